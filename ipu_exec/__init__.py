@@ -39,7 +39,7 @@ from ipu_exec.annotations import (
     module_repr,
     removeBlocks,
 )
-from ipu_exec.context import isRunningOnIpu
+from ipu_exec.context import isRunningOnIpu, no_weights
 from ipu_exec.custom import CPU, custom_op, register_custom_op
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.enums import (
@@ -169,6 +169,7 @@ __all__ = [
     "load",
     "module_repr",
     "nearest",
+    "no_weights",
     "nop",
     "optim",
     "poptorch_core",

@@ -113,6 +113,7 @@ def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> Non
     from profiler.rebalance import placement_file
 
     content = placement_file(costs, split.prediction.assignment)
+    content.pop("accumulation", None)  # a call's samples stay as many: they are cut into more
     content["proposed"] = {"modules": list(modules), "micro_batches": costs.micro_batches}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file)

@@ -17,14 +17,18 @@ from ipu_exec.errors import Error, warn_once
 _depth = 0
 
 
-@contextlib.contextmanager
-def on_ipu() -> Iterator[None]:
-    """Inside, the model is being compiled or run for the modelled IPUs."""
-    global _depth
-    _depth += 1
-    try:
-        yield
-    finally:
+class on_ipu:
+    """Inside, the model is being compiled or run for the modelled IPUs.
+
+    A class, for it is entered twice a micro-batch, and a generator takes longer.
+    """
+
+    def __enter__(self) -> None:
+        global _depth
+        _depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _depth
         _depth -= 1
 
 
@@ -54,6 +58,30 @@ def refuse(message: str, location: str = "") -> None:
             f"{message}. Options.lenient() and ipu-run --lenient let it pass", location=location
         )
     warn_once(f"{message}. PopTorch refuses it{f' [{location}]' if location else ''}")
+
+
+@contextlib.contextmanager
+def no_weights() -> Iterator[None]:
+    """Inside, modules are made without memory for their weights, on torch's device "meta".
+
+    Such a model compiles, however large it is, and its profile is that of the model with weights.
+    It computes nothing: compile it (``compile``, or ``ipu-run --compile-only``).
+    """
+    with torch.device("meta"):
+        yield
+
+
+def check_weights(model: torch.nn.Module) -> None:
+    """Error where a weight or buffer has no memory: there are no numbers to compute with."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    name = next((name for name, tensor in named if tensor.device.type == "meta"), None)
+    if name is not None:
+        raise Error(
+            f"{name!r} of {type(model).__name__} has no memory: the model was made inside"
+            ' no_weights() or on the device "meta", so that it compiles but cannot run. Call'
+            " compile(...) alone (or ipu-run --compile-only), or give it weights:"
+            " model.to_empty(device='cpu') and load_state_dict"
+        )
 
 
 @contextlib.contextmanager

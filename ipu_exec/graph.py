@@ -138,6 +138,7 @@ class Graph:
     checkpoints: set[int] = field(
         default_factory=set
     )  # storages that recomputationCheckpoint names
+    shares: set[int] = field(default_factory=set)  # weights of which this IPU has its share only
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
     # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)

@@ -7,7 +7,6 @@ bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -32,6 +31,11 @@ class Target:
     streaming_bytes_per_second: float  # streaming memory, one IPU's part
     ipus_per_board: int  # a C2 card, an IPU-M2000 or Bow-2000, a C600 card
     board_link_bytes_per_second: float = 27.7e9  # between boards, one direction [JIA]
+    ipus_per_rack: int = 64  # racks are joined by gateway links
+    gateway_bytes_per_second: float = 25e9 / 4  # 2 x 100 Gb/s a machine: an IPU's quarter
+    # of a gateway on top of the links beside it. No measurement is public: the estimate is what a
+    # loaded link takes [JIA]
+    gateway_latency_seconds: float = 2.5e-6
     workers: int = 6
     exchange_bytes_per_cycle: int = 4
 
@@ -44,6 +48,11 @@ class Target:
     def board_link_bytes_per_cycle(self) -> float:
         """Bytes per cycle between boards, in one direction."""
         return self.board_link_bytes_per_second / self.clock_hz
+
+    @property
+    def gateway_bytes_per_cycle(self) -> float:
+        """Bytes per cycle between racks, in one direction."""
+        return self.gateway_bytes_per_second / self.clock_hz
 
     def seconds(self, cycles: float) -> float:
         """Seconds that so many cycles take."""
@@ -90,50 +99,11 @@ def header(target: Target) -> dict[str, float]:
         "link_bytes_per_cycle": target.link_bytes_per_cycle,
         "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
         "ipus_per_board": target.ipus_per_board,
+        "link_bytes_per_cycle_between_racks": target.gateway_bytes_per_cycle,
+        "gateway_latency": target.gateway_latency_seconds * target.clock_hz,
+        "ipus_per_rack": target.ipus_per_rack,
         "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
     }
-
-
-def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least.
-
-    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
-    IPUs lie 7 apart at the most (1.76 us there [JIA]).
-    """
-    return max(1, abs(a // 2 - b // 2))
-
-
-def link_latency_cycles(target: Target, hops: int) -> float:
-    """Cycles before the first byte arrives over ``hops`` links."""
-    return (LINK_LATENCY_SECONDS + LINK_HOP_SECONDS * (hops - 1)) * target.clock_hz
-
-
-def link_rate(target: Target, a: int, b: int) -> float:
-    """Bytes a cycle in one direction between two IPUs of a pod.
-
-    55 GB/s on a board, 27.7 GB/s between boards [JIA].
-    """
-    same = a // target.ipus_per_board == b // target.ipus_per_board
-    return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
-
-
-def ring_cycles(
-    target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
-) -> int:
-    """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
-
-    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
-    scatter or a gather is one round, an all-reduce is both.
-
-    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
-    sets the pace: one between boards is enough. From three members on half of the data goes round
-    each way (GCL's bidirectional ring; two directions carry twice one [JIA]); two members use both
-    ways as it is.
-    """
-    rate = link_rate(target, ipu, ipu + apart * (members - 1))
-    latency = rounds * (members - 1) * link_latency_cycles(target, link_hops(0, apart))
-    moved = rounds * (members - 1) * nbytes / members
-    return ceil(latency + moved / (2 if members > 2 else 1) / rate)
 
 
 def target(name: str) -> Target:
@@ -157,6 +127,7 @@ class Machine:
     first: int = 0  # the tile that products begin at
     part: int = 0  # tiles for a product; 0: all
     dithering: bool = False  # of convolutions: different ones begin at different tiles
+    shards: int = 1  # IPUs that share the stage's tensors, this one among them
     stable_norm: bool = False  # norms take the mean off before they square
 
     @property

@@ -44,6 +44,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
+from ipu_exec.sharding_plan import TensorSharding, checked
 from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -52,6 +53,7 @@ PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
 DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
+LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 BUFFERING_DEPTHS = (
     "defaultBufferingDepth",
@@ -182,6 +184,8 @@ def _json(value: Any) -> Any:
         return value.name
     if isinstance(value, ExecutionStrategy):
         return repr(value)
+    if isinstance(value, TensorSharding):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -204,7 +208,12 @@ class TrainingOptions(_Group):
         self._root = root
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Micro-batches whose gradients are added up before a weight update."""
+        """Micro-batches whose gradients are added up before a weight update.
+
+        A placement file that says how many goes before.
+        """
+        if self._root.placement_accumulation is not None:
+            gradient_accumulation = self._root.placement_accumulation
         return self._count(
             "Training.gradientAccumulation", gradient_accumulation=gradient_accumulation
         )
@@ -617,10 +626,13 @@ class Options(_Group):
             placement="",
             placement_choices=(),
             placement_proportions={},
+            placement_block_proportions={},
+            placement_accumulation=None,
             placement_promise={},
             estimate_unknown_operators=False,
             lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
+            tensor_sharding=TensorSharding(),
             available_memory_proportion={},
             target_name="mk2",
             random_seed=None,
@@ -752,16 +764,21 @@ class Options(_Group):
         """Take the stages of a file that ``ipu-report rebalance`` wrote.
 
         They replace whatever stages the script sets; and where the file says how a stage saves
-        memory, or what share of it an IPU's products may use, that goes before the options.
+        memory, what share of it an IPU's products may use, or how many micro-batches a weight
+        update has, that goes before the options.
 
         A number of IPUs that is not a power of two is rounded up. Error where the file is not a
         placement; that it has each Block of the model once is checked by the compile.
         """
         file = load(path)
+        if file.accumulation is not None:
+            self.Training._set(gradient_accumulation=file.accumulation)
         return self._set(
             placement=os.fspath(path),
             placement_choices=file.choices,
             placement_proportions=file.proportions,
+            placement_block_proportions=file.block_proportions,
+            placement_accumulation=file.accumulation,
             placement_promise=file.promise,
             execution_strategy=type(self.execution_strategy)(*file.stages),
             auto_round_num_ipus=True,
@@ -785,6 +802,17 @@ class Options(_Group):
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""
         return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
+
+    def tensorSharding(self, shards: int, plan: Mapping[str, Any] | str = "auto") -> Self:
+        """Share the tensors of each stage among ``shards`` IPUs, a power of two.
+
+        ``plan``: names of modules ("layers.*.mlp.up"), each with a style of
+        ``torch.distributed.tensor.parallel`` or one of Hugging Face's words ("colwise", "rowwise"
+        ...); "auto" for a model with a ``tp_plan``. Numbers are the unsharded model's
+        (docs/pods.md#numbers). Error for a number or style that cannot be; whether the plan fits
+        the model is said by the compile.
+        """
+        return self._set(tensor_sharding=checked(shards, plan))
 
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]

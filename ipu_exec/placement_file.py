@@ -4,8 +4,10 @@ Written by ``ipu-report rebalance -o``, honoured by ``ipu-run --placement``.
 
 A file is JSON: ``{"format": "ipuscope placement", "version": 2, "stages": [{"ipu": 0, "blocks":
 ["B1"], "recompute": true, "state_off_chip": false}, ...], "memory_proportion": {"0": 0.2},
-"promise": {...}}``. What a stage does not say is as the script's options have it. The promise is
-what was predicted; it goes into the profile, for ``ipu-report rebalance --verify``. Version 1 had
+"accumulation": 16, "promise": {...}}``. What a stage does not say is as the script's options have
+it. A stage whose Blocks come from an IPU with another memory proportion has
+``"memory_proportions": {"B1": 0.25}``: they keep theirs, as they were profiled. The promise is what
+was predicted; it goes into the profile, for ``ipu-report rebalance --verify``. Version 1 had
 stages with Blocks and IPUs only.
 """
 
@@ -20,6 +22,7 @@ from ipu_exec.annotations import Stage
 from ipu_exec.errors import Error
 
 FORMAT, VERSIONS = "ipuscope placement", (1, 2)
+_KEPT = "memory_proportions"  # of a stage's Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class PlacementFile:
     stages: tuple[Stage, ...]
     choices: tuple[StageChoice, ...]
     proportions: dict[int, float]  # of an IPU's memory that a product may use
+    block_proportions: dict[str, float]  # ... of Blocks that keep another than their IPU's
+    accumulation: int | None  # micro-batches of a weight update; None: as the options say
     promise: dict[str, Any]
 
 
@@ -57,7 +62,16 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     promise = content.get("promise", {})
     if not isinstance(promise, dict):
         raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
-    return PlacementFile(places, choices, _proportions(path, content), promise)
+    shares = _shares(path, "memory_proportion", content.get("memory_proportion", {}))
+    kept = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
+    return PlacementFile(
+        places,
+        choices,
+        {_ipu(path, name): share for name, share in shares.items()},
+        {block: share for one in kept for block, share in one.items()},
+        _accumulation(path, content.get("accumulation")),
+        promise,
+    )
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -119,19 +133,30 @@ def _choice(path: Any, number: int, stage: dict[str, Any]) -> StageChoice:
     return StageChoice(*values)
 
 
-def _proportions(path: Any, content: dict[str, Any]) -> dict[int, float]:
-    said = content.get("memory_proportion", {})
+def _shares(path: Any, name: str, said: Any) -> dict[str, float]:
+    """By IPU or by Block."""
     try:
-        shares = {int(ipu): float(share) for ipu, share in said.items()}
+        shares = {str(key): float(share) for key, share in said.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise Error(
-            f"placement {path}: 'memory_proportion' has a share for each IPU, as"
-            f' {{"0": 0.2}}, not {said!r}'
+            f'placement {path}: {name!r} has a share for each, as {{"0": 0.2}}, not {said!r}'
         ) from error
     wrong = [share for share in shares.values() if not 0 <= share <= 1]
     if wrong:
         raise Error(f"placement {path}: a memory proportion is between 0 and 1, not {wrong[0]}")
     return shares
+
+
+def _ipu(path: Any, name: str) -> int:
+    if not name.isdecimal():
+        raise Error(f"placement {path}: 'memory_proportion' is by number of IPU, not by {name!r}")
+    return int(name)
+
+
+def _accumulation(path: Any, said: Any) -> int | None:
+    if said is not None and (isinstance(said, bool) or not isinstance(said, int) or said < 1):
+        raise Error(f"placement {path}: 'accumulation' is a number of micro-batches, not {said!r}")
+    return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,13 @@ from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
 from ipu_exec.frames import hide
 from ipu_exec.instances import tell_as_open_mpi
+from ipu_exec.levers import parse as parse_levers
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
     LENIENT_VARIABLE,
+    LEVERS_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
@@ -44,6 +46,7 @@ _EXAMPLES = """examples:
   ipu-run --profile-dir out train.py --epochs 3  and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
+  ipu-run --with half,micro-batch=8 --profile-dir out train.py     the same with levers pulled
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
                                                         (of its layers, where it names none)
@@ -147,6 +150,16 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action="store_true",
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",
     )
+    parser.add_argument(
+        "--with",
+        dest="levers",
+        metavar="LEVERS",
+        help=(
+            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
+            " weight update), recompute=yes|no, outputs=all|final|loss,"
+            " state=on-chip|off-chip|in-parts, with commas between"
+        ),
+    )
     launching.add_arguments(parser)
     parser.add_argument(
         "-m",
@@ -197,7 +210,10 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
         os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
     if args.num_ipus is not None:
         os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
-    if args.compile_only:
+    if args.levers is not None:
+        parse_levers(args.levers)
+        os.environ[LEVERS_VARIABLE] = args.levers
+    if args.compile_only or args.levers is not None:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
     if args.lenient:
         os.environ[LENIENT_VARIABLE] = "1"

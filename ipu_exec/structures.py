@@ -7,11 +7,17 @@ further types.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves
+from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from ipu_exec.errors import UsageError
 
@@ -76,8 +82,32 @@ def learn(tree: Any) -> None:
 
     Only those that can be taken apart.
     """
+    if is_flat(tree):
+        return
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
         _register(type(unknown))
+
+
+def is_flat(tree: Any) -> bool:
+    """Whether ``tree`` is a list, tuple or dict of nothing but tensors.
+
+    Most batches are, and need not be walked by pytree, which takes longer than some operators.
+    """
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        return all(type(leaf) is torch.Tensor for leaf in tree)
+    return kind is dict and all(type(leaf) is torch.Tensor for leaf in tree.values())
+
+
+def taken_apart(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """The leaves of ``tree``, and what puts leaves together as ``tree`` has them."""
+    if is_flat(tree):
+        if isinstance(tree, dict):
+            names = list(tree)
+            return list(tree.values()), lambda leaves: dict(zip(names, leaves, strict=True))
+        return list(tree), type(tree)
+    leaves, structure = tree_flatten(tree)
+    return leaves, lambda leaves: tree_unflatten(leaves, structure)
 
 
 def _can_be_taken_apart(leaf: object) -> bool:

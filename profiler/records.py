@@ -86,7 +86,8 @@ class Target:
 
     name: str  # "mk2", "bow", ...
     architecture: str  # "ipu2", ...
-    num_ipus: int  # all IPUs of the run, replicas included
+    # all IPUs of the run, replicas included; of those that share a stage's tensors one
+    num_ipus: int
     num_replicas: int
     ipus_per_replica: int
     tiles_per_ipu: int

@@ -7,6 +7,7 @@ the report's own: copy it before changing it. pandas is imported with the first 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -96,6 +97,16 @@ class Report:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        """Its summary, for a notebook."""
+        summary: str = _loaded("profiler.notebook").summary_html(self)
+        return summary
+
+    @property
+    def figures(self) -> Any:
+        """The viewer's figures of it, with plotly: `viewer.figures.of_report.Figures`."""
+        return _loaded("viewer.figures.of_report").Figures(self)
 
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
@@ -608,10 +619,15 @@ class Report:
         at = self._variable_at.get(id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
-        ids, vectors, _ = self._variable_vectors
-        which = np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][at])
-        vector: np.ndarray = vectors[which]
+        vector: np.ndarray = self._variable_vectors[1][self._vector_of_variables[at]]
         return vector
+
+    @cached_property
+    def _vector_of_variables(self) -> np.ndarray:
+        """Row of `_variable_vectors` that each row of the variables' table takes."""
+        return np.searchsorted(
+            self._variable_vectors[0], self._table(records.Variable)["tile_bytes"]
+        )
 
     @cached_property
     def _variable_at(self) -> dict[int, int]:
@@ -986,11 +1002,11 @@ class Report:
         columns.read(*_MEMORY_OF_VARIABLES)
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
-        here = {name: columns[name][rows] for name in (*names, "tile_bytes")}
+        here = {name: columns[name][rows] for name in names}
         steps = int(self._steps_of_ipus[ipu])
         always = here["always_live"] != 0
-        ids, vectors, sums = self._variable_vectors
-        row = np.searchsorted(ids, here["tile_bytes"])
+        _, vectors, sums = self._variable_vectors
+        row = self._vector_of_variables[rows]
         self._sound(integrity.of_sums("variables", sums[row]))
         return IpuVariables(
             ipu,
@@ -1006,15 +1022,26 @@ class Report:
             vectors,
         )
 
+    def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
+        """Peaks of some variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
+
+        ``chosen``: a mask over `ipu_variables`.
+        """
+        return self._some_peaks(self._ipu(ipu), chosen)
+
     def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
-        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``.
+        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""
+        chosen = np.ones(len(variables.id), dtype=bool)
+        if region is not None:
+            chosen = variables.interleaved == region
+        return self._some_peaks(variables, chosen)
+
+    def _some_peaks(self, variables: IpuVariables, chosen: np.ndarray) -> Peaks:
+        """Of the variables that ``chosen`` marks.
 
         What comes and goes is summed once for all IPUs on which the same does, as on those of equal
         layers; always-live variables are what they have of their own.
         """
-        chosen = np.ones(len(variables.id), dtype=bool)
-        if region is not None:
-            chosen = variables.interleaved == region
         moving = variables.intervals_of(chosen)
         parts = (moving.start, moving.stop, moving.vector)
         key = (variables.steps, *(part.tobytes() for part in parts))
@@ -1081,6 +1108,11 @@ class Report:
 
 
 # -- small helpers ---
+
+
+def _loaded(module: str) -> Any:
+    """A module above this one, by name: loaded only where a notebook asks for what it shows."""
+    return importlib.import_module(module)
 
 
 def _frame(

@@ -306,12 +306,14 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 
 `key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
 UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
-memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text). Of the
+memory"), `complete` (false in a partial file), `micro_batch`, `tensor_sharding` (IPUs that share a
+stage's tensors; the profile has one of them), `warnings` (list of text). Of the
 machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
 copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
-`streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
-of a larger tensor).
+`link_bytes_per_cycle_between_racks`, `gateway_latency` (each border between racks),
+`ipus_per_rack`, `streaming_bytes_per_cycle`, `slice_cycles` and
+`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor).
 
 ## Beside the profile: `debug.cbor`
 

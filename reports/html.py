@@ -15,7 +15,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,13 +26,22 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from profiler import Report, analysis
+from profiler.analysis.critical_path import critical_path, waterfall
+from profiler.analysis.waits import longest_waits
+from profiler.insights import Insight, insights
+from profiler.rebalance import Costs, profiled, what_if
+from profiler.rebalance.split import quickest
 from profiler.report import PREDICTED_NOTE
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
+from viewer.figures.waterfall import waterfall as drawn_waterfall
 
 MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
+_MOST_WAITS = 15
+_SENTENCE = 60  # letters from which a table's cell wraps
+_FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,9 @@ def page(report: Report) -> str:
 def _sections(report: Report) -> list[Section]:
     clock = Clock(report.target.clock_hz)
     limit = report.target.bytes_per_tile
-    sections = []
+    sections = [_insights(report)]
+    if len(report.runs):
+        sections += _path(report, clock)
     if len(report.stages):
         sections.append(
             Section(
@@ -130,6 +141,7 @@ def _sections(report: Report) -> list[Section]:
             ),
             Section("Busy and waiting", "", _themed(lambda t: pipeline.busy(lanes, clock, t))),
         ]
+    sections += _rebalance(report)
     tiles = analysis.fullest_tiles(report)
     sections += [
         Section(
@@ -143,23 +155,102 @@ def _sections(report: Report) -> list[Section]:
             _themed(lambda t: memory.categories(report.memory(), t)),
         ),
     ]
+    return [*sections, *_heat_maps(report, tiles), _ops(report), _options(report)]
+
+
+def _heat_maps(report: Report, tiles: np.ndarray) -> Iterator[Section]:
+    """Of the IPUs with the fullest tiles, all on one scale."""
     fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
-    for ipu in fullest:
-        program = report.program_steps(ipu)
-        if len(program):
-            sections.append(_heat(report, ipu, program, limit))
-    sections.append(_ops(report))
-    return sections
+    maps = {
+        ipu: report.liveness_map(ipu, shape=_HEAT_SHAPE)
+        for ipu in fullest
+        if len(report.program_steps(ipu))
+    }
+    scale = (
+        float(min((values.min(initial=0) for values in maps.values()), default=0)),
+        float(max((values.max(initial=0) for values in maps.values()), default=0)),
+    )
+    for ipu, values in maps.items():
+        yield _heat(report, ipu, values, scale)
 
 
-def _heat(report: Report, ipu: int, program: Any, limit: int) -> Section:
-    values = report.liveness_map(ipu, shape=_HEAT_SHAPE)
+def _heat(report: Report, ipu: int, values: np.ndarray, scale: tuple[float, float]) -> Section:
+    program, limit = report.program_steps(ipu), report.target.bytes_per_tile
     bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
     return Section(
         f"IPU {ipu}: live bytes over tiles and program steps",
-        "Gaps excluded; resampled by maximum.",
-        _themed(lambda t: memory.heat_map(values, *bounds, program, limit, t)),
+        "Gaps excluded; resampled by maximum. All IPUs on one scale.",
+        _themed(lambda t: memory.heat_map(values, *bounds, program, limit, t, scale=scale)),
     )
+
+
+def _path(report: Report, clock: Clock) -> Iterator[Section]:
+    """What an update waits for, and for whom."""
+    path = critical_path(report)
+    table = waterfall(path)
+    turn = analysis.turn(report)
+    yield Section(
+        f"What {turn} waits for",
+        f"{int(path['cycles'].sum()):,} cycles of the critical path, by cause and phase.",
+        _themed(lambda t: drawn_waterfall(table, clock, t)),
+    )
+    rows = [
+        (units.percent(row.share), f"{row.cycles:,}", str(row.ipu), row.what)
+        for row in units.rows_of(longest_waits(report, path).head(_MOST_WAITS))
+    ]
+    heads = ("share", "cycles", "IPU", "what it waits for")
+    yield Section("The longest waits", "", table=(heads, rows))
+
+
+def _insights(report: Report) -> Section:
+    """What limits the run, and what to change."""
+    rows = [
+        (f"{_mark(one)}{one.gain_cycles:,}", one.title, one.detail, one.action)
+        for one in insights(report)
+    ]
+    note = (
+        f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change; <= marks"
+        " a bound, ~ an estimate."
+    )
+    return Section("What to do about it", note, table=(("gain", "finding", "", "change"), rows))
+
+
+def _mark(one: Insight) -> str:
+    return "<= " if one.at_most else "~" if one.estimate else ""
+
+
+def _rebalance(report: Report) -> Iterator[Section]:
+    """The quickest split, beside the present one; nothing where there is nothing to move."""
+    try:
+        costs = Costs.from_report(report)
+        present = what_if(costs, profiled(costs))
+        best = quickest(costs)
+    except ValueError:
+        return
+    if len(costs) < 2:
+        return
+    now, then = present.total, best.prediction.total
+    assignment = best.prediction.assignment
+    stages = zip(
+        assignment.spans(len(costs)), assignment.ipus, best.prediction.stage_cycles, strict=True
+    )
+    rows = [
+        (str(k), str(ipu), ", ".join(costs.names[first : last + 1]), f"{cycles:,}")
+        for k, ((first, last), ipu, cycles) in enumerate(stages)
+    ]
+    change = f"{then / now - 1:+.1%}"
+    note = (
+        f"It takes {then:,} cycles {analysis.turn(report)} instead of {now:,} ({change})."
+        f" {best.verdict[0].upper()}{best.verdict[1:]}."
+    )
+    heads = ("stage", "IPU", "Blocks", "cycles a micro-batch")
+    yield Section("The quickest split of its Blocks", note, table=(heads, rows))
+
+
+def _options(report: Report) -> Section:
+    """All that was set, and what was not."""
+    rows = [(name, json.dumps(value)) for name, value in sorted(report.options.items())]
+    return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
 
 
 def _themed(draw: Any) -> dict[str, go.Figure]:
@@ -205,14 +296,17 @@ def _about(report: Report) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
+    body = "".join("<tr>" + "".join(_cell(str(cell)) for cell in row) + "</tr>" for row in rows)
     return (
         "<div"
         f" class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(words: str) -> str:
+    """Sentences wrap, names and numbers do not."""
+    wraps = " class='wraps'" if len(words) > _SENTENCE else ""
+    return f"<td{wraps}>{html.escape(words)}</td>"
 
 
 def _packed(words: str) -> str:
@@ -250,6 +344,8 @@ table {
 }
 th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td { vertical-align: top; }
+td.wraps { white-space: normal; min-width: 260px; }
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
   font: inherit; color: var(--text); background: none;

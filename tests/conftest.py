@@ -18,6 +18,12 @@ ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept of profiles (`profiler.kept`) never comes from an earlier run, nor stays."""
+    os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
+
+
 NO_BROWSER = "no chromium: make browser"
 
 

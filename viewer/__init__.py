@@ -12,17 +12,32 @@ if TYPE_CHECKING:
 
     from profiler import Report
     from viewer.guard import Guard
+    from viewer.inline import Shown
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "show"]
 
 
-def create_app(report: Report, other: Report | None = None, guard: Guard | None = None) -> Dash:
+def create_app(
+    report: Report,
+    other: Report | None = None,
+    guard: Guard | None = None,
+    prepare: bool = False,
+) -> Dash:
     """The app over one profile, or over two that are compared.
 
     ``create_app(report).run()`` serves it, to this machine unless ``guard`` says otherwise.
+
+    ``prepare``: what every page shows first is worked out while the first one is read.
 
     Dash is imported here, not with the package: the HTML report draws the same figures without it.
     """
     from viewer.app import create_app
 
-    return create_app(report, other, guard)
+    return create_app(report, other, guard, prepare)
+
+
+def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
+    """The viewer inside a notebook, on a free port of this machine (`viewer.inline`)."""
+    from viewer.inline import show
+
+    return show(report, other, height)

@@ -3,41 +3,66 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
+from dash import (
+    ALL,
+    ClientsideFunction,
+    Dash,
+    Input,
+    Output,
+    State,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
 
-from profiler import ProfileError, Report, analysis
+from profiler import ProfileError, Report, analysis, records
+from profiler.advise import Relief, relief
 from viewer import guard as guards
+from viewer.answers import Preparation, keep
 from viewer.figures import theme as themes
 from viewer.figures import units
+from viewer.first_answers import FirstAnswers
 from viewer.pages import (
     common,
     compare,
+    flame,
     liveness,
     memory,
     operations,
     pipeline,
     program,
+    query,
     rebalance,
     summary,
     trace,
 )
 from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,
     pipeline.PAGE,
     trace.PAGE,
+    flame.PAGE,
     memory.PAGE,
     liveness.PAGE,
     operations.PAGE,
     program.PAGE,
     rebalance.PAGE,
     compare.PAGE,
+    query.PAGE,
 )
+
+PAGE_KEYS = "123456789cq"  # what opens each
+_MOST_RELIEFS = 4
+_LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
@@ -64,25 +89,57 @@ _INDEX = """<!DOCTYPE html>
 
 
 def create_app(
-    report: Report, other: Report | None = None, guard: guards.Guard | None = None
+    report: Report,
+    other: Report | None = None,
+    guard: guards.Guard | None = None,
+    prepare: bool = False,
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard``: whom it answers; without one, this machine only.
+    ``guard``: whom it answers; without one, this machine only. ``prepare``: work out what every
+    page shows first while the first one is read, and say how far that is.
     """
     profiles = Profiles([report] if other is None else [report, other])
+    return _app(profiles, _title(report), guard, prepare)
+
+
+def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
+    """The viewer over what runs write below a directory: pages are drawn anew when that is new.
+
+    `FollowedProfiles.refresh` found a profile already.
+    """
+    app = _app(profiles, _title(profiles.get(0)), guard)
+    app.layout = lambda: html.Div(
+        [_shell(profiles, prepare=False), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
+    )
+
+    @app.callback(
+        Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
+    )
+    def look(_: int | None, seen: str | None) -> Any:
+        now = profiles.refresh()
+        return no_update if now == seen else now
+
+    return app
+
+
+def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bool = False) -> Dash:
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
-        title=f"IPUscope · {_title(report)}",
+        title=f"IPUscope · {title}",
         update_title="",
         suppress_callback_exceptions=True,
         on_error=_on_error,
     )
     app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
-    app.layout = lambda: _shell(profiles)
-    guards.protect(app, guard or guards.Guard())
+    guard = guard or guards.Guard()
+    app.layout = lambda: _shell(profiles, prepare)
+    guards.protect(app, guard)
+    keep(app, profiles)
     _register(app, profiles)
+    if prepare:
+        _prepare(app, profiles, guard)
     for page in PAGES:
         page.register(app, profiles)
     return app
@@ -95,7 +152,51 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _shell(profiles: Profiles) -> Any:
+def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
+    """Begin with the browser's first question how far it is."""
+
+    @cache
+    def first_answers() -> FirstAnswers:
+        host = min(guard.hosts, key=lambda name: (name != "localhost", name))
+        cookies = {guard.cookie: guard.token} if guard.token else {}
+        return FirstAnswers(app, PAGES, host, cookies)
+
+    def prepare(at: int, where: dict[str, Any]) -> None:
+        if at == len(PAGES):
+            _read(profiles)
+            return
+        first = first_answers()
+        for _, request in first.of_page(PAGES[at], where):
+            first.ask(request)
+
+    preparation = Preparation(len(PAGES) + 1, prepare)
+
+    @app.callback(
+        Output("preparing", "children"),
+        Output("preparing-again", "disabled"),
+        Input("preparing-again", "n_intervals"),
+        State("where", "data"),
+        prevent_initial_call=True,
+    )
+    def progress(_: Any, where: dict[str, Any] | None) -> Any:
+        preparation.begin(where or {})
+        return preparation.words, not preparation.words
+
+
+def _read(profiles: Profiles) -> None:
+    """What a first click or zoom asks for, in memory."""
+    for at in range(len(profiles)):
+        with suppress(ProfileError, ValueError, LookupError, OSError):
+            report = profiles.get(at)
+            report.program_steps()
+            report.columns_of(records.Op).read()
+            report.columns_of(records.Variable).read()
+            report.tiles(0)
+            if len(report.runs):
+                report.tasks(0, iteration=0)
+
+
+def _shell(profiles: Profiles, prepare: bool) -> Any:
     links = [
         dcc.Link(
             page.name,
@@ -104,13 +205,16 @@ def _shell(profiles: Profiles) -> Any:
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
-        for key, page in enumerate(PAGES, 1)
+        for key, page in zip(PAGE_KEYS, PAGES, strict=True)
     ]
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
+            *([dcc.Interval(id="preparing-again", interval=1000)] if prepare else []),
+            html.A("To the page", href="#main", className="skip"),
+            dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -135,10 +239,13 @@ def _shell(profiles: Profiles) -> Any:
             ),
             html.Main(
                 [
+                    *([html.Div(id="preparing", role="status")] if prepare else []),
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
-                ]
+                ],
+                id="main",
+                tabIndex="-1",
             ),
             _shortcuts(),
         ],
@@ -148,19 +255,25 @@ def _shell(profiles: Profiles) -> Any:
 
 def _shortcuts() -> Any:
     keys = [
-        *[(str(at), page.name) for at, page in enumerate(PAGES, 1)],
+        *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
-        ("a d, ← →", "move along a zoomed figure"),
+        ("a d, ← →", "move along the figure under the pointer, or the one in focus"),
         ("w s, + −", "zoom in and out"),
         ("f, 0", "show all"),
+        ("m", "mark the time at the pointer, or in the middle; again: remove it"),
+        ("M", "select what is between the last two marks"),
+        ("Shift + drag", "select a range and lanes: its sums are below"),
+        ("p", "pin the lane under the pointer, or unpin it"),
         ("n N", "next and previous step found in the trace"),
         ("?", "these keys"),
         ("Esc", "close"),
     ]
     rows = [html.Tr([html.Td(html.Kbd(key)), html.Td(words)]) for key, words in keys]
-    return html.Dialog([html.H2("Keys"), html.Table(html.Tbody(rows))], id="shortcuts")
+    named: Any = {"aria-labelledby": "shortcuts-title"}
+    title = html.H2("Keys", id="shortcuts-title")
+    return html.Dialog([title, html.Table(html.Tbody(rows))], id="shortcuts", **named)
 
 
 def _head(view: View) -> Any:
@@ -179,27 +292,60 @@ def _head(view: View) -> Any:
         html.P(" · ".join(parts)),
     ]
     if meta["state"] == "out of memory":
-        children.append(common.message(_too_full(view), "error"))
+        children.append(_too_full(view))
+        children.append(_relief(view))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
     return children
 
 
-def _too_full(view: View) -> str:
+def _too_full(view: View) -> Any:
     """Where memory runs out: the worst tile, the step at which, and how many IPUs beside it."""
     report = view.report
     peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
     over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
     if not len(over):
-        return "Out of memory: the compile stopped."
+        return common.message("Out of memory: the compile stopped.", "error")
     worst = over.iloc[0]
+    ipu, tile, step = (int(worst[name]) for name in ("ipu", "tile", "step"))
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
-    return (
-        f"Out of memory: tile {worst['tile']} of IPU {worst['ipu']} needs"
-        f" {units.size(int(worst['bytes']))}, {units.size(-int(worst['free']))} more than it has,"
-        f" at step {worst['step']} ({worst['name']}).{more}"
+    words = (
+        f"Out of memory: tile {tile} of IPU {ipu} needs {units.size(int(worst['bytes']))},"
+        f" {units.size(-int(worst['free']))} ({-int(worst['free']):,} bytes) more than it has, at"
+        f" step {step} ({worst['name']}).{more} "
     )
+    there = common.query(ipu=ipu, tile=tile, profile=view.params.get("profile"))
+    live = common.query(ipu=ipu, tile=tile, step=step, profile=view.params.get("profile"))
+    links = [
+        dcc.Link("What that tile holds", href=f"/memory?{there}"),
+        dcc.Link("what is live at that step", href=f"/liveness?{live}"),
+        dcc.Link("other splits", href="/rebalance"),
+    ]
+    return html.Div([words, *common.separated(links)], className="message error", role="alert")
+
+
+def _relief(view: View) -> Any:
+    """What frees most of the worst tile, each with a link to what it would give."""
+
+    def made() -> list[Relief]:
+        try:
+            return relief(view.report)
+        except ValueError:
+            return []
+
+    found = view.profiles.made(view.report, "relief", made)
+    rows = [
+        html.Li(
+            [
+                dcc.Link(one.title, href=one.where),
+                f": frees {units.size(one.freed)}, then {one.fits} ",
+                html.Code(one.command),
+            ]
+        )
+        for one in found[:_MOST_RELIEFS]
+    ]
+    return html.Ol(rows, id="relief", className="insights")
 
 
 def _register(app: Dash, profiles: Profiles) -> None:
@@ -231,9 +377,10 @@ def _register(app: Dash, profiles: Profiles) -> None:
         Output("alert", "children"),
         Output({"nav": ALL}, "className"),
         Input("where", "data"),
+        Input("followed", "data"),
         State({"nav": ALL}, "id"),
     )
-    def show(where: dict[str, Any] | None, links: list[dict[str, str]]) -> Any:
+    def show(where: dict[str, Any] | None, _: str | None, links: list[dict[str, str]]) -> Any:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)
@@ -252,7 +399,7 @@ def _register(app: Dash, profiles: Profiles) -> None:
             _theme(where),
         )
         try:
-            return page.layout(view), _head(view), [], classes
+            return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
 

@@ -38,11 +38,12 @@ class Guard:
     """Whom the viewer answers.
 
     ``hosts``: names in a request's Host, without ports; ``token``: what an address must bring, ""
-    for nothing.
+    for nothing; ``framed``: pages of this machine's other ports, as a notebook's, may frame it.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
     token: str = ""
+    framed: bool = False
 
     @classmethod
     def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
@@ -112,7 +113,7 @@ def protect(app: Dash, guard: Guard) -> None:
     def admit() -> Response | None:
         return _refusal(guard) or _taken_token(guard)
 
-    app.server.after_request(_headers)
+    app.server.after_request(lambda response: _headers(response, guard.framed))
     app.server.register_error_handler(Exception, _answer_to)
 
 
@@ -176,8 +177,12 @@ def _nonce() -> str:
     return nonce
 
 
-def _headers(response: Response) -> Response:
-    """No page of another origin frames the viewer or learns from it.
+# Whose pages may frame a viewer that a notebook shows: those of this machine, whatever their port.
+_OWN_MACHINE = "http://127.0.0.1:* http://localhost:* https://127.0.0.1:* https://localhost:*"
+
+
+def _headers(response: Response, framed: bool = False) -> Response:
+    """No page of another origin frames the viewer or learns from it, but for a notebook's frame.
 
     Its own fetch nothing elsewhere.
 
@@ -193,11 +198,12 @@ def _headers(response: Response) -> Response:
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'self'",
+        f"frame-ancestors 'self' {_OWN_MACHINE}" if framed else "frame-ancestors 'self'",
     )
     response.headers["Content-Security-Policy"] = "; ".join(policy)
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["X-Frame-Options"] = "SAMEORIGIN"
+    if not framed:
+        response.headers["X-Frame-Options"] = "SAMEORIGIN"
     response.headers["Referrer-Policy"] = "no-referrer"
     response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
     response.headers["Cross-Origin-Opener-Policy"] = "same-origin"

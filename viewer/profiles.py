@@ -5,15 +5,18 @@ Nothing else on disk is ever opened, whatever an address says.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from profiler import ProfileError, Report, open_report
 
 T = TypeVar("T")
+PROFILE = "profile.pop"
 _KEPT = 32  # things made from a report: lanes ready to be drawn and the like
 
 
@@ -50,6 +53,11 @@ class Profiles:
                 self._made.clear()
             return report
 
+    def stamps(self) -> list[tuple[int, int, int] | None]:
+        """What tells the files as they are read now from others written there."""
+        with self._lock:
+            return list(self._stamps)
+
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, kept for the next time: of the latest few keys."""
         whole = (id(report), key)
@@ -61,6 +69,46 @@ class Profiles:
             self._made.move_to_end(whole)
             answer: T = self._made[whole]
             return answer
+
+
+class FollowedProfiles(Profiles):
+    """The newest profile below a directory and the one before it, as runs write them.
+
+    What is being written for the first time counts too (`profile.pop.partial`): it says what is
+    missing.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        super().__init__([])
+        self._directory = Path(directory)
+
+    def refresh(self) -> str:
+        """Look for what is new; what tells this state of the directory from others, "" of none."""
+        with self._lock:
+            known = {report.path: report for report in self._reports}
+            newest = []
+            for path in _newest(self._directory):
+                with contextlib.suppress(ProfileError):  # it was just begun, or is gone again
+                    newest.append(known.get(path) or open_report(path))
+                if len(newest) == 2:
+                    break
+            if [report.path for report in newest] != list(known):
+                self._reports = newest
+                self._stamps = [_stamp(report) for report in newest]
+                self._made.clear()
+            return " ".join(f"{report.path}:{_stamp(report)}" for report in newest)
+
+
+def _newest(directory: Path) -> list[Path]:
+    """Profiles below a directory that is not hidden, the last to be written first."""
+    found: dict[Path, int] = {}
+    for here, folders, files in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        name = next((one for one in (PROFILE, f"{PROFILE}.partial") if one in files), None)
+        if name is not None:
+            with contextlib.suppress(OSError):
+                found[Path(here, name)] = os.stat(Path(here, name)).st_mtime_ns
+    return sorted(found, key=lambda path: -found[path])
 
 
 def _stamp(report: Report) -> tuple[int, int, int] | None:

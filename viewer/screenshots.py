@@ -64,6 +64,7 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             const empty = !main || !main.children.length;
             if (empty || document.title.startsWith('Updating')) { return false; }
             if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
+            if (document.querySelector('.awaited:empty')) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
               const drawn = plot.querySelector('.main-svg')

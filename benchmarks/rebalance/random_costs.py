@@ -10,6 +10,7 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
+from profiler.rebalance.passes import Pass
 from profiler.rebalance.stash_costs import StashCosts
 
 
@@ -37,7 +38,9 @@ def random_costs(
         return random.integers(0, high + 1, (blocks, tiles))
 
     always, state, saved = nbytes(4_000), nbytes(4_000), nbytes(1_000)
-    peak = nbytes(20_000)
+    largest = nbytes(20_000)
+    others = [np.roll(largest, by, axis=1) for by in (1, 2, 3)]
+    peak = np.stack([others[0] * 3 // 4, others[1] * 3 // 4, largest, others[2] // 2])
     pieces = 3 if blocks > 1 else 0  # of code, each of about half of the Blocks
     code_users = random.random((pieces, blocks)) < 0.5
     code = random.integers(0, 3_000, (pieces, tiles))
@@ -52,7 +55,7 @@ def random_costs(
     forward = cycles(most)
     share = (
         (always + state + saved).sum(axis=0).max() / stages
-        + peak.max()
+        + largest.max()
         + shared.max()
         + depth * stashed // tiles
     )
@@ -95,6 +98,11 @@ def random_costs(
             code_users=code_users,
             code=code,
             peak=peak,
+            peak_of_backward=peak[Pass.BACKWARD] + saved // 2,
+            ran_again=np.full(blocks, recompute),
+            peak_of_copies=np.zeros_like(saved),
+            copies=np.zeros((0, tiles), dtype=np.int64),
+            updating=np.zeros_like(saved),
             peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
             saved=saved,
             saved_tensors=random.integers(0, 4, blocks),

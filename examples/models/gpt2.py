@@ -35,7 +35,7 @@ TINY = Gpt2Config(hidden=32, layers=4, heads=2, vocabulary=96, positions=32, seq
 class Decoder(nn.Module):
     def __init__(self, config: Gpt2Config) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_size = config.hidden // config.heads
         self.norm = nn.LayerNorm(config.hidden)
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
@@ -44,13 +44,13 @@ class Decoder(nn.Module):
         self.contract = nn.Linear(4 * config.hidden, config.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, hidden = x.shape
+        batch, length, _ = x.shape
         q, k, v = (
-            part.reshape(batch, length, self.heads, -1).transpose(1, 2)
+            part.reshape(batch, length, -1, self.head_size).transpose(1, 2)
             for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, hidden))
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
         return x + self.contract(functional.gelu(self.expand(self.mlp_norm(x)), approximate="tanh"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class FakeTensors:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._of_state: dict[int, torch.Tensor] = {}
+        self.shapes: Mapping[int, torch.Size] = {}  # of weights that are cut, by identity
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor of the same shape, strides and dtype."""
@@ -38,11 +40,16 @@ class FakeTensors:
     def of_state(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor of a weight or buffer; a parameter's is one too."""
         if id(tensor) not in self._of_state:
-            copy = self.copy(tensor)
+            copy = self._share(tensor) if id(tensor) in self.shapes else self.copy(tensor)
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             self._of_state[id(tensor)] = copy
         return self._of_state[id(tensor)]
+
+    def _share(self, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a weight (`ipu_exec.capture.sharding`)."""
+        with self.mode:
+            return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The same optimiser over the fake parameters.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ipu_exec.capture.repeats import FORWARD, NotRepeatable
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import info, is_view
 from profiler.enums import Role
@@ -42,6 +43,8 @@ def _planned_maker(graph: Graph, value: int) -> OpNode | None:
     """
     while (producer := graph.values[value].producer) >= 0:
         op = graph.ops[producer]
+        if op.aten == FORWARD:
+            raise NotRepeatable("a memory proportion is asked for what a layer returns")
         operator = info(op.aten)
         if operator.uses_memory_proportion:
             return op

@@ -28,12 +28,17 @@ class SourceLine(NamedTuple):
         return f"{self.file}:{self.line}" if self.file else ""
 
 
+def is_own_code(file: str) -> bool:
+    """Whether a file is torch's or ours, and not the user's."""
+    return file.startswith(_OWN_CODE) or file.startswith("<")
+
+
 def source_line() -> SourceLine:
     """The innermost line of the user's own code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN_CODE) and not file.startswith("<"):
+        if not is_own_code(file):
             return SourceLine(file, frame.f_lineno)
         frame = frame.f_back
     return SourceLine()

@@ -36,6 +36,7 @@ from ipu_exec.capture.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
+from ipu_exec.capture.sharding import is_distributed, own_share
 from ipu_exec.context import refuse
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import (
@@ -99,11 +100,12 @@ class Recorder(TorchDispatchMode):
         self._values: dict[int, int] = {}  # by id of the tensor
         self._storages: dict[int, int] = {}
         self._writers: dict[int, int] = {}  # storage -> last op that wrote it
-        self._first_uses: dict[int, int] = {}  # storage of a parameter -> first op that used it
+        self._first_uses: dict[int, int] = {}  # storage -> first op that used it
         self._nodes = AutogradNodes()
         self._blocks: dict[tuple[str, int | None], int] = {}  # (user_id, ipu_id) -> index
         self._name_counts: dict[str, int] = {}
         self._scopes = name_scopes()
+        self._paused = False
 
     # -- tensors ---
 
@@ -122,8 +124,13 @@ class Recorder(TorchDispatchMode):
         """The storage that a value lies in."""
         return self.graph.storages[self.graph.values[value].storage]
 
+    def known(self, tensor: torch.Tensor) -> int | None:
+        """The value of a tensor that was met before; None: it was not."""
+        return self._values.get(id(tensor))
+
     def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
         """The value of a tensor; a new one for a tensor, or a view, not met before."""
+        tensor = own_share(tensor)
         known = self._values.get(id(tensor))
         if known is not None:
             return known
@@ -170,8 +177,21 @@ class Recorder(TorchDispatchMode):
 
     # -- calls ---
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, calls are made and not recorded."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        if is_distributed(types):
+            return NotImplemented
         name = str(func)
         if name.startswith(_QUESTIONS):
             return func(*args, **kwargs)
@@ -253,6 +273,8 @@ class Recorder(TorchDispatchMode):
             forward_op=origin.forward_op,
             attributes=self._attributes(origin.forward_op),
         )
+        for value in op.inputs:
+            self._first_uses.setdefault(self.graph.values[value].storage, op.id)
         for value in op.writes:
             self._writers[self.graph.values[value].storage] = op.id
         if torch.Tag.inplace_view in func.tags:
@@ -266,6 +288,20 @@ class Recorder(TorchDispatchMode):
         self._name_outputs(op)
         self._note_annotations(op)
         self.graph.ops.append(op)
+
+    def stand_in(self, aten: str, inputs: Sequence[int], outputs: Sequence[torch.Tensor]) -> int:
+        """Append an operator that stands for others (`ipu_exec.capture.repeats`); its id."""
+        origin, number = self._origin(), len(self.graph.ops)
+        values = tuple(self.value(tensor, number) for tensor in outputs)
+        refs = tuple(map(ValueRef, inputs))
+        place = (self.direction, origin.block, origin.module, f"{origin.module}/{aten}")
+        op = OpNode(number, aten, refs, (), tuple(inputs), values, (), *place)
+        op.file, op.line = origin.source
+        op.forward_op = origin.forward_op
+        self._name_outputs(op)
+        self._note_annotations(op)
+        self.graph.ops.append(op)
+        return number
 
     def _arguments(self, schema: Any, args: Any, kwargs: Any) -> _Arguments:
         collected = _Arguments()
@@ -360,14 +396,18 @@ class Recorder(TorchDispatchMode):
 
     # -- origins ---
 
+    @property
+    def scope(self) -> str:
+        """The name scopes that are open: modules being called and `NameScope`s."""
+        return "/".join(part for part in self._scopes if part)
+
     def _origin(self) -> Origin:
         """Of the call being recorded."""
         if self.direction == Direction.FORWARD:
             # also where no gradient is asked for: what an autograd.Function runs belongs to its
             # node, which is there
             self._nodes.newest_is_of(len(self.graph.ops))
-            path = "/".join(part for part in self._scopes if part)
-            return Origin(-1, self._open_block(), path, source_line())
+            return Origin(-1, self.open_block(), self.scope, source_line())
         if self.direction == Direction.BACKWARD:
             return self._origin_of_gradient()
         return Origin()
@@ -393,20 +433,10 @@ class Recorder(TorchDispatchMode):
             return -1
         if node.name() != _ACCUMULATE:
             return self._nodes.forward_op(node)
-        return self._first_use(self.storage(self.value(node.variable)).id)
+        return self._first_uses.get(self.storage(self.value(node.variable)).id, -1)
 
-    def _first_use(self, storage: int) -> int:
-        if storage not in self._first_uses:
-            values = self.graph.values
-            users = (
-                op.id
-                for op in self.graph.ops
-                if any(values[v].storage == storage for v in op.inputs)
-            )
-            self._first_uses[storage] = next(users, -1)
-        return self._first_uses[storage]
-
-    def _open_block(self) -> int:
+    def open_block(self) -> int:
+        """The Block that is open now; -1: none."""
         block = current_block()
         if block is None:
             return -1

@@ -8,7 +8,8 @@ call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +17,32 @@ import torch
 
 from ipu_exec.capture import overlap
 from ipu_exec.capture.casts import Casting
+from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
+from ipu_exec.capture.expand import PerWeight, Registered, expand
 from ipu_exec.capture.fake_tensors import FakeTensors, make_state
 from ipu_exec.capture.marks import note_checkpoints, note_memory_proportions
 from ipu_exec.capture.multi_conv import fuse
 from ipu_exec.capture.open_blocks import reset_blocks
 from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
+from ipu_exec.capture.per_weight import updates_of_weights
 from ipu_exec.capture.recorder import Recorder, tensors_of
+from ipu_exec.capture.repeats import NotRepeatable, Repeats
 from ipu_exec.capture.replacements import torch_as_on_ipu
+from ipu_exec.capture.sharding import (
+    cut_alike,
+    losses_of_shares,
+    refused,
+    sharded,
+    without_propagation,
+)
 from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
 from ipu_exec.optimiser_attributes import take_step
+from ipu_exec.sharding_plan import TensorSharding
 from profiler.enums import Direction, Role
+
+logger = logging.getLogger("ipu_exec")
 
 _CHANGED = "has been modified by an inplace operation"  # what PyTorch's error says
 
@@ -42,6 +57,8 @@ def capture(
     find_loss: Callable[[Any], torch.Tensor] | None = None,
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
+    repeats: bool = True,
+    sharding: TensorSharding | None = None,
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the update too.
 
@@ -54,15 +71,32 @@ def capture(
     A model that changes in place what its backward still needs is recorded with a copy of it, as
     PopART's programs, where no tensor is changed, have it (``Graph.mutates``); PyTorch refuses such
     a backward.
+
+    ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
+    others are copied from these (`ipu_exec.capture.repeats`). The graph is the same. ``sharding``:
+    the graph is what one of the IPUs runs that share the model's tensors
+    (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()
-    step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting)
+    step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting, sharding)
+    groups = tuple(find_equal_layers(model)) if repeats and not contents else ()
+    for equal, per_weight in ((groups, True), (groups, False)) if groups else ():
+        try:
+            return _run(step, equal, per_weight)
+        except Error:
+            raise
+        except Exception as error:  # whatever it is: what the model does alone decides
+            logger.debug("layers are captured one by one: %s", error)
+    return _run(step, (), False)
+
+
+def _run(step: _Step, equal: Sequence[EqualLayers], per_weight: bool) -> Graph:
     try:
-        return _Run(step, mutates=False).graph()
+        return _Run(step, False, equal, per_weight).graph()
     except RuntimeError as error:
         if _CHANGED not in str(error):
             raise
-    return _Run(step, mutates=True).graph()
+    return _Run(step, True, equal, per_weight).graph()
 
 
 @dataclass(frozen=True)
@@ -77,6 +111,7 @@ class _Step:
     find_loss: Callable[[Any], torch.Tensor] | None
     contents: Sequence[bool | int | float]
     casting: contextlib.AbstractContextManager[Any]
+    sharding: TensorSharding | None
 
 
 @dataclass
@@ -85,15 +120,30 @@ class _Run:
 
     step: _Step
     mutates: bool
+    equal: Sequence[EqualLayers]  # layers of which only the first and the last run
+    per_weight: bool  # so does the update
     fakes: FakeTensors = field(default_factory=FakeTensors)
     recorder: Recorder = field(init=False)
     state: dict[str, torch.Tensor] = field(init=False)  # fake weights and buffers, by name
     buffers: dict[str, torch.Tensor] = field(init=False)  # those of them that are buffers
     trained: dict[str, torch.Tensor] = field(init=False)  # those that the optimiser updates
     optimizer: torch.optim.Optimizer | None = field(init=False)
+    repeats: Repeats = field(init=False)
+    registered: Registered = field(default_factory=Registered)
+    twins: dict[str, str] = field(default_factory=dict)  # weight -> weight that is updated like it
+    updates: list[PerWeight] = field(default_factory=list)
 
     def graph(self) -> Graph:
+        """What is recorded of the run."""
         step = self.step
+        with sharded(step.model, step.sharding, self.fakes.mode) as shares:
+            self.fakes.shapes = shares.shapes
+            self.equal = [one for one in self.equal if cut_alike(one.paths, shares)]
+            return self._recorded()
+
+    def _recorded(self) -> Graph:
+        step = self.step
+        cut = self.fakes.shapes
         parameters = dict(step.model.named_parameters(remove_duplicate=False))
         buffers = dict(step.model.named_buffers(remove_duplicate=False))
         self.state = {
@@ -106,9 +156,17 @@ class _Run:
                 self.recorder.register(
                     tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name
                 )
+            self.recorder.graph.shares = {
+                self.recorder.storage(self.recorder.value(self.state[name])).id
+                for name, parameter in parameters.items()
+                if id(parameter) in cut
+            }
+            self.repeats = Repeats(step.model, self.equal, self.recorder)
             args, kwargs = self._inputs()
             self.trained = self._trained()
             self.optimizer = self._fake_optimizer()
+            graph = self.recorder.graph
+            self.registered = Registered(len(graph.values), len(graph.storages))
             reset_blocks()
             returned = self._forward_and_backward(args, kwargs)
             self._update()
@@ -150,12 +208,46 @@ class _Run:
         if self.step.optimizer is None:
             return None
         optimizer = self.fakes.optimizer(self.step.optimizer)
-        make_state(optimizer, self.trained)
+        self.twins = self._twins(optimizer) if self.per_weight else {}
+        with self._without_twins(optimizer):
+            make_state(optimizer, {n: p for n, p in self.trained.items() if n not in self.twins})
+        for name, twin in self.twins.items():
+            like = optimizer.state[self.trained[twin]]
+            optimizer.state[self.trained[name]] = {key: _alike(item) for key, item in like.items()}
         for name, parameter in self.trained.items():
             for key, tensor in optimizer.state[parameter].items():
                 if isinstance(tensor, torch.Tensor):
                     self.recorder.register(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
         return optimizer
+
+    def _twins(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+        """Weights of layers that stand in, each with that of the layer that runs for it."""
+        group_of = {
+            id(parameter): number
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        layers = self.repeats.twins()
+        twins = {}
+        for name, parameter in self.trained.items():
+            path = next((path for path in layers if name.startswith(f"{path}.")), "")
+            twin = self.trained.get(layers[path] + name.removeprefix(path)) if path else None
+            if twin is not None and group_of[id(twin)] == group_of[id(parameter)]:
+                twins[name] = layers[path] + name.removeprefix(path)
+        return twins
+
+    @contextlib.contextmanager
+    def _without_twins(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, the optimiser has one weight of those that are updated alike."""
+        left_out = {id(self.trained[name]) for name in self.twins}
+        before = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in left_out]
+        try:
+            yield
+        finally:
+            for group, params in zip(optimizer.param_groups, before, strict=True):
+                group["params"] = params
 
     def _forward_and_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # a checkpointed layer runs again in the backward, which has to find the fake weights too
@@ -169,15 +261,33 @@ class _Run:
             torch.set_grad_enabled(self.optimizer is not None),
             torch_as_on_ipu(),
             self.recorder.modules(model),
+            self._shards(),
             self.step.casting,
             self.recorder,
             keeping_what_is_saved(self.mutates),
+            self.repeats.standing_in(),
         ):
-            returned = model(*args, **kwargs)
+            with losses_of_shares(self.step.sharding):
+                returned = model(*args, **kwargs)
             _check_buffers(model, self.buffers)
             if self.optimizer is not None:
                 self._backward(returned)
         return returned
+
+    @contextlib.contextmanager
+    def _shards(self) -> Iterator[None]:
+        """Around the run of a sharded model, whose errors are told in its words."""
+        sharding = self.step.sharding
+        if sharding is None or sharding.shards == 1:
+            yield
+            return
+        try:
+            with without_propagation(self.recorder.paused):
+                yield
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, Error) or _CHANGED in str(error):
+                raise
+            raise refused(self.recorder.scope, sharding, error) from error
 
     def _backward(self, returned: Any) -> None:
         if self.step.find_loss is None:
@@ -186,18 +296,33 @@ class _Run:
         self.recorder.graph.loss = self.recorder.value(loss)
         self.recorder.direction = Direction.BACKWARD
         if loss.requires_grad:  # else every weight is frozen, as `find_loss` saw
-            loss.backward()
+            with losses_of_shares(self.step.sharding):
+                loss.backward()
 
     def _update(self) -> None:
         """The weight update, after which accumulators begin at zero again."""
+        self.repeats.finish(self.trained)
         if self.optimizer is None:
             return
-        with torch.enable_grad(), self.recorder:
-            self.recorder.direction = Direction.UPDATE
-            take_step(self.optimizer)
-            for parameter in self.trained.values() if self.step.accumulate else ():
-                if parameter.grad is not None:
+        recorder, graph = self.recorder, self.recorder.graph
+        with torch.enable_grad(), recorder:
+            recorder.direction = Direction.UPDATE
+            begin = len(graph.ops)
+            with self._without_twins(self.optimizer):
+                take_step(self.optimizer)
+            stepped = len(graph.ops)
+            for name, parameter in self.trained.items() if self.step.accumulate else ():
+                if parameter.grad is not None and name not in self.twins:
                     parameter.grad.zero_()
+        if not self.twins:
+            return
+        names = {id(parameter): name for name, parameter in self.trained.items()}
+        order = [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
+        emptied = range(stepped, len(graph.ops))
+        self.updates = [
+            updates_of_weights(graph, range(begin, stepped), order, self.twins),
+            updates_of_weights(graph, emptied, list(self.trained), self.twins),
+        ]
 
     def _note_marks(self, returned: Any) -> None:
         graph, recorder = self.recorder.graph, self.recorder
@@ -215,8 +340,10 @@ class _Run:
         self._name_gradients()
         if self.step.optimizer is not None:
             keep_as_optimizer_does(graph, self.step.optimizer)
+        if recorder.multi_convs and self.repeats.stand_ins:
+            raise NotRepeatable("the model has a MultiConv")
         fuse(graph, list(recorder.multi_convs.values()))
-        return graph
+        return expand(graph, self.registered, self.repeats.stand_ins, self.updates)
 
     def _name_gradients(self) -> None:
         """Say which storages are the gradients of weights, where no accumulator took them."""
@@ -227,6 +354,11 @@ class _Run:
             if storage.role != Role.ACCUMULATOR:
                 storage.role, storage.name = Role.GRADIENT, f"{name}/gradient"
                 storage.parameter = self.recorder.storage(self.recorder.value(parameter)).id
+
+
+def _alike(item: Any) -> Any:
+    """State of an optimiser for another weight of the same shape."""
+    return torch.empty_like(item) if isinstance(item, torch.Tensor) else item
 
 
 class _Around(torch.nn.Module):

@@ -14,8 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
+from ipu_exec.lowering.plan import (
+    ITEM_BYTES,
+    Collective,
+    Compute,
+    Exchange,
+    Layout,
+    Plan,
+    Step,
+    Vertices,
+)
 from ipu_exec.machine import (
+    EXTERNAL_SYNC_CYCLES,
     SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
@@ -142,7 +152,7 @@ class ProgramTree:
         return sum(body.cycles for body in self.all_of(stage, task))
 
 
-def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:
+def program_steps(step: Step, target: str) -> list[ProgramStep]:
     """The program steps of one step of a plan: an exchange is preceded by a sync of the tiles."""
     if isinstance(step, Compute):
         cycles = int(step.cycles.max(initial=0))
@@ -157,6 +167,8 @@ def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:
                 flops=step.flops,
             )
         ]
+    if isinstance(step, Collective):
+        return _between_shards(step)
     tile_cycles = _exchange_cycles(_Held(step), target)
     return [
         ProgramStep(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
@@ -169,6 +181,27 @@ def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:
             step.bytes_in,
             step.bytes_out,
             step.fragments,
+        ),
+    ]
+
+
+def _between_shards(step: Collective) -> list[ProgramStep]:
+    """A sync with the other IPUs of the stage, and the exchange."""
+    if not step.cycles:
+        return []
+    return [
+        ProgramStep(
+            records.SYNC,
+            f"{step.name}/External",
+            EXTERNAL_SYNC_CYCLES,
+            purpose=Purpose.EXTERNAL_SYNC,
+        ),
+        ProgramStep(
+            records.GLOBAL_EXCHANGE,
+            step.name,
+            step.cycles,
+            bytes_in=step.bytes_in,
+            bytes_out=step.bytes_out,
         ),
     ]
 
@@ -263,9 +296,12 @@ def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
 
 def widened(plan: Plan, machine: Machine) -> Plan:
     """With vectors over all tiles; layouts stay as lowerings know them."""
-    steps: list[Compute | Exchange] = []
+    steps: list[Step] = []
     for step in plan.steps:
-        if isinstance(step, Compute):
+        if isinstance(step, Collective):
+            received, sent = machine.whole(step.bytes_in), machine.whole(step.bytes_out)
+            steps.append(Collective(step.name, received, sent, step.cycles))
+        elif isinstance(step, Compute):
             vertices = tuple(Vertices(v.type, machine.whole(v.count)) for v in step.vertices)
             steps.append(replace(step, cycles=machine.whole(step.cycles), vertices=vertices))
         else:

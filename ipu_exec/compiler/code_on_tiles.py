@@ -16,7 +16,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import Body, ProgramStep
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
-from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.lowering.plan import Collective, Compute, Plan, Step
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from profiler import records
 from profiler.enums import Role
@@ -244,7 +244,9 @@ class _Digests:
         )
 
 
-def _digest(step: Compute | Exchange) -> int:
+def _digest(step: Step) -> int:
+    if isinstance(step, Collective):
+        return hash((step.bytes_in.tobytes(), step.bytes_out.tobytes(), step.cycles))
     if isinstance(step, Compute):
         return hash((step.cycles.tobytes(), *((v.type, v.count.tobytes()) for v in step.vertices)))
     return hash(

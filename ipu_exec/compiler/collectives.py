@@ -15,7 +15,7 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering import info
 from ipu_exec.lowering.norm import takes_statistics
-from ipu_exec.machine import ring_cycles
+from ipu_exec.topology import ring_cycles
 from profiler import records, schedules
 from profiler.enums import Direction, Purpose, Role
 
@@ -170,11 +170,12 @@ class Collectives:
         all-reduce is a scatter and a gather. ``nbytes``: of the whole tensors on the tiles.
         """
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
-        apart = 1 << (self.placement.num_ipus - 1).bit_length()
+        shards = self.options.shards
+        apart = shards << (self.placement.num_ipus - 1).bit_length()
         round_it = -(-nbytes // ring.part)
         cycles = ring_cycles(
             self.machines[ipu].target,
-            ipu,
+            ipu * shards,
             apart * ring.stride,
             ring.members,
             int(round_it.sum()),

@@ -25,7 +25,7 @@ from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from profiler import records, schedules
-from profiler.enums import Direction, Purpose
+from profiler.enums import Direction, Purpose, Role
 
 
 def emit(mapping: TileMapping, options: CompileOptions) -> ProgramTree:
@@ -43,6 +43,7 @@ class _Emitter:
         self.weight_updates = WeightUpdates(
             mapping, self.operators, self.transfers, self.collectives
         )
+        self.parallel = options.strategy.parallel_phases
         self.stages = range(len(self.placement.stages))
         self.ipus = range(self.placement.num_ipus)
         self.there: dict[
@@ -182,17 +183,34 @@ class _Emitter:
         Before them it loads and receives, and behind them it stores.
         """
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
-        self.transfers.remote(traffic.load, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
+        late = self._late(traffic)
+        first = [storage for storage in traffic.load if storage not in late]
+        self.transfers.remote(first, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
         self.loads[body.task, stage] = body.cycles
         for storage in self._gathered(ops, direction, stage):
             self._bring(storage, stage, body)
         self.transfers.receive(traffic.receive, stage, body)
         for op in ops:
+            for storage in dict.fromkeys(self.mapping.storage(v) for v in op.inputs):
+                if storage in late:
+                    late.discard(storage)
+                    load = f"{self.graph.storages[storage].name}/load"
+                    self.transfers.remote([storage], load, stage, body, Purpose.REMOTE_LOAD)
             self.operators.append(op, body)
             self.collectives.share_statistics(op, stage, body)
         before = body.cycles
         self.transfers.remote(traffic.store, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         self.stores[body.task, stage] = body.cycles - before
+
+    def _late(self, traffic: Traffic) -> set[int]:
+        """Of what a phase loads that which comes right before it is used: accumulators.
+
+        Where two groups of IPUs take turns everything comes while the other group computes.
+        """
+        if self.parallel:
+            return set()
+        storages = self.graph.storages
+        return {s for s in traffic.load if storages[s].role == Role.ACCUMULATOR}
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
         """Weights that a phase reads and of which replicas keep parts.

@@ -49,7 +49,7 @@ class Executable:
         """IPUs of one replica that have to be attached, a power of two."""
         return self.placement.attached_ipus
 
-    @property
+    @cached_property
     def cycles_per_call(self) -> int:
         """Cycles of one call: all its device iterations, and the waits around them."""
         schedule, trace = self.timeline.schedule, self.timeline.trace

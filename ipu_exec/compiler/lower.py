@@ -235,9 +235,11 @@ class _Lowering:
     def _machine(self, op: OpNode, ipu: int) -> Machine:
         """The IPU as the operator is planned for it: with what the model asks for that one."""
         machine, attributes = self.machines[ipu], op.attributes
+        kept = self.options.block_proportions
+        own = kept.get(self.graph.blocks[op.block].name) if kept and op.block >= 0 else None
         return replace(
             machine,
-            proportion=attributes.proportion or machine.proportion,
+            proportion=attributes.proportion or own or machine.proportion,
             partials=attributes.partials or machine.partials,
             dithering=info(op.aten).convolution
             and (machine.dithering if attributes.dithering is None else attributes.dithering),

@@ -19,6 +19,7 @@ def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
             options.partials,
             dithering=options.dithering,
             stable_norm=options.stable_norm,
+            shards=options.shards,
         )
         for ipu in range(ipus)
     ]

@@ -133,6 +133,7 @@ class CompileOptions:
     micro_batches: int = 1  # of a pipeline's run: accumulation in training, else device iterations
     iterations: int = 1  # how often the program runs that in a call
     replicas: int = 1  # of all instances
+    shards: int = 1  # IPUs that share the tensors of each stage
     groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas
     instances: int = 1  # processes that share the replicas, with as many consecutive ones each
     hosts: int = 1  # machines that share the instances alike
@@ -153,6 +154,7 @@ class CompileOptions:
     recomputation: object = None  # what ``autoRecomputation`` was set to; None: the default
     # lowering
     memory_proportions: Mapping[int, float] = field(default_factory=dict)  # by IPU; else 0.6
+    block_proportions: Mapping[str, float] = field(default_factory=dict)  # Blocks with their own
     partials: str = ""  # "float32", "float16"; "": the data type of the operands
     dithering: bool = False  # of convolutions
     stable_norm: bool = False

@@ -27,6 +27,7 @@ from ipu_exec.compiler.placement_log import log_placement
 from ipu_exec.compiler.residency import decide
 from ipu_exec.graph import Graph
 from ipu_exec.machine import target
+from ipu_exec.sharding_plan import TensorSharding
 
 Progress = Callable[[float, str], None]
 
@@ -42,8 +43,12 @@ def capture_model(
     optimizer: torch.optim.Optimizer | None,
     contents: Sequence[bool | int | float],
     options: CompileOptions,
+    sharding: TensorSharding | None = None,
 ) -> Graph:
-    """One micro-batch, and one weight update where there is an optimiser, as a graph."""
+    """One micro-batch, and one weight update where there is an optimiser, as a graph.
+
+    ``sharding``: how the IPUs of a stage share its tensors; the graph is that of one of them.
+    """
     graph = capture(
         model,
         args,
@@ -53,6 +58,7 @@ def capture_model(
         find_loss=partial(find_final_loss, frozen=frozen(model)),
         contents=contents,
         casting=casting(options.half_float_casting, options.float_statistics, promotes=True),
+        sharding=sharding,
     )
     patterns.rewrite(graph, options.patterns)
     overlap.check(

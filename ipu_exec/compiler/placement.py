@@ -15,10 +15,10 @@ from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.topology import MAX_IPUS
 from profiler import schedules
 from profiler.enums import Direction, Role
 
-MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
@@ -59,7 +59,7 @@ class Placement:
     home: Mapping[int, int]
     transfers: tuple[Transfer, ...]
     phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
-    attached_ipus: int = 1  # of one replica, a power of two
+    attached_ipus: int = 1  # of one replica, a power of two, with all that share a stage's tensors
 
     @property
     def ipus(self) -> tuple[int, ...]:
@@ -104,11 +104,24 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
     placement = replace(place(graph, stages, pipelined), phases=tuple(phases))
     if placement.phases:
         check_phases(graph, placement)
-    attached = round_ipus(placement.num_ipus, options.auto_round_ipus)
+    attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
+    check_pod(attached, options)
     if pipelined:
         name = "Training.gradientAccumulation" if options.training else "deviceIterations"
         check_depth(len(stages), options.micro_batches, options.training, name)
     return replace(placement, attached_ipus=attached)
+
+
+def check_pod(attached: int, options: CompileOptions) -> None:
+    """Error where shards, stages and replicas are more than the largest system has."""
+    shards, total = options.shards, attached * options.replicas
+    if shards > 1 and total > MAX_IPUS:
+        raise UsageError(
+            f"tensorSharding({shards}) of {attached // shards} IPUs in"
+            f" {options.replicas} replicas are {shards} x {attached // shards} x {options.replicas}"
+            f" = {total} IPUs, and the largest system has {MAX_IPUS}. Take fewer shards, stages or"
+            " replicas"
+        )
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:

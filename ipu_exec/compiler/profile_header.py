@@ -20,6 +20,7 @@ def header(executable: Executable) -> dict[str, Any]:
         "micro_batch": options.micro_batch,
         "num_instances": options.instances,
         "num_hosts": options.hosts,
+        "tensor_sharding": options.shards,
         "strategy": "phased" if placement.phases else execution,
         **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),

@@ -34,14 +34,15 @@ def rows(executable: Executable) -> Iterator[list[Any]]:
 
 
 def target_row(executable: Executable) -> records.Target:
-    """The machine, with all replicas."""
+    """The machine, with all replicas; of the IPUs that share a stage's tensors one."""
     device, replicas = executable.target, executable.options.replicas
+    ipus = executable.attached_ipus // executable.options.shards
     return records.Target(
         device.name,
         device.architecture,
-        executable.attached_ipus * replicas,
+        ipus * replicas,
         replicas,
-        executable.attached_ipus,
+        ipus,
         device.tiles,
         device.bytes_per_tile,
         device.region0_bytes,

@@ -27,14 +27,9 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.lowering.build import messages
-from ipu_exec.lowering.plan import Exchange, Layout
-from ipu_exec.machine import (
-    EXTERNAL_SYNC_CYCLES,
-    Machine,
-    link_hops,
-    link_latency_cycles,
-    link_rate,
-)
+from ipu_exec.lowering.plan import Collective, Exchange, Layout
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
+from ipu_exec.topology import latency_cycles, link_latency_cycles, link_rate, ring_cycles
 from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
@@ -170,12 +165,13 @@ class Transfers:
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
         crossing: list[Move] = []
-        hops = 1
+        latency = 0.0
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
         for storage, layout, a, b in self._crossings(ipu):
-            hops = max(hops, link_hops(a, b))
-            rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+            ends = a * self.options.shards, b * self.options.shards  # each shard to its own
+            latency = max(latency, latency_cycles(target, *ends))
+            rate, total = link_rate(target, *ends), int(layout.bytes.sum())
             crossing.append(Move(storage, total, a, b))
             nbytes = self.machines[ipu].whole(layout.bytes)
             if a == ipu:
@@ -190,7 +186,7 @@ class Transfers:
         on_links = max(
             sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving)
         )
-        cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
+        cycles = ceil(latency + max(on_links, slowest_tile))
         storages = list(dict.fromkeys(move.storage for move in crossing))
         step = ProgramStep(
             records.GLOBAL_EXCHANGE,
@@ -265,6 +261,19 @@ class Transfers:
             if maker is not None:
                 source = self.placement.ipus[self.placement.op_stage[maker]]
             yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
+
+    def between_shards(self, storage: int, op: int, name: str) -> list[ProgramStep]:
+        """The all-reduce of a small tensor among the IPUs that share a stage's."""
+        machine, nbytes = self.mapping.machine, storage_bytes(self.graph, storage)
+        shards = machine.shards
+        moved = np.zeros(machine.target.tiles, np.int64)
+        moved[0] = 2 * nbytes * (shards - 1) // shards
+        cycles = ring_cycles(machine.target, 0, 1, shards, nbytes, 2)
+        step = Collective("all_reduce", moved, moved, cycles)
+        return [
+            replace(one, op=op, name=f"{name}/{one.name}")
+            for one in program_steps(step, machine.target.name)
+        ]
 
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose

@@ -66,6 +66,7 @@ class WeightUpdates:
         else:
             for op in update.ops:
                 self.operators.append(op, body)
+                self._reduce_over_shards(op, update.weight, body)
         if update.moved:
             self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         if not update.moves_states_only:  # state alone is priced by itself (`profiler.rebalance`)
@@ -103,6 +104,7 @@ class WeightUpdates:
             body.assign(first, op.id)
             if op.id not in update.whole:
                 self._reduce_numbers(op, shard, stage, body)
+            self._reduce_over_shards(op, update.weight, body)
         changed = {self.mapping.storage(v) for op in mine for v in op.writes}
         gathered: dict[int, Use] = {}
         for storage, part in parts.items():
@@ -134,6 +136,23 @@ class WeightUpdates:
                 since = first if self.mapping.reduced_late(storage_id) else 0
                 parts[storage_id] = self.mapping.use_of_part(shard, storage_id, since, since)
         return parts
+
+    def _reduce_over_shards(self, op: OpNode, weight: int, body: BodyBuilder) -> None:
+        """A number made of all elements of a weight that IPUs share is all-reduced among them."""
+        if weight not in self.graph.shares:
+            return
+        elements = self.graph.storages[weight].elements
+
+        def size(value: int) -> int:
+            return prod(self.graph.values[value].shape)
+
+        if not any(size(value) == elements for value in op.inputs):
+            return
+        for value in op.outputs:
+            if value is not None and size(value) < elements:
+                storage = self.mapping.storage(value)
+                body.steps += self.transfers.between_shards(storage, op.id, op.name)
+                body.touch(storage, body.last, body.last)
 
     def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: BodyBuilder) -> None:
         """A number made of all elements (a norm of LAMB) is all-reduced."""

@@ -92,7 +92,7 @@ class StageModel:
         for it takes as long as a small model's forward.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
-        trained = tuple(weight.requires_grad for weight in self._weights)
+        trained = [weight.requires_grad for weight in self._weights]
         return epoch, self.step.training, trained
 
     def _another(self, shapes: Shapes, accumulation: int) -> SteppedExecutor:
@@ -265,7 +265,7 @@ class StageModel:
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
-    return tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+    return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
 def _joined(returned: Sequence[Any]) -> Any:

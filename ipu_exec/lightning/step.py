@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.loss import mark_loss
 from ipu_exec.capture.unchanged import unchanged
 from ipu_exec.errors import UsageError
 from ipu_exec.lightning.logged import collected
 from ipu_exec.lightning.numbers import Asked, asked
-from ipu_exec.structures import learn
+from ipu_exec.structures import learn, taken_apart
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+@dataclass(slots=True)
+class _Call:
+    """A step's arguments: the batch's leaves, what puts them together, and the others."""
+
+    leaves: list[Any]
+    together: Callable[[Iterable[Any]], Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    path: tuple[bool, ...]
 
 
 class StepModule(torch.nn.Module):
     """Runs ``training_step`` (or another) of a LightningModule.
 
     It has the LightningModule's weights and parts, under the names they have there. Called with the
-    tensors of the batch; `arguments` said where they belong. ``path``: the answers that the last
+    tensors of the batch; `arguments` said where they belong. ``path`` has the answers that the last
     run's questions about epoch, step and batch number got. While it is being compiled it leaves the
     LightningModule and its results as they were, and gives what is logged as outputs.
     """
@@ -34,11 +46,19 @@ class StepModule(torch.nn.Module):
         for shared in _SHARED:
             vars(self)[shared] = vars(module).get(shared, vars(self)[shared])
         self.name = name
-        self.path: tuple[bool, ...] = ()
         self._compiling = False
-        self._leaves: list[Any] = []
-        self._structure: TreeSpec | None = None
-        self._rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        # apart from the module, whose attributes take long to set
+        vars(self)["_call"] = _Call([], list, (), {}, ())
+
+    @property
+    def path(self) -> tuple[bool, ...]:
+        """The answers that the last run's questions got."""
+        return self._last_call.path
+
+    @property
+    def _last_call(self) -> _Call:
+        call: _Call = vars(self)["_call"]
+        return call
 
     @property
     def training(self) -> bool:
@@ -68,9 +88,9 @@ class StepModule(torch.nn.Module):
         """Take a step's arguments, the batch first; gives the batch's tensors."""
         batch, *rest = args
         learn(batch)
-        self._leaves, self._structure = tree_flatten(batch)
-        self._rest = tuple(rest), kwargs
-        return [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        leaves, together = taken_apart(batch)
+        vars(self)["_call"] = _Call(leaves, together, tuple(rest), kwargs, self.path)
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -92,17 +112,15 @@ class StepModule(torch.nn.Module):
         return self._outputs(returned, values)
 
     def _run(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        module = vars(self)["_lightning"]
-        assert self._structure is not None
+        module, call = vars(self)["_lightning"], self._last_call
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
-        batch = tree_unflatten(leaves, self._structure)
-        args, kwargs = self._rest
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        batch = call.together(leaves)
         with asked(module.trainer) as answers:
-            numbers = [_asked(value, answers) for value in args]
-            named = {name: _asked(value, answers) for name, value in kwargs.items()}
+            numbers = [_asked(value, answers) for value in call.args]
+            named = {name: _asked(value, answers) for name, value in call.kwargs.items()}
             returned = getattr(module, self.name)(batch, *numbers, **named)
-        self.path = tuple(answers)
+        call.path = tuple(answers)
         return returned
 
     def _outputs(self, returned: Any, values: tuple[torch.Tensor, ...]) -> Any:

@@ -330,17 +330,18 @@ class StrategyOnIpu:
     ) -> Any:
         start = time.perf_counter()
         model = self._stages[stage]
-        training = stage == self.lib.RunningStage.TRAINING
-        replicas = int(self._opts(training).replication_factor)
-        batch, *rest = args
-        parts = [((part(batch, r, replicas), *rest), kwargs) for r in range(replicas)]
+        replicas = model.executor.replicas
+        parts = [(args, kwargs)]
+        if replicas > 1:
+            batch, *rest = args
+            parts = [((part(batch, r, replicas), *rest), kwargs) for r in range(replicas)]
         self._held.close()
         returned = model.run(parts, accumulation, self._held)
-        self.poptorch_models[stage] = model.executor
-        updates = int(model.executor.options.device_iterations)
-        model.count(updates * accumulation)
+        executor = self.poptorch_models[stage] = model.executor
+        steps = executor.device_iterations * accumulation
+        model.count(steps)
         samples = replicas * model.micro_batch
-        predicted = samples * updates * accumulation / model.executor.seconds_per_call
+        predicted = samples * steps / executor.seconds_per_call
         self._progress.ran(samples, time.perf_counter() - start, predicted)
         return returned
 
@@ -351,7 +352,7 @@ class StrategyOnIpu:
             loss = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
         self._held.close()
         if self._trainer.accumulate_grad_batches > 1:
-            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            weights = (p for group in optimizer.param_groups for p in group["params"])
             executor.precision.accumulate(self.optimizers[0], weights)
         return loss
 
@@ -398,6 +399,10 @@ class StrategyOnIpu:
     def world_size(self) -> int:
         """Processes, not IPUs."""
         return 1
+
+    def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to hold back between micro-batches: no process waits for another."""
+        return contextlib.nullcontext()
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Nothing to reduce: replicas were put together."""

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from ipu_exec.lowering import (  # noqa: F401  (importing them registers their operators)
     attention,
+    collectives,
     conv,
     distance,
     elementwise,

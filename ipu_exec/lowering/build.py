@@ -27,6 +27,7 @@ from ipu_exec.lowering.plan import (
     Operand,
     OpSpec,
     Plan,
+    Step,
     Temporary,
     Vertices,
 )
@@ -64,7 +65,7 @@ class Builder:
 
     spec: OpSpec
     machine: Machine
-    steps: list[Compute | Exchange] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     temporaries: list[Temporary] = field(default_factory=list)
     wishes: dict[int, Layout] = field(default_factory=dict)
     written: dict[int, Operand] = field(default_factory=dict)

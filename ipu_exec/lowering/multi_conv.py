@@ -114,7 +114,7 @@ def _cycles(plan: Plan, machine: Machine) -> int:
     for step in plan.steps:
         if isinstance(step, Compute):
             total += int(step.cycles.max(initial=0))
-        else:
+        elif isinstance(step, Exchange):
             tiles = exchange_tile_cycles(
                 machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
             )

@@ -141,6 +141,23 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """An exchange between the IPUs that share a stage's tensors, after a sync of these.
+
+    Bytes of one IPU over its tiles, ``cycles`` of the exchange by where the IPUs lie
+    (`ipu_exec.topology`).
+    """
+
+    name: str
+    bytes_in: np.ndarray
+    bytes_out: np.ndarray
+    cycles: int
+
+
+Step = Compute | Exchange | Collective
+
+
+@dataclass(frozen=True, slots=True)
 class Temporary:
     """Memory an operator needs while it runs.
 
@@ -161,7 +178,7 @@ class Plan:
     Its steps in order, what it needs meanwhile, and where its results lie.
     """
 
-    steps: tuple[Compute | Exchange, ...]
+    steps: tuple[Step, ...]
     temporaries: tuple[Temporary, ...] = ()
     output_layouts: tuple[
         Layout | None, ...

@@ -5,6 +5,11 @@ How its batch is cut, and what becomes of gradients and outputs.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.call import CallPlan
@@ -47,3 +52,9 @@ def plan_call(options: Options, training: bool) -> CallPlan:
             f" {plan.accumulation}), which is not a multiple of {plan.output_period}"
         )
     return plan
+
+
+def samples_of(micro_batch: Any) -> int:
+    """Of a micro-batch's inputs: the first dimension of the first tensor."""
+    tensors = [leaf for leaf in tree_leaves(micro_batch) if isinstance(leaf, torch.Tensor)]
+    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.options import Options
 from ipu_exec.replica_groups import Groupings
 from ipu_exec.session import proposed_blocks
+from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.executable_cache import from_cache
 
@@ -43,11 +43,12 @@ def compile_step(
     Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
     saved.
     """
-    asked = compile_options(options, training, _samples((args, kwargs)), groupings)
+    asked = compile_options(options, training, samples_of((args, kwargs)), groupings)
     progress(0.0, "capture")
     capture = partial(
         passes.capture_model,
         *(model, args, kwargs, optimizer if training else None, contents, asked),
+        options.tensor_sharding,
     )
     graph = capture()
     proposed: tuple[str, ...] = ()
@@ -60,9 +61,3 @@ def compile_step(
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
     settings = options.flat() | ({"proposedBlocks": list(proposed)} if proposed else {})
     return replace(executable, settings=settings, contents=tuple(contents))
-
-
-def _samples(inputs: Any) -> int:
-    """Of a micro-batch: the first dimension of the first tensor."""
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1

@@ -44,6 +44,7 @@ def compile_options(
         micro_batches=int(accumulation if training else iterations),
         iterations=int(iterations) if training else 1,
         replicas=replicas,
+        shards=options.tensor_sharding.shards,
         instances=instances,
         hosts=hosts(options),
         groupings=dict(sorted(groupings.items())),
@@ -61,6 +62,7 @@ def compile_options(
         memory_proportions=dict(
             sorted({**options.available_memory_proportion, **options.placement_proportions}.items())
         ),
+        block_proportions=dict(sorted(options.placement_block_proportions.items())),
         partials=options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),

@@ -27,11 +27,13 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import keeping_what_is_saved, on_ipu, refusing
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
 from ipu_exec.instances import launched
+from ipu_exec.levers import Levers, changed_options
+from ipu_exec.levers import asked as asked_levers
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics import optimiser_state
 from ipu_exec.numerics.collectives import Instances, connect
@@ -54,10 +56,12 @@ from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments, devices
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
-from ipu_exec.session.call_plan import plan_call
+from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
 from ipu_exec.session.modes import Modes, in_modes, modes_of
+from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
+from ipu_exec.session.pulled_levers import pull_on_inputs, pull_on_model
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
     is_wrapped,
@@ -217,6 +221,7 @@ class PoplarExecutor:
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
+        check_weights(self._model)
         if not self._attached:
             self.attachToDevice()
         self._take_trained_weights()
@@ -436,6 +441,8 @@ class PoplarExecutor:
         start = time.perf_counter()
         log_options(self._options)
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
+        if levers := asked_levers():
+            taken, named = self._pull(levers, (taken, named))
         groupings = self._plan.groupings
         modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
@@ -473,6 +480,14 @@ class PoplarExecutor:
         """Train or eval of each module, to be compiled and to stay."""
         return modes_of(self._model)
 
+    def _pull(self, levers: Levers, micro_batch: Any) -> Any:
+        """For `ipu-run --with`: model, options and a micro-batch changed as the levers say."""
+        pull_on_model(self._model, levers, self._training)
+        self._options = changed_options(self._options, levers, self._training)
+        plan = plan_call(self._options, self._training)
+        self._plan = replace(plan, groupings=self._plan.groupings)
+        return pull_on_inputs(micro_batch, levers, samples_of(micro_batch))
+
     def _take(self, executable: Any) -> None:
         """Make it the executable that runs.
 
@@ -489,9 +504,9 @@ class PoplarExecutor:
             )  # at the latest when Python ends
         try:
             executable.check_memory(str(getattr(self._session, "path", None) or ""))
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
             self._release()
-            raise
+            raise with_relief(error) from None
         if self._options.anchored_tensors:
             from ipu_exec.numerics.anchors import Anchor, canonical, tensor_names
 

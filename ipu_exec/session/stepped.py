@@ -28,7 +28,8 @@ class SteppedExecutor(PoplarExecutor):
     """``report_folder``: where in the options' directory its profile goes.
 
     `prepare`, `running` and `record_call` take the place of a call; the options say how many
-    micro-batches a call has, and what is compiled is that.
+    micro-batches a call has (``replicas``, ``device_iterations`` and accumulation), and what is
+    compiled is that.
     """
 
     _wraps_a_copy = False  # its trainer runs the module itself
@@ -53,6 +54,8 @@ class SteppedExecutor(PoplarExecutor):
                 " a loop of its own runs its replicas one after another. Leave it at 1"
             )
         self._report_folder = report_folder
+        self.replicas = int(options.replication_factor)
+        self.device_iterations = int(options.device_iterations)
         self.ends_script = True  # when it is compiled, under ``ipu-run --compile-only``
         # what `prepare` is given is one micro-batch
         self._plan = replace(
@@ -74,6 +77,7 @@ class SteppedExecutor(PoplarExecutor):
         """Have calls of so many micro-batches a replica, of a model that is not compiled yet."""
         self._options._freeze(False)
         self._options.deviceIterations(device_iterations)
+        self.device_iterations = device_iterations
         self._options._freeze()
 
     def _settled_modes(self) -> Modes:
@@ -98,9 +102,12 @@ class SteppedExecutor(PoplarExecutor):
     def running(self) -> Iterator[list[bool | int | float]]:
         """Around a forward; gives what it reads off tensors, where the compiled program does."""
         self._attached = True
-        reads = Reads()
-        with on_ipu(), reads if self._executable.contents else contextlib.nullcontext():
-            yield reads.values
+        if self._executable.contents:
+            with on_ipu(), Reads() as reads:
+                yield reads.values
+        else:
+            with on_ipu():
+                yield []
         self._ran = True
 
     def keeping_what_is_saved(self) -> contextlib.AbstractContextManager[Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from profiler.analysis.balance import step_balance
-from profiler.analysis.compare import compare, compare_ops, not_comparable
+from profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
 from profiler.analysis.host import host_tensors
 from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import overflows
-from profiler.analysis.pace import Pace, efficiency, pace, waiting
+from profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from profiler.analysis.program import program_cycles
 from profiler.analysis.stages import ipu_costs, slowest
@@ -20,6 +20,7 @@ __all__ = [
     "bubble",
     "compare",
     "compare_ops",
+    "compare_waits",
     "cycle_table",
     "efficiency",
     "fullest",
@@ -38,5 +39,6 @@ __all__ = [
     "roofline",
     "slowest",
     "step_balance",
+    "turn",
     "waiting",
 ]

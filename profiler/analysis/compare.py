@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.analysis.critical_path import critical_path
 from profiler.analysis.memory import fullest_tiles
-from profiler.analysis.pace import pace, waiting
+from profiler.analysis.pace import pace, turn, waiting
+from profiler.enums import BodyTask
 from profiler.report import Report, number
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     """Operators of two reports matched by name and direction.
 
     ``name, direction, stage_a, stage_b, cycles_a, cycles_b, difference, ratio``, the largest
-    differences first; -1 and 0 where a report has none.
+    differences first; None where a report has none.
     """
     import pandas as pd
 
@@ -30,13 +32,82 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
         ops = report.ops.assign(number=report.ops.groupby(keys).cumcount())
         sides.append(ops[[*keys, "number", "stage", "cycles"]])
     both = pd.merge(sides[0], sides[1], on=[*keys, "number"], how="outer", suffixes=("_a", "_b"))
-    both = both.fillna({"stage_a": -1, "stage_b": -1, "cycles_a": 0, "cycles_b": 0})
-    both = both.astype(dict.fromkeys(("stage_a", "stage_b", "cycles_a", "cycles_b"), np.int64))
-    both["difference"] = both["cycles_b"] - both["cycles_a"]
+    spent = {side: both[f"cycles_{side}"].fillna(0).astype(np.int64) for side in "ab"}
     ratio = both["cycles_b"] / both["cycles_a"].where(both["cycles_a"] > 0)
-    both["ratio"] = ratio.astype(object).where(ratio.notna(), None)
+    for name in ("stage_a", "stage_b", "cycles_a", "cycles_b"):
+        both[name] = _or_none(both[name].astype("Int64"))
+    both["difference"] = spent["b"] - spent["a"]
+    both["ratio"] = _or_none(ratio)
     order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
     return both.drop(columns="number").iloc[order].reset_index(drop=True)
+
+
+def _or_none(values: pd.Series[Any]) -> pd.Series[Any]:
+    """With None for what is not there."""
+    return values.astype(object).where(values.notna(), None)
+
+
+def compare_waits(a: Report, b: Report) -> pd.DataFrame:
+    """What of the difference between two updates came from where on their critical paths.
+
+    A row a cause and who waited: ``cause, where`` ("stage 2", "the weight update on IPU 0", "IPU 3
+    and 4"), ``cycles_a, cycles_b`` (0 where a path has none of it), ``difference`` and ``share``
+    (of the whole difference; NaN where there is none), the largest differences first. The
+    differences add up to that of the updates; where these are not of as many samples, all cycles
+    are those of a sample, as fractions. Empty where a report has no times.
+    """
+    import pandas as pd
+
+    sides = []
+    per_sample = _samples(a) != _samples(b)
+    for report in (a, b):
+        path = critical_path(report) if len(report.runs) else None
+        waits = _waits(report, path) if path is not None else None
+        if waits is None or not len(waits):
+            return pd.DataFrame(columns=pd.Index(_WAITS))
+        sides.append(waits / max(1, _samples(report)) if per_sample else waits)
+    both = pd.concat(sides, axis=1, keys=["cycles_a", "cycles_b"]).fillna(0)
+    both["difference"] = both["cycles_b"] - both["cycles_a"]
+    whole = float(both["difference"].sum())
+    both["share"] = both["difference"] / whole if whole else math.nan
+    kind = np.float64 if per_sample else np.int64
+    both = both.astype(dict.fromkeys(("cycles_a", "cycles_b", "difference"), kind)).reset_index()
+    order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
+    return both[list(_WAITS)].iloc[order].reset_index(drop=True)
+
+
+_WAITS = ("cause", "where", "cycles_a", "cycles_b", "difference", "share")
+
+
+def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
+    """Cycles of a critical path by cause and by who is waited for."""
+    steps = path["step"].isin(report.moved_tensors["step"])
+    peers = _peers(report, set(path.loc[steps, "step"].tolist()))
+    columns = (path[name].tolist() for name in ("task", "stage", "ipu", "step"))
+    where = [
+        peers.get(step) or _worker(task, stage, ipu)
+        for task, stage, ipu, step in zip(*columns, strict=True)
+    ]
+    return path.assign(where=where).groupby(["cause", "where"])["cycles"].sum()
+
+
+def _peers(report: Report, steps: set[int]) -> dict[int, str]:
+    """Of steps that move tensors between IPUs, which: 'IPU 3 and 4'."""
+    moved = report.moved_tensors
+    moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
+    names = {}
+    for step, mine in moved.groupby("step"):
+        ipus = sorted({*mine["source"].tolist(), *mine["target"].tolist()})
+        names[int(str(step))] = "IPU " + " and ".join(str(ipu) for ipu in ipus)
+    return names
+
+
+def _worker(task: str, stage: int, ipu: int) -> str:
+    if task == BodyTask.UPDATE:
+        return f"the weight update on IPU {ipu}"
+    if stage >= 0:
+        return f"stage {stage}"
+    return f"IPU {ipu}" if ipu >= 0 else "all"
 
 
 def compare(a: Report, b: Report) -> pd.DataFrame:
@@ -51,7 +122,7 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
     for what, unit, function in _MEASURES:
         one, two = function(a), function(b)
         ratio = two / one if one > 0 and math.isfinite(two) else None
-        rows.append((what, unit, one, two, two - one, ratio))
+        rows.append((turn(a, b) if what == TURN else what, unit, one, two, two - one, ratio))
     return pd.DataFrame(rows, columns=pd.Index(["what", "unit", "a", "b", "difference", "ratio"]))
 
 
@@ -69,12 +140,12 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:
         words = f"it is of {samples[0]:,} samples in A and of {samples[1]:,} in B"
-        reasons.setdefault(UPDATE, f"{words}; {SAMPLE!r} compares them")
+        reasons.setdefault(TURN, f"{words}; {SAMPLE!r} compares them")
     for what, _, measure in _MEASURES:
         for name, report in zip("AB", (a, b), strict=True):
             if what in _OF_A_MODEL and not measure(report) > 0:
                 reasons[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
-    return reasons
+    return {turn(a, b) if what == TURN else what: why for what, why in reasons.items()}
 
 
 def _in_common(a: Report, b: Report) -> bool:
@@ -109,10 +180,11 @@ def _waiting(report: Report) -> float:
     return waiting(report) if len(report.runs) else math.nan
 
 
-UPDATE, SAMPLE, STAGE, TILE = "a weight update", "a sample", "slowest stage", "fullest tile"
-_OF_A_MODEL = (UPDATE, SAMPLE, STAGE, TILE)
+# The first is named by `turn`: an inference has no weight update.
+TURN, SAMPLE, STAGE, TILE = "an iteration", "a sample", "slowest stage", "fullest tile"
+_OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
 _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
-    (UPDATE, "cycles", _cycles),
+    (TURN, "cycles", _cycles),
     (SAMPLE, "cycles", _cycles_a_sample),
     ("samples a second", "1/s", _rate),
     (STAGE, "cycles", lambda r: _stage(r, "max")),

@@ -133,7 +133,7 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     cycles add up to the update's exactly. Sorted by cycles, most first.
     """
     tasks, path = chain_of(report, run, iteration)
-    steps = _steps(report.body_steps, _pieces(tasks, path))
+    steps = steps_of(report.body_steps, _pieces(tasks, path))
     keys = [name for name in steps.columns if name not in ("times", "cycles")]
     rows = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
     rows = rows[rows["cycles"] > 0]
@@ -154,8 +154,12 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     return pieces.value_counts(sort=False).rename("times").reset_index()
 
 
-def _steps(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
-    """The steps of pieces, the last of each lasting until the piece ends."""
+def steps_of(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
+    """The steps of pieces, the last of each lasting until the piece ends.
+
+    ``body_steps``: `Report.body_steps`; ``pieces``: ``phase, body, length`` (cycles) and ``times``,
+    which stay, with ``cause`` (of `CAUSES`) and ``cycles`` (of all times together).
+    """
     rows = pieces.assign(piece=np.arange(len(pieces))).merge(body_steps, on="body", how="left")
     rows = rows.fillna(dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), -1))
     rows = rows.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler import liveness
 from profiler.memory import CODE, Overflow, WorstTile, largest, worst_tile
 from profiler.report import Report
 
@@ -17,9 +16,7 @@ def overflows(report: Report) -> list[Overflow]:
         frame, variables = report.tiles(ipu), report.ipu_variables(ipu)
         tiles = {name: frame[name].to_numpy() for name in ("total", "peak", "peak_step")}
         is_code = np.isin(variables.category, CODE)
-        code = liveness.peaks(
-            variables.intervals_of(is_code), variables.steps, variables.always(is_code)
-        )
+        code = report.peaks_of(ipu, is_code)
         code_peaks = (code.tile_peak, code.tile_peak_step)
         worst = worst_tile(tiles, code_peaks, target.bytes_per_tile, target.region0_bytes)
         if worst is not None:

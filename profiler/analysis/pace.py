@@ -24,6 +24,12 @@ class Pace:
     samples_per_second: float
 
 
+def turn(*reports: Report) -> str:
+    """What an iteration of the device is in all of them: 'a weight update', where they train."""
+    training = all(report.meta["kind"] == "training" for report in reports)
+    return "a weight update" if training else "a device iteration"
+
+
 def pace(report: Report, run: int = 0) -> Pace:
     """The pace of a run's device iteration (one weight update); zeros where none was profiled."""
     runs = report.runs

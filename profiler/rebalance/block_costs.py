@@ -54,6 +54,18 @@ class BlockCosts:
     # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
     rounds: bool = False
 
+    # ... of Blocks that had one of their own
+    block_proportions: tuple[tuple[str, float], ...] = ()
+    usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
+
+    def block_proportion(self, block: int) -> float:
+        """The share of an IPU's memory that a Block's products may use, as it was profiled."""
+        own = dict(self.block_proportions).get(self.names[block])
+        if own is not None:
+            return own
+        ipu = str(self.ipus[int(self.stage[block])])
+        return dict(self.proportions).get(ipu, self.usual_proportion)
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -1,18 +1,26 @@
-"""Bytes of each Block by tile: always, while it runs, between its forward and its backward."""
+"""Bytes of each Block by tile: always, while it runs, between its forward and its backward.
+
+What a Block holds while it runs is read pass by pass (`passes`), and only of what it touches then:
+a tensor that merely waits on the IPU for another Block is told apart (`carried`), as it waits
+elsewhere, or not at all, in another split.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
+from profiler import records
 from profiler.enums import Direction, Role
+from profiler.rebalance.carried import Carried
+from profiler.rebalance.passes import Pass, Passes, touches
 from profiler.report import Report
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from profiler.rebalance.cuts import Ties
 
 _AGAIN = (Direction.FORWARD, Direction.RECOMPUTE)  # in which a tensor is made
@@ -31,8 +39,19 @@ class BlockMemory:
     """Bytes on each tile, int64[Block, tile]; numbers of tensors, int64[Block]."""
 
     always: np.ndarray  # whatever runs, without stash, optimiser state and ``code``
-    peak: np.ndarray  # in region 0 while the Block runs, besides; without what is saved
-    peak_interleaved: np.ndarray  # the same in region 1
+    # In region 0 while the Block runs, of what it touches: int64[`Pass`, Block, tile]. Of the
+    # backward without what its own forward has saved, as a stage may save otherwise.
+    peak: np.ndarray
+    # ... with what was saved, as it comes and goes in stages that run a Block's forward again, or
+    # do not, as the profile did (``ran_again``, bool[Block])
+    peak_of_backward: np.ndarray
+    ran_again: np.ndarray
+    # by how much the backward's peak is more on an IPU to which the weights come that the Block
+    # shares with an earlier one; and bytes of these weights, int64[tie, tile]
+    peak_of_copies: np.ndarray
+    copies: np.ndarray
+    updating: np.ndarray  # that a Block's weight update leaves until the others' are through
+    peak_interleaved: np.ndarray  # the most in region 1
     saved: np.ndarray  # that the Block's forward leaves for its backward
     saved_tensors: np.ndarray
     state: np.ndarray  # of optimiser state
@@ -49,6 +68,7 @@ class BlockMemory:
     # unknown), and which of these ran each Block, int64[Block]
     residual: np.ndarray = field(default_factory=_no_code)
     residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    carried: Carried = field(default_factory=Carried)
 
     @classmethod
     def from_report(
@@ -65,33 +85,51 @@ class BlockMemory:
         shared = np.zeros((ipus, tiles), dtype=np.int64)
         where = report.stages["ipu"].to_numpy()  # of each stage
         owners = _weight_owners(variables)
-        copies = _copies_of_ties(variables, stage, ties)
+        copies = _copies_of_ties(variables, ties)
+        uses = _uses(report)
+        shared_weights = SharedWeight.all_of(report, variables, ties)
+        every: Vectors = {}
         for ipu in range(ipus):
             here = variables[variables["ipu"] == ipu]
             vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
+            every |= vectors
             _add_states(memory, here, vectors, owners)
             _add_always(memory, here, vectors, _piece_of(pieces), shared[ipu])
             _add_saved(memory, here, vectors, saved_ids)
             living = here[
                 (here["always_live"] == 0)
                 & (here["role"] != Role.OPTIMISER_STATE)
-                & ~here.index.isin(list(saved_ids) + copies)
+                & ~here.index.isin(copies)
             ]
             own = np.flatnonzero(where[stage] == ipu)
-            _add_peaks(memory, living, vectors, report.program_steps(ipu), own)
+            steps = report.program_steps(ipu)
+            mine = Living(living, vectors, uses, set(saved_ids), shared_weights)
+            _add_peaks(memory, mine, steps, own)
         _move_calls(memory, shared, calls, where[stage] if len(where) else None)
         np.copyto(memory.shared, shared.max(axis=0))
-        return memory
+        copied = [one.nbytes for one in shared_weights]
+        return replace(
+            memory,
+            copies=np.array(copied, dtype=np.int64).reshape(-1, tiles),
+            carried=_carried(report, variables, uses, every, memory),
+        )
 
     @classmethod
     def _empty(cls, blocks: int, tiles: int, users: list[list[int]]) -> BlockMemory:
         """Zeros, and of each piece of code the Blocks that use it."""
-        always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
+        always, interleaved, saved, state, once, with_saved, copies, updating = np.zeros(
+            (8, blocks, tiles), dtype=np.int64
+        )
         tensors, weights = np.zeros((2, blocks), dtype=np.int64)
         uses = [np.isin(np.arange(blocks), mine) for mine in users]
         return cls(
             always=always,
-            peak=peak,
+            peak=np.zeros((len(Pass), blocks, tiles), dtype=np.int64),
+            peak_of_backward=with_saved,
+            ran_again=np.zeros(blocks, dtype=bool),
+            peak_of_copies=copies,
+            copies=np.zeros((0, tiles), dtype=np.int64),
+            updating=updating,
             peak_interleaved=interleaved,
             saved=saved,
             saved_tensors=tensors,
@@ -115,18 +153,36 @@ def _weight_owners(variables: pd.DataFrame) -> dict[tuple[int, int], tuple[int, 
     return {(ipu, tensor): (block, op) for ipu, tensor, block, op in zip(*columns, strict=True)}
 
 
-def _copies_of_ties(variables: pd.DataFrame, stage: np.ndarray, ties: Ties | None) -> list[int]:
-    """Ids of the copies of tied weights that stages hold which read one of another IPU's."""
+def _copies_of_ties(variables: pd.DataFrame, ties: Ties | None) -> list[int]:
+    """Ids of the copies of tied weights on stages that read one of another IPU's, or pass it on."""
     if ties is None:
         return []
-    readers = {
-        (tensor, int(stage[block]))
-        for tensor, (_, *others) in zip(ties.tensors, ties.blocks, strict=True)
-        for block in others
-    }
-    weights = variables[(variables["role"] == Role.WEIGHT) & (variables["always_live"] == 0)]
-    rows = zip(weights.index, weights["tensor"], weights["stage"], strict=True)
-    return [int(id) for id, tensor, at in rows if (int(tensor), int(at)) in readers]
+    copies = variables[(variables["role"] == Role.WEIGHT) & (variables["always_live"] == 0)]
+    ids: list[int] = copies.index[copies["tensor"].isin(ties.tensors)].tolist()
+    return ids
+
+
+def _uses(report: Report) -> pd.DataFrame:
+    """Columns ``op`` and ``variable``; of format 1, that has none, what each operator made."""
+    if report.format >= 2:
+        columns = report.columns_of(records.Use)
+        return pd.DataFrame({"op": columns["op"], "variable": columns["variable"]})
+    made = report.variables["op"]
+    return pd.DataFrame({"op": made.to_numpy(), "variable": made.index.to_numpy()})
+
+
+def _carried(
+    report: Report,
+    variables: pd.DataFrame,
+    uses: pd.DataFrame,
+    vectors: Vectors,
+    memory: BlockMemory,
+) -> Carried:
+    ops = report.ops[["direction", "block"]]
+    living = variables.loc[variables["always_live"] == 0, ["tensor"]]
+    used = uses.join(ops, on="op", how="inner").join(living, on="variable", how="inner")
+    blocks, tiles = memory.always.shape
+    return Carried.of(variables, used, vectors, blocks, tiles)
 
 
 def _piece_of(pieces: Pieces) -> dict[int, int]:
@@ -185,18 +241,114 @@ def _add_saved(
             memory.saved_tensors[block_of[id]] += 1
 
 
-def _add_peaks(
-    memory: BlockMemory,
-    living: pd.DataFrame,
-    vectors: Vectors,
-    steps: pd.DataFrame,
-    own: np.ndarray,
-) -> None:
+@dataclass(frozen=True)
+class Living:
+    """Of an IPU: what is not always there, its bytes, who uses it, and what is saved."""
+
+    variables: pd.DataFrame
+    vectors: Vectors
+    uses: pd.DataFrame
+    saved: set[int]
+    shared_weights: Sequence[SharedWeight]
+
+
+@dataclass(frozen=True)
+class SharedWeight:
+    """A weight that Blocks share: the Blocks, its variables on all IPUs, its bytes by tile."""
+
+    blocks: tuple[int, ...]
+    variables: frozenset[int]
+    nbytes: np.ndarray
+
+    @classmethod
+    def all_of(
+        cls, report: Report, variables: pd.DataFrame, ties: Ties | None
+    ) -> list[SharedWeight]:
+        """Of a profile."""
+        weights = variables[variables["role"] == Role.WEIGHT]
+        found = []
+        pairs = zip(ties.blocks, ties.tensors, strict=True) if ties is not None else ()
+        for blocks, tensor in pairs:
+            ids = weights.index[weights["tensor"] == tensor]
+            largest = int(weights.loc[ids, "bytes"].idxmax())
+            found.append(cls(blocks, frozenset(ids.tolist()), report.variable_tiles(largest)))
+        return found
+
+
+def _add_peaks(memory: BlockMemory, living: Living, steps: pd.DataFrame, own: np.ndarray) -> None:
     """Of an IPU, ``own`` are its Blocks."""
-    at_work = _at_work(steps["block"].to_numpy(), own)
-    for block in np.unique(at_work[at_work >= 0]).tolist():
-        spots = steps["position"].to_numpy()[at_work == block]
-        _peak_of(living, vectors, spots, memory.peak[block], memory.peak_interleaved[block])
+    blocks = len(memory.always)
+    passes = Passes.of(steps, own, blocks)
+    table = touches(passes, steps, living.variables, living.uses)
+    groups = table.groupby("number")["variable"]
+    touched: dict[Any, set[int]] = {number: set(ids.tolist()) for number, ids in groups}
+    block_of = living.variables["block"]
+    spots = passes.spots()
+    for number, positions in spots.items():
+        kind, block = divmod(number, blocks)
+        mine = touched.get(number, set())
+        if kind == Pass.AGAIN:
+            memory.ran_again[block] = True
+            mine = mine | touched.get(Pass.BACKWARD * blocks + block, set())
+        some = living.variables[living.variables.index.isin(mine)]
+        into = memory.peak_of_backward if kind == Pass.BACKWARD else memory.peak[kind]
+        _peak_of(some, living.vectors, positions, into[block], memory.peak_interleaved[block])
+        if kind == Pass.BACKWARD:
+            made_here = living.saved & set(block_of.index[block_of == block])
+            some = some[~some.index.isin(made_here)]
+            none = np.zeros_like(into[block])
+            _peak_of(some, living.vectors, positions, memory.peak[kind][block], none)
+            _add_copies(memory, living, steps, mine, positions, block)
+    _add_updating(memory, living, spots)
+
+
+def _add_copies(
+    memory: BlockMemory,
+    living: Living,
+    steps: pd.DataFrame,
+    touched: set[int],
+    positions: np.ndarray,
+    block: int,
+) -> None:
+    """What a Block's backward holds with the weights that come from another IPU, till last read."""
+    copies = [
+        (number, weight)
+        for number, weight in enumerate(living.shared_weights)
+        if block in weight.blocks[1:]
+    ]
+    if not copies:
+        return
+    some = living.variables[living.variables.index.isin(touched)]
+    vectors, rows = dict(living.vectors), {}
+    for number, weight in copies:
+        readers = living.uses.loc[living.uses["variable"].isin(weight.variables), "op"]
+        reads = np.flatnonzero(steps["op"].isin(readers))
+        last = int(reads[np.isin(reads, positions)].max(initial=-1))
+        if last >= 0:
+            vectors[-1 - number] = weight.nbytes
+            rows[-1 - number] = {"start": int(positions.min()), "stop": last + 1, "interleaved": 0}
+    if not rows:
+        return
+    arrived = pd.DataFrame.from_dict(rows, orient="index")
+    with_copies = pd.concat([some[list(arrived.columns)], arrived])
+    more = np.zeros_like(memory.peak_of_copies[block])
+    _peak_of(with_copies, vectors, positions, more, np.zeros_like(more))
+    memory.peak_of_copies[block] = np.maximum(0, more - memory.peak_of_backward[block])
+
+
+def _add_updating(memory: BlockMemory, living: Living, spots: dict[int, np.ndarray]) -> None:
+    """What a Block's weight update begins with and others' end with; it is no peak of its own."""
+    blocks = len(memory.always)
+    for block in range(blocks):
+        positions = spots.get(Pass.UPDATE * blocks + block)
+        if positions is None:
+            continue
+        start, stop = living.variables["start"], living.variables["stop"]
+        begins = start.isin(positions) & (stop > positions.max() + 1)
+        for id in living.variables.index[begins].tolist():
+            memory.updating[block] += living.vectors[id]
+            memory.peak[Pass.UPDATE][block] -= living.vectors[id]
+    np.maximum(memory.peak, 0, out=memory.peak)
 
 
 def _move_calls(
@@ -245,20 +397,6 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
     if not ours or calls.min(initial=0) < 0 or not all(0 <= block < blocks for block in users):
         return nothing, []
     return calls, [(users, once, again) for users, once, again in pieces]
-
-
-def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """For each step of an IPU the Block of it (of those ``here``) that it belongs to.
-
-    Its own, else, for copies, the stash and the weight update, the one that ran last (at the
-    beginning: that runs first). -1 where there is none.
-    """
-    own = np.isin(block, here)
-    if not own.any():
-        return np.full_like(block, -1)
-    last = np.maximum.accumulate(np.where(own, np.arange(len(block)), -1))
-    of_step: np.ndarray = block[np.where(last >= 0, last, own.argmax())]
-    return of_step
 
 
 def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:

@@ -11,6 +11,7 @@ from profiler import records
 from profiler.enums import Direction, Role
 from profiler.rebalance.block_cycles import BlockCycles
 from profiler.rebalance.block_memory import BlockMemory, code_of_blocks
+from profiler.rebalance.carried import Carried
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import Split, best_split
@@ -228,7 +229,12 @@ def _memory_in_two(
     in_two = replace(
         memory,
         always=halves.rest(memory.always, always),
-        peak=halves.both(memory.peak),
+        peak=np.insert(memory.peak, block, memory.peak[:, block], axis=1),
+        peak_of_backward=halves.both(memory.peak_of_backward),
+        ran_again=halves.both(memory.ran_again),
+        peak_of_copies=halves.both(memory.peak_of_copies),
+        updating=halves.rest(memory.updating, memory.updating[block] // 2),
+        carried=_carried_in_two(memory.carried, block),
         peak_interleaved=halves.both(memory.peak_interleaved),
         residual_of=halves.both(memory.residual_of) if len(memory.residual) else memory.residual_of,
         saved=halves.rest(memory.saved, (memory.saved[block] * saved_share).astype(np.int64)),
@@ -242,6 +248,21 @@ def _memory_in_two(
         code=code,
     )
     return in_two, saved_share, _part(whole, int(state.sum() or always.sum()))
+
+
+def _carried_in_two(carried: Carried, block: int) -> Carried:
+    """What enters a Block goes to its first half, what it makes comes from its second.
+
+    A gradient comes to the second half and leaves from the first.
+    """
+    if not len(carried):
+        return carried
+    touched = np.insert(carried.touched, block, False, axis=1)
+    mine, made = carried.touched[:, block], carried.maker == block
+    in_second = mine & (made != carried.back)
+    touched[:, block], touched[:, block + 1] = mine & ~in_second, in_second
+    maker = carried.maker + ((carried.maker > block) | (made & in_second))
+    return replace(carried, maker=maker, touched=touched)
 
 
 def _each_tensor_once(variables: pd.DataFrame) -> pd.DataFrame:

@@ -72,6 +72,7 @@ class Costs(BlockCosts):
             offload=off_chip,
             choices=choices,
             proportions=_proportions(options),
+            block_proportions=_block_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
         )
         costs = costs._without_moves(report) if costs.offload else costs
@@ -80,7 +81,7 @@ class Costs(BlockCosts):
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         held = {
-            ipu: report.ipu_variables(ipu).peaks(region=False).tile_peak
+            ipu: report.peaks_of(ipu, ~report.ipu_variables(ipu).interleaved).tile_peak
             for ipu in sorted(set(self.ipus))
         }
         residual, ran_by = residuals(self, held)
@@ -151,6 +152,14 @@ def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
             if str(ipu).isdecimal() and isinstance(share, (int, float)):
                 shares[str(ipu)] = float(share)
     return tuple(sorted(shares.items()))
+
+
+def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Of Blocks that a placement file gave their own; empty where a stranger's make no sense."""
+    said = options.get("placementBlockProportions")
+    shares = said.items() if isinstance(said, dict) else ()
+    known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
+    return tuple(sorted(known))
 
 
 def _reduce_cycles(report: Report) -> int:

@@ -31,25 +31,35 @@ class Ties:
     @classmethod
     def from_report(cls, report: Report) -> Ties:
         """By the forward operators that read a weight. Profiles of format 1 do not know."""
+        import pandas as pd
+
         if report.format < 2:
             return cls()
-        uses, ops, variables = report.columns_of(records.Use), report.ops, report.variables
-        known = np.isin(uses["variable"], variables.index) & np.isin(uses["op"], ops.index)
-        used, by = variables.loc[uses["variable"][known]], ops.loc[uses["op"][known]]
-        is_weight = (used["role"] == Role.WEIGHT).to_numpy()
-        reads = (by["direction"] == Direction.FORWARD).to_numpy() & (by["block"] >= 0).to_numpy()
-        weights = used[is_weight & reads]
+        uses, ops, variables = (
+            report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
+        )
+        variables.read("id", "role", "tensor", "bytes")
+        is_weight = variables["role"] == Role.WEIGHT
+        reads = (ops["direction"] == Direction.FORWARD) & (ops["block"] >= 0)
+        weight, by = (
+            pd.Index(table["id"][chosen]).get_indexer(uses[name])
+            for name, table, chosen in (("variable", variables, is_weight), ("op", ops, reads))
+        )
+        known = (weight >= 0) & (by >= 0)
+        rows = np.flatnonzero(is_weight)[weight[known]]
         readers: dict[int, set[int]] = {}
-        blocks = by["block"][is_weight & reads].tolist()
-        for tensor, block in zip(weights["tensor"].tolist(), blocks, strict=True):
+        size: dict[int, int] = {}
+        first: dict[int, int] = {}  # row of the first use: a copy of the weight has a number
+        columns = (variables["tensor"][rows], ops["block"][reads][by[known]], rows)
+        for tensor, block, row in zip(*(column.tolist() for column in columns), strict=True):
             readers.setdefault(tensor, set()).add(block)
-        size = weights.groupby("tensor")["bytes"].max().to_dict()
-        name = weights.groupby("tensor")["name"].first().to_dict()  # a copy of it has a number
+            size[tensor] = max(size.get(tensor, 0), int(variables["bytes"][row]))
+            first.setdefault(tensor, row)
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
         return cls(
-            tuple(name[tensor] for tensor in tied),
+            tuple(str(variables["name"][first[tensor]]) for tensor in tied),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
-            tuple(int(size[tensor]) for tensor in tied),
+            tuple(size[tensor] for tensor in tied),
             tuple(tied),
         )
 

@@ -25,6 +25,10 @@ class MachineCosts:
     link_hop_latency: float = 0.0  # of each further rung of the ladder
     ipus_per_board: int = 1 << 30
     board_link_bytes_per_cycle: float = 1.0  # between boards
+    ipus_per_rack: int = 1 << 30
+    rack_link_bytes_per_cycle: float = 1.0  # between racks
+    gateway_latency: float = 0.0  # of each border between racks
+    shards: int = 1  # IPUs of a stage that share its tensors and lie side by side
     streaming_bytes_per_cycle: float = 1.0  # an IPU's part of its machine's streaming memory
     stream_step: int = 0  # begin of a stream copy, and its end
     slice_cycles: float = 0.0  # of a tensor's way into its stash, whatever its size
@@ -54,6 +58,10 @@ class MachineCosts:
             ipus_per_board=int(number(meta, "ipus_per_board", 0)) or 1 << 30,
             board_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_boards", 0)
             or rate,
+            ipus_per_rack=int(number(meta, "ipus_per_rack", 0)) or 1 << 30,
+            rack_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_racks", 0) or rate,
+            gateway_latency=number(meta, "gateway_latency", 0),
+            shards=int(number(meta, "tensor_sharding", 1)),
             streaming_bytes_per_cycle=said("streaming_bytes_per_cycle")
             or before["streaming_bytes_per_cycle"],
             stream_step=int(said("stream_step")),
@@ -62,14 +70,23 @@ class MachineCosts:
         )
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between two IPUs of a replica; less between boards."""
+        """Bytes a cycle, one way, between the IPUs of two stages of a replica.
+
+        Less where they are on different boards, and again in different racks.
+        """
+        a, b = a * self.shards, b * self.shards
+        if a // self.ipus_per_rack != b // self.ipus_per_rack:
+            return self.rack_link_bytes_per_cycle
         same = a // self.ipus_per_board == b // self.ipus_per_board
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
 
     def hop_latency(self, a: int, b: int) -> int:
         """Cycles before the first byte arrives: a ladder with two IPUs to a rung."""
+        a, b = a * self.shards, b * self.shards
         rungs = max(1, abs(a // 2 - b // 2))
-        return round(self.link_latency + (rungs - 1) * self.link_hop_latency)
+        gateways = abs(a // self.ipus_per_rack - b // self.ipus_per_rack)
+        latency = self.link_latency + (rungs - 1) * self.link_hop_latency
+        return round(latency + gateways * self.gateway_latency)
 
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int

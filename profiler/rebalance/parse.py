@@ -134,3 +134,11 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
         )
         raise ValueError(f"{words} {what}")
     return [stage[name] for name in names]
+
+
+def in_address(assignment: Assignment) -> str:
+    """A split as the viewer's address has it: ``0,3,5``, or ``0,3,5@0,1,0`` with its IPUs."""
+    starts = ",".join(map(str, assignment.starts))
+    if assignment.ipus == tuple(range(len(assignment.ipus))):
+        return starts
+    return f"{starts}@{','.join(map(str, assignment.ipus))}"

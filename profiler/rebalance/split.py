@@ -127,15 +127,41 @@ def one_an_ipu(most: int) -> list[tuple[int, ...]]:
 
 
 def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
-    """Stage lists onto so many IPUs whose last stage is on an earlier one's IPU.
+    """Stage lists onto so many IPUs in which one IPU has two stages.
 
-    As public BERT's 0, 1, 2, 3, 0: its head beside the embedding whose weight it reads. Back to
-    each of the IPUs where these are few, else to the first.
+    A last stage on an earlier one's IPU, as public BERT's 0, 1, 2, 3, 0: its head beside the
+    embedding whose weight it reads. Where IPUs are few, each of them may be the one, and any stage
+    may be the one that comes back (0, 1, 0, 2).
     """
     if not 1 < most < len(costs):
         return []
-    ends = range(most - 1) if most <= _FEW_IPUS else range(1)
-    return [(*range(most), back) for back in ends]
+    ends = [(*range(most), back) for back in range(most - 1 if most <= _FEW_IPUS else 1)]
+    if most > _FEW_IPUS:
+        return ends
+    between = [
+        (*range(after + 1), back, *range(after + 1, most))
+        for after in range(1, most - 1)
+        for back in range(after)
+    ]
+    return [*ends, *between]
+
+
+def quickest(
+    costs: Costs,
+    *,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The quickest split onto as many IPUs as were profiled, or fewer.
+
+    One stage each, or a list of stages' IPUs that comes back to one, or the profiled list.
+    ValueError where none can run.
+    """
+    most = len(set(costs.ipus))
+    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
+    return quickest_split(costs, lists, choices=choices, together=together)
 
 
 def quickest_split(

@@ -18,6 +18,8 @@ import numpy as np
 from profiler.memory import including_gaps
 from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.passes import Pass
+from profiler.rebalance.running import Edges, Growing, Own
 from profiler.schedules import stash_depth
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
@@ -99,19 +101,16 @@ def _held_and_running(
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """All the time, by what it is; while Blocks run, in region 0; and in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
-    always, state, running, interleaved = np.zeros((4, tiles), dtype=np.int64)
+    always, state, interleaved = np.zeros((3, tiles), dtype=np.int64)
     runs = np.zeros(len(costs), dtype=bool)
     for part in parts:
         some = slice(part.first, part.last + 1)
         runs[some] = True
         always += memory.always[some].sum(axis=0)
-        own = memory.peak[some]
-        if part.choice.offload:
-            own = np.maximum(own, memory.state_once[some])
-        else:
+        if not part.choice.offload:
             state += memory.state[some].sum(axis=0)
-        running = np.maximum(running, (own + _held(costs, part)).max(axis=0))
         interleaved = np.maximum(interleaved, memory.peak_interleaved[some].max(axis=0))
+    running = _running(costs, parts, runs)
     code = memory.shared
     if len(memory.code):
         code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
@@ -119,35 +118,10 @@ def _held_and_running(
     held = {
         "weights, accumulators and their code": always,
         "optimiser state": state,
-        "copies of weights that another IPU shares": np.full(tiles, _tied(costs, runs)),
         "code that Blocks share, and the stack": code,
         "the stash": np.full(tiles, stash),
     }
     return held, running, interleaved
-
-
-def _tied(costs: BlockCosts, runs: np.ndarray) -> int:
-    """Bytes on each tile of the weights that Blocks here read and an earlier one elsewhere has.
-
-    ``runs``: bool[Block]. Spread evenly.
-    """
-    pairs = zip(costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True)
-    needed = [
-        nbytes for (home, *readers), nbytes in pairs if runs[readers].any() and not runs[home]
-    ]
-    return sum(-(-nbytes // costs.machine.tiles) for nbytes in needed)
-
-
-def _tied_of_all(costs: BlockCosts, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """`_tied` of all stages of Blocks ``first .. last``: int64 as they broadcast."""
-    total = np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
-    for (home, *readers), nbytes in zip(
-        costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True
-    ):
-        reads = np.logical_or.reduce([(first <= block) & (block <= last) for block in readers])
-        elsewhere = (home < first) | (last < home)
-        total += np.where(reads & elsewhere, -(-nbytes // costs.machine.tiles), 0)
-    return total
 
 
 def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
@@ -205,20 +179,40 @@ def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.nda
     return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
-def _held(costs: BlockCosts, part: Part) -> np.ndarray:
-    """What a stage's Blocks have saved, on each tile, when each of them runs.
+def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.ndarray:
+    """The most that these stages hold while they run, together: int64[tile].
 
-    Int64[Block of the stage, tile].
-
-    With recomputation a segment's, from the last closed Block on.
+    The IPU runs their forwards in order, then their backwards from the last one on. ``runs``,
+    bool[Block]: that are in one of them.
     """
-    saved = costs.memory.saved[part.first : part.last + 1]
-    total = np.cumsum(saved, axis=0)
-    if not part.choice.recompute:
-        return total
-    begins = np.where(costs.cycles.closed[part.first : part.last + 1], np.arange(len(saved)), 0)
-    begins = np.maximum.accumulate(begins)
-    return total - (total - saved)[begins]
+    grown = [_grown(costs, part, runs) for part in parts]
+    edges = [Edges.of(costs, np.array([part.first]), np.array([part.last]), runs) for part in parts]
+    most = np.zeros((1, costs.machine.tiles), dtype=np.int64)
+    for k, stage in enumerate(grown):
+        mine, before, behind = edges[k], edges[:k], edges[k + 1 :]
+        waits = sum(one.sent + one.arrived for one in before)
+        late = sum(one.entered + one.arrived for one in behind)
+        done = sum(one.sent_back for one in behind)
+        if not costs.pipelined or not costs.training:
+            waits = waits + sum(
+                costs.memory.saved[part.first : part.last + 1].sum(axis=0) for part in parts[:k]
+            )
+        forward = stage.forward + mine.in_forward + waits + late
+        turns = stage.turns(mine) + waits + done
+        most = np.maximum(most, np.maximum(forward, turns))
+    left = sum(stage.left for stage in grown)
+    update = np.maximum.reduce([stage.update for stage in grown])
+    running: np.ndarray = np.maximum(most, update + left)[0]
+    return running
+
+
+def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Growing:
+    some = slice(part.first, part.last + 1)
+    final = part.last == len(costs) - 1
+    stage = Growing(costs, Own.of(costs, part.choice, final, some), part.first, 1, runs)
+    for _ in range(part.first, part.last + 1):
+        stage.add(1)
+    return stage
 
 
 @dataclass(frozen=True)
@@ -256,21 +250,18 @@ def interval_memory(
     inside = last < count
     last = np.minimum(last, count - 1)
     always = costs.memory.always if choice.offload else costs.memory.always + costs.memory.state
-    own = (
-        np.maximum(costs.memory.peak, costs.memory.state_once)
-        if choice.offload
-        else costs.memory.peak
-    )
+    own = Own.of(costs, choice, False)
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
-    tied = _tied_of_all(costs, first, last)
-    bound = _upper_bound(costs, always, own, first, last) + tied if enough is not None else None
+    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
     if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
         plain = bound
     else:
-        plain = _exactly(costs, always, own, width, choice.recompute)
-        plain = np.where(plain < _FULL, plain + tied, _FULL)
+        plain = _exactly(costs, always, own, width)
+        ends = Own.of(costs, choice, True)
+        if own.waits:
+            _at_the_end(costs, always, ends, plain)
     return IntervalMemory(
         np.where(inside, plain, _FULL),
         np.where(inside, gapped, _FULL),
@@ -287,87 +278,118 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 
 
 def _upper_bound(
-    costs: BlockCosts, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray
+    costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
     """No tile holds more than the fullest tiles of the parts together."""
     always = always.max(axis=1)
     if len(costs.memory.code):
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
-    held = np.concatenate([[0], np.cumsum(always + costs.memory.saved.max(axis=1))])
-    most = _running_maximum(own.max(axis=1), first, last)
+    saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
+    held = np.concatenate([[0], np.cumsum(always + saved)])
+    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
+    backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
+    passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
+    most = _running_maximum(passes, first, last)
+    most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
+    most = most + 2 * int(costs.memory.copies.max(axis=1, initial=0).sum())
     most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
     bound: np.ndarray = shared + held[last + 1] - held[first] + most
     return bound
 
 
-def _exactly(
-    costs: BlockCosts, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
-) -> np.ndarray:
+def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.ndarray:
     """Bytes of the fullest tile without its stash, int64[first, width].
 
     From where a stage of a first Block is too full, so are its longer ones: they are not looked at,
     and are full.
     """
     count = len(costs)
-    total = int(
-        always.sum(axis=0).max()
-        + costs.memory.saved.sum(axis=0).max()
-        + own.max()
-        + costs.memory.peak_interleaved.max()
-    )
-    code, apart = _code_of_blocks(costs)
-    total += int(code.sum(axis=0).max(initial=0))
-    residual = costs.memory.residual
-    total += int(np.abs(residual).max(initial=0))
-    kind = np.int32 if total + int(costs.memory.shared.max()) < 2**31 else np.int64
-    always, own, saved = (
-        np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.memory.saved)
-    )
-    region1, shared = costs.memory.peak_interleaved.astype(kind), costs.memory.shared.astype(kind)
-    saves, uses_region1 = bool(saved.any()), bool(region1.any())
-    # Another residual may make a longer stage that much smaller.
-    enough = costs.machine.bytes_per_tile + 2 * int(np.abs(residual).max(initial=0))
+    kind = _kind(costs, always, own)
+    own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
+    code = _code_of_blocks(costs)
     plain = np.full((count, width), _FULL, dtype=np.int64)
     for begin in range(0, count, _CHUNK):
-        rows = slice(begin, min(begin + _CHUNK, count))
-        size = rows.stop - begin
-        held = np.tile(shared, (size, 1))
-        new_code = code.astype(kind)
-        saved_here = np.zeros_like(held)
-        running = np.zeros_like(held)
-        interleaved = np.zeros_like(held)
-        common = np.zeros((rows.stop - rows.start, len(residual)), dtype=np.int64)
-        for step in range(width):
-            size = min(size, count - begin - step)
-            if size <= 0:
-                break
-            here = slice(begin + step, begin + step + size)
-            held, running = held[:size], running[:size]
-            held += always[here]
-            if len(costs.memory.code):
-                for block, piece in apart.get(step, ()):
-                    new_code[block] -= costs.memory.code[piece].astype(kind)
-                held += new_code[here]
-            if saves:
-                saved_here = saved_here[:size]
-                if recompute:
-                    saved_here[costs.cycles.closed[here]] = 0
-                saved_here += saved[here]
-                np.maximum(running, own[here] + saved_here, out=running)
-            else:
-                np.maximum(running, own[here], out=running)
-            together = held + running
-            if uses_region1:
-                interleaved = interleaved[:size]
-                np.maximum(interleaved, region1[here], out=interleaved)
-                together += interleaved
-            common = common[:size]
-            together += _with_blocks(costs, common, here, step + 1).astype(kind)
-            plain[begin : begin + size, step] = fullest = together.max(axis=1)
-            if int(fullest.min()) > enough:
-                break
+        _grow(costs, always, own, code, begin, plain[begin : begin + _CHUNK])
     return plain
+
+
+def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray) -> None:
+    """Put the stages that no other follows into ``plain``."""
+    count, width = plain.shape
+    begin = count - width
+    kind = _kind(costs, always, own)
+    found = np.full((width, width), _FULL, dtype=np.int64)
+    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, found)
+    rows = np.arange(width)
+    plain[begin + rows, width - 1 - rows] = found[rows, width - 1 - rows]
+
+
+def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
+    """What holds all bytes of a tile."""
+    memory = costs.memory
+    total = int(
+        always.sum(axis=0).max()
+        + 2 * memory.saved.sum(axis=0).max()
+        + own.most.max()
+        + memory.updating.sum(axis=0).max()
+        + memory.carried.nbytes.sum(axis=0).max(initial=0)
+        + memory.peak_interleaved.max()
+        + memory.code.sum(axis=0).max(initial=0) * max(1, len(costs))
+        + np.abs(memory.residual).max(initial=0)
+        + memory.shared.max()
+    )
+    return np.int32 if total < 2**31 else np.int64
+
+
+def _grow(
+    costs: BlockCosts,
+    always: np.ndarray,
+    own: Own,
+    code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
+    begin: int,
+    plain: np.ndarray,
+) -> None:
+    """Put the fullest tiles of stages that begin with ``begin`` and on into ``plain``."""
+    count, (size, width) = len(costs), plain.shape
+    kind = always.dtype
+    code, apart = code_of_blocks
+    pieces = costs.memory.code.astype(kind)
+    residual = costs.memory.residual
+    region1, shared = costs.memory.peak_interleaved, costs.memory.shared.astype(kind)
+    # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
+    smaller = 2 * int(np.abs(residual).max(initial=0))
+    smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
+    enough = costs.machine.bytes_per_tile + smaller
+    held = np.tile(shared, (size, 1))
+    some = slice(begin, begin + size + width)  # the Blocks that come into it
+    new_code = np.zeros_like(code, dtype=kind)
+    new_code[some] = code[some]
+    growing = Growing(costs, own, begin, size)
+    interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
+    common = np.zeros((size, len(residual)), dtype=np.int64)
+    for step in range(width):
+        size = min(size, count - begin - step)
+        if size <= 0:
+            break
+        here = slice(begin + step, begin + step + size)
+        held = held[:size]
+        held += always[here]
+        if len(costs.memory.code):
+            for block, piece in apart.get(step, ()):
+                new_code[block] -= pieces[piece]
+            held += new_code[here]
+        growing.add(size)
+        together = held + growing.most(growing.edges())
+        if uses_region1:
+            interleaved = interleaved[:size]
+            np.maximum(interleaved, region1[here], out=interleaved, casting="unsafe")
+            together += interleaved
+        common = common[:size]
+        together += _with_blocks(costs, common, here, step + 1).astype(kind)
+        plain[:size, step] = fullest = together.max(axis=1)
+        if int(fullest.min()) > enough:
+            break
 
 
 def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:

@@ -163,7 +163,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         memory,
         rate,
         tuple(_problems(costs, stages, memory, legal)),
-        tuple(_notes(costs, memory)),
+        tuple(_notes(costs, memory, assignment)),
     )
 
 
@@ -226,6 +226,7 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
         "version": 2,
         "stages": stages,
         **({"memory_proportion": dict(costs.proportions)} if costs.proportions else {}),
+        **({"accumulation": costs.micro_batches} if costs.training else {}),
         "promise": promise,
     }
 
@@ -233,10 +234,25 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
 def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str, Any]:
     """The last stage of a pipeline recomputes what checkpoints ask for, as predicted of any."""
     stage: dict[str, Any] = {"ipu": ipu, "blocks": list(costs.names[part.first : part.last + 1])}
+    kept = keeping_their_proportion(costs, part, ipu)
+    if kept:
+        stage["memory_proportions"] = kept
     if not costs.training:
         return stage
     recompute = costs.recompute if final or not costs.pipelined else part.choice.recompute
     return {**stage, "recompute": recompute, "state_off_chip": part.choice.offload}
+
+
+def keeping_their_proportion(costs: Costs, part: Part, ipu: int) -> dict[str, float]:
+    """Blocks of a stage that were profiled with another memory proportion than its IPU's.
+
+    Their plans, and so their cycles and bytes, are predicted as they are; to have them so the
+    placement file says it Block by Block.
+    """
+    here = dict(costs.proportions).get(str(ipu), costs.usual_proportion)
+    blocks = range(part.first, part.last + 1)
+    shares = {costs.names[block]: costs.block_proportion(block) for block in blocks}
+    return {name: share for name, share in shares.items() if share != here}
 
 
 def _least(stages: int, training: bool) -> int:
@@ -301,7 +317,7 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
     )
 
 
-def _notes(costs: Costs, memory: tuple[Verdict, ...]) -> list[str]:
+def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) -> list[str]:
     """Tiles that are nearly full, and IPUs that idle.
 
     IPUs are attached in powers of two (docs/poptorch-semantics.md#placement).
@@ -311,6 +327,17 @@ def _notes(costs: Costs, memory: tuple[Verdict, ...]) -> list[str]:
         for one in memory
         if one.answer is Answer.CLOSE
     ]
+    parts = assignment.parts(costs)
+    moved = [
+        f"{name} ({share:g})"
+        for part, ipu in zip(parts, assignment.ipus, strict=True)
+        for name, share in keeping_their_proportion(costs, part, ipu).items()
+    ]
+    if moved:
+        notes.append(
+            "Blocks are predicted with the memory proportion that they were profiled with, which a"
+            f" placement file keeps: {', '.join(moved)}"
+        )
     ipus = len(memory)
     attached = 1 << (ipus - 1).bit_length()
     if attached == ipus:

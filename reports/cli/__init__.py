@@ -22,6 +22,7 @@ from typing import NoReturn
 from ipuscope import __version__
 from ipuscope.words import Parser
 from reports.cli import (
+    advise,
     compare,
     completion,
     doctor,
@@ -50,6 +51,7 @@ from reports.cli.common import CommandError, first_steps, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "advise": advise,
     "why": why,
     "stages": stages,
     "timeline": timeline,

@@ -1,4 +1,7 @@
-"""Two profiles: what changed from A to B, in sum and by operator (matched by name).
+"""Two profiles: what changed from A to B, in sum, on the critical path and by operator.
+
+What one waits for more or less than the other adds up to the whole difference; operators are
+matched by name.
 
 --fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3 %
 longer in B. Times of a model that was only compiled are those of its schedule. What cannot be
@@ -26,8 +29,7 @@ EXAMPLES = """  ipu-report compare before/training after/training
   ipu-report compare before/training after/training --fail-if 'cycles>+3%' --fail-if 'memory>+10%'
   ipu-report compare --csv before/training after/training > operators.csv
 """
-_MEASURES = {  # of `analysis.compare`
-    "cycles": "a weight update",
+_MEASURES = {  # of `analysis.compare`, whose first measure is that of "cycles"
     "sample": "a sample",
     "memory": "fullest tile",
     "stage": "slowest stage",
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
         with open_report(other_path) as other:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
+            waits = analysis.compare_waits(report, other)
             reasons = analysis.not_comparable(report, other)
             if args.fail_if:
                 broken.extend(_broken(sums, args.fail_if, reasons))
@@ -95,14 +98,33 @@ def run(args: argparse.Namespace) -> int:
             (
                 Column("name", "operator", text),
                 Column("direction", "for", text),
-                Column("cycles_a", "cycles A"),
-                Column("cycles_b", "cycles B"),
+                Column("cycles_a", "cycles A", _cycles),
+                Column("cycles_b", "cycles B", _cycles),
                 Column("difference", "B - A"),
             ),
             "operators, the largest differences first",
             most=common.top(args),
         )
-        tables = (operators, measures) if args.form == "csv" else (measures, operators)
+        each = "a sample" if waits["cycles_a"].dtype == float else "the whole"
+        came_from = Table(
+            "waits",
+            waits,
+            (
+                Column("cause", "waits for", text),
+                Column("where", "where", text),
+                Column("cycles_a", "cycles A"),
+                Column("cycles_b", "cycles B"),
+                Column("difference", "B - A"),
+                Column("share", "share", _share),
+            ),
+            f"what {each} waits for on the critical path: the differences add up",
+            most=common.top(args),
+        )
+        tables = (
+            (operators, measures, came_from)
+            if args.form == "csv"
+            else (measures, came_from, operators)
+        )
         notes = [say(f"{what}: {why}.") for what, why in reasons.items()]
         return Page(str(report.path), (*tables, *notes, *marks))
 
@@ -110,6 +132,16 @@ def run(args: argparse.Namespace) -> int:
     for words in broken:
         print(f"ipu-report: error: {common.one_line(words)}", file=sys.stderr)
     return max(code, common.NOT_SO) if broken else code
+
+
+def _cycles(value: int | None) -> str:
+    return "none" if value is None else f"{value:,}"
+
+
+def _share(value: float) -> str:
+    from profiler import units
+
+    return units.percent(value) if math.isfinite(value) else ""
 
 
 def _said(value: float, unit: str) -> str:
@@ -137,7 +169,7 @@ def _broken(
     """What is worse than a rule allows, or cannot be held against it."""
     broken = []
     for name, most in rules:
-        what = _MEASURES[name]
+        what = _MEASURES.get(name, sums["what"].iloc[0])
         row = sums[sums["what"] == what].iloc[0]
         if what in reasons:
             broken.append(f"{name} cannot be compared: {reasons[what]}")

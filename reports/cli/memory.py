@@ -66,10 +66,35 @@ def run(args: argparse.Namespace) -> int:
             )
             for row in too_full.to_dict("records")
         ]
+        if len(too_full):
+            tables += _relief(report)
         return Page(str(report.path), (*tables, *notes))
 
     failed = common.each_profile(args, page)
     return failed or (common.NOT_SO if over else common.OK)
+
+
+def _relief(report: Report) -> list[Table]:
+    """What frees most of the worst tile; nothing where the profile has no costs of Blocks."""
+    import pandas as pd
+
+    from profiler.advise import Relief, relief
+    from reports.tables import Column, Table, kibibytes, sentence
+
+    try:
+        found = relief(report)
+    except ValueError:
+        return []
+    names = list(Relief.__dataclass_fields__)
+    frame = pd.DataFrame([[getattr(one, name) for name in names] for one in found], columns=names)
+    columns = (
+        Column("freed", "frees\nKiB", kibibytes),
+        Column("cycles", "cycles\nmore"),
+        Column("title", "change", sentence),
+        Column("fits", "then", sentence),
+        Column("command", "what it would give", sentence),
+    )
+    return [Table("relief", frame, columns, title="What frees most of the worst tile")]
 
 
 def by_ipu(report: Report, ipu: int | None = None) -> Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,18 +21,22 @@ if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Assignment, Costs, Split
     from profiler.rebalance.choice import Choice
-    from reports.tables import Page
+    from reports.tables import Lines, Page, Table
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --profile-dir after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
+  ipu-report rebalance --verify 4 demo/training --script "train.py --fast" -o placement.json
+                                              the best four, compiled: the one that is the quickest
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
   ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
   ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
+_LITTLE = 0.005  # of the cycles: a split that gains less is none that helps
+_OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
 _WAYS = ("profiled", "choose", "always", "never")
 
 
@@ -67,11 +72,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--verify",
-        action="store_true",
+        nargs="?",
+        const="",
+        metavar="N",
         help=(
-            "hold what came (the second of two profiles) against the promise in the placement file"
-            " that was run, or else against what the first profile predicts"
+            "compile the best N splits of --script at once, and propose the one that proves the"
+            " quickest; without a number: hold what came (the second of two profiles) against the"
+            " promise in the placement file that was run, or else against what the first profile"
+            " predicts"
         ),
+    )
+    parser.add_argument(
+        "--script",
+        type=shlex.split,
+        metavar="'FILE ARGS'",
+        help="the script of the profile, with its arguments, for --verify N",
     )
     rebalance_answers.add_arguments(parser)
     common.add_form(parser)
@@ -83,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError(
             "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
-    if args.verify:
+    compiles = _count_of_verify(args)
+    if args.verify is not None and not compiles:
         if len(args.profiles) != 2:
             raise common.CommandError(
                 "--verify takes two profiles: --verify BEFORE AFTER", common.USAGE
@@ -93,9 +109,27 @@ def run(args: argparse.Namespace) -> int:
         if len(args.profiles) != 1:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
         args.profiles = [str(common.find_one(args.profiles[0]))]
+    compares = args.verify is not None and not compiles
     return common.each_profile(
-        args, lambda report: _verify(report, args) if args.verify else _propose(report, args)
+        args,
+        lambda report: _verify(report, args) if compares else _propose(report, args, compiles),
     )
+
+
+def _count_of_verify(args: argparse.Namespace) -> int:
+    """N of ``--verify N``; 0 where two profiles are compared, the first of which it may have."""
+    if args.verify and not args.verify.isdecimal():
+        args.profiles.insert(0, args.verify)
+        args.verify = ""
+    count = int(args.verify or 0)
+    if count and not args.script:
+        raise common.CommandError(
+            f"--verify {count} compiles: say --script 'FILE ARGS', the script of the profile",
+            common.USAGE,
+        )
+    if count and len(args.profiles) > 1:
+        raise common.CommandError("--verify N takes one profile", common.USAGE)
+    return count
 
 
 def _costs(report: Report) -> Costs:
@@ -116,19 +150,15 @@ def best(
 ) -> Split:
     """The best split into so many stages.
 
-    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list whose
-    last stage comes back to one of them, or the profiled one.
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list that
+    comes back to one of them, or the profiled one.
     """
     from profiler.rebalance import best_split
-    from profiler.rebalance.split import one_an_ipu, quickest_split, returning
+    from profiler.rebalance.split import quickest
 
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
-    most = len(set(costs.ipus))
-    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
-    if len(costs.ipus) > most:
-        lists.append(costs.ipus)
-    return quickest_split(costs, lists, choices=choices, together=together)
+    return quickest(costs, choices=choices, together=together)
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
@@ -209,7 +239,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     )
 
 
-def _propose(report: Report, args: argparse.Namespace) -> Page:
+def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
     from profiler.rebalance import Assignment, placement_file, what_if
@@ -230,6 +260,11 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     choices = _choices(costs, args)
     try:
         split = _wanted_or_nearest(costs, args, choices)
+        verified: tuple[Table | Lines, ...] = ()
+        if compiles:
+            split, verified = rebalance_verify.quickest_compiled(
+                report, costs, split, compiles, args.script
+            )
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -281,6 +316,8 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         for words in (*split.why, *wanted.problems, *wanted.notes)
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
+    if wanted.total > (1 - _LITTLE) * now.total:
+        lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
         try:
             args.output.write_text(
@@ -301,7 +338,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
     table = Table("rebalance", frame, columns)
-    more = rebalance_answers.answers(report, costs, split, choices, args)
+    more = [*verified, *rebalance_answers.answers(report, costs, split, choices, args)]
     tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
     return Page(str(report.path), tables)
 

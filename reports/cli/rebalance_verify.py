@@ -1,8 +1,11 @@
-"""`ipu-report rebalance --verify`: what was promised of a split, and what came of it."""
+"""`ipu-report rebalance --verify`: what was promised of a split, and what came of it.
+
+Of a profile that is there already, or (``--verify N``) of splits that are compiled for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +13,9 @@ from reports.cli import common
 
 if TYPE_CHECKING:
     from profiler import Report
-    from profiler.rebalance import Costs
-    from reports.tables import Page
+    from profiler.rebalance import Costs, Split
+    from profiler.rebalance.verified import Verified
+    from reports.tables import Lines, Page, Table
 
 
 @dataclass(frozen=True)
@@ -136,3 +140,69 @@ def _notes(promise: Promise, costs: Costs, obtained: Costs) -> list[str]:
             " compare a pipeline cycle, not a whole turn."
         ),
     ]
+
+
+def quickest_compiled(
+    report: Report, costs: Costs, split: Split, count: int, script: Sequence[str]
+) -> tuple[Split, tuple[Table | Lines, ...]]:
+    """The split that proved the quickest of the best ``count``, and what came of each.
+
+    CommandError where none compiles and fits.
+    """
+    from dataclasses import replace
+
+    from profiler.rebalance.verified import candidates, verify
+
+    wanted = candidates(costs, split.prediction.assignment, count)
+    found = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    runs = [one for one in found if not one.problem]
+    if not runs:
+        problems = "; ".join(dict.fromkeys(one.problem for one in found))
+        raise common.CommandError(
+            f"none of {len(found)} splits compiled and fits: {problems or 'there is no candidate'}"
+        )
+    best = runs[0]
+    why = split.why
+    if best.prediction.assignment != split.prediction.assignment:
+        why = ("of the splits that were compiled this one is the quickest", *why)
+    chosen = replace(
+        split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=why
+    )
+    return chosen, _compiled_table(costs, found)
+
+
+def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
+    """A bar on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(came, "compiling", count, console=Console(stderr=True), transient=True)
+
+
+def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:
+    import pandas as pd
+
+    from reports.tables import Column, Table, kibibytes, say, sentence, text
+
+    rows = []
+    for one in found:
+        spans = one.prediction.assignment.spans(len(costs))
+        sizes = "-".join(str(last - first + 1) for first, last in spans)
+        off = f"{one.prediction.total / one.cycles - 1:+.2%}" if one.cycles else ""
+        fullest = max(one.fullest, default=0)
+        predicted = max(one.prediction.fullest)
+        words = one.problem or "fits"
+        rows.append((sizes, one.prediction.total, one.cycles, off, predicted, fullest, words))
+    names = ["split", "predicted", "cycles", "off", "fullest_predicted", "fullest", "answer"]
+    columns = (
+        Column("split", "Blocks a stage", text),
+        Column("predicted", "predicted"),
+        Column("cycles", "compiled"),
+        Column("off", "off by", str),
+        Column("fullest_predicted", "fullest tile\npredicted KiB", kibibytes),
+        Column("fullest", "compiled\nKiB", kibibytes),
+        Column("answer", "memory", sentence),
+    )
+    table = Table("verified", pd.DataFrame(rows, columns=pd.Index(names)), columns)
+    winner = say(f"{rows[0][0]} Blocks a stage is the quickest of {len(rows)} that were compiled.")
+    return table, winner

@@ -71,6 +71,7 @@ def _page(report: Report) -> Page:
 def _about(report: Report) -> tuple[Fact, ...]:
     from profiler import records
     from profiler.analysis.instances import shared
+    from profiler.report import number
     from profiler.units import count
     from reports.tables import Fact
 
@@ -80,6 +81,14 @@ def _about(report: Report) -> tuple[Fact, ...]:
         if target.num_replicas > 1
         else ""
     )
+    shards = int(number(meta, "tensor_sharding", 1)) or 1
+    if shards > 1:
+        replicas = (
+            f" as {shards} x {target.ipus_per_replica} x {target.num_replicas}: {shards} share the"
+            f" tensors of a stage and are shown as one, {target.ipus_per_replica} are a pipeline,"
+            f" and there {'are' if target.num_replicas > 1 else 'is'}"
+            f" {count(target.num_replicas, 'replica')}"
+        )
     who = shared(report)
     if who.instances > 1:
         replicas += f" ({who})"
@@ -102,11 +111,12 @@ def _about(report: Report) -> tuple[Fact, ...]:
             "target",
             target.name,
             "machine",
-            f"{count(target.num_ipus, 'IPU')}{replicas}, {target.name}: {target.tiles_per_ipu:,}"
-            " tiles with "
+            f"{count(target.num_ipus * shards, 'IPU')}{replicas}, {target.name}:"
+            f" {target.tiles_per_ipu:,} tiles with "
             f"{target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz",
         ),
-        Fact("ipus", target.num_ipus),
+        Fact("ipus", target.num_ipus * shards),
+        Fact("tensor_sharding", shards),
         Fact("replicas", target.num_replicas),
         Fact("instances", who.instances),
         Fact("hosts", who.hosts),
@@ -171,7 +181,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
         Fact(
             "iteration_cycles",
             cycles,
-            "a weight update" if training else "an iteration",
+            "a weight update" if training else "a device iteration",
             f"{cycles:,} cycles, {units.seconds(seconds)}, with"
             f" {units.count(micro_batches, 'micro-batch')}",
         ),

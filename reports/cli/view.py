@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 import threading
+import time
 import webbrowser
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -17,11 +18,15 @@ from typing import TYPE_CHECKING
 from reports.cli import common
 
 if TYPE_CHECKING:
+    from dash import Dash
+
     from profiler import Report
+    from viewer.guard import Guard
 
 HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
+  ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
   on a machine far away:   ipu-report view --no-browser demo/training
@@ -31,7 +36,14 @@ EXAMPLES = """  ipu-report view demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profile(parser)
+    parser.add_argument(
+        "profiles", nargs="?", metavar="PROFILE", help="profile.pop, or a directory of one"
+    )
+    parser.add_argument(
+        "--follow",
+        metavar="DIR",
+        help="show what runs write below DIR, as they go: a new profile appears by itself",
+    )
     parser.add_argument(
         "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"
     )
@@ -62,36 +74,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
-    with common.open_one(args) as report, _other(args) as other:
+    if (args.follow is None) == (args.profiles is None):
+        raise common.CommandError("give a PROFILE, or --follow DIR", common.USAGE)
+    if args.follow is not None:
+        return _follow(args)
+    with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
         from viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard)
-        address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-        address += f"/?token={guard.token}" if guard.token else ""
-        print(f"{common.one_line(str(report.path))} is at {address} (Ctrl+C ends it)", flush=True)
-        if guard.token:
-            print(
-                f"note: {args.host} is not only this machine: whoever has this address sees the"
-                " profile",
-                flush=True,
-            )
-        if not args.no_browser:
-            opener = threading.Timer(1.0, webbrowser.open, (address,))
-            opener.daemon = True
-            opener.start()
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
-        app.run(host=args.host, port=port, debug=False)
+        app = create_app(report, other, guard, prepare=True)
+        _serve(args, app, guard, str(report.path), port)
     return common.OK
+
+
+def _follow(args: argparse.Namespace) -> int:
+    """The newest profiles below a directory, from the first one on."""
+    port = free_port(args.host, args.port)
+    from viewer.app import following_app
+    from viewer.guard import Guard
+    from viewer.profiles import FollowedProfiles
+
+    profiles = FollowedProfiles(args.follow)
+    if not profiles.refresh():
+        print(f"waiting for a profile below {common.one_line(args.follow)}", flush=True)
+    while not profiles.refresh():
+        time.sleep(1)
+    guard = Guard.bound_to(args.host, args.allow_host)
+    _serve(args, following_app(profiles, guard), guard, str(args.follow), port)
+    return common.OK
+
+
+def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
+    """Say where it is, open a browser, and answer until Ctrl+C."""
+    address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+    address += f"/?token={guard.token}" if guard.token else ""
+    print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
+    if guard.token:
+        print(
+            f"note: {args.host} is not only this machine: whoever has this address sees the"
+            " profile",
+            flush=True,
+        )
+    if not args.no_browser:
+        opener = threading.Timer(1.0, webbrowser.open, (address,))
+        opener.daemon = True
+        opener.start()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+    app.run(host=args.host, port=port, debug=False)
+
+
+def _open(pattern: str) -> Report:
+    from profiler import open_report
+
+    return open_report(common.find_one(pattern))
 
 
 def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
     """The second profile, if one was given."""
-    if args.other is None:
-        return nullcontext()
-    return common.open_one(argparse.Namespace(**{**vars(args), "profiles": [args.other]}))
+    return nullcontext() if args.other is None else _open(args.other)
 
 
 def free_port(host: str, port: int) -> int:

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the page of each profile; the exit code."""
 
     def page(report: Report) -> Page:
+        from profiler import analysis
         from profiler.analysis.critical_path import critical_path, waterfall
         from profiler.analysis.waits import longest_waits
         from profiler.records import PHASES
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
         path = critical_path(report)
         rows = longest_waits(report, path)
-        table = waterfall(path)
+        table, total = waterfall(path), int(path["cycles"].sum())
         phases = [phase for phase in PHASES if phase in table.columns]
         by_phase = Table(
             "waterfall",
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
                 Column("cycles", "cycles"),
                 Column("share", "share", percent),
             ),
-            title=f"{int(path['cycles'].sum()):,} cycles {_unit(report)}, by what it waits for",
+            title=f"{total:,} cycles {analysis.turn(report)}, by what it waits for",
         )
         longest = Table(
             "path",
@@ -69,7 +70,3 @@ def run(args: argparse.Namespace) -> int:
         return Page(str(report.path), (longest, by_phase))
 
     return common.each_profile(args, page)
-
-
-def _unit(report: Report) -> str:
-    return "a weight update" if report.meta["kind"] == "training" else "a device iteration"

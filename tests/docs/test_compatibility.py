@@ -98,5 +98,6 @@ def test_facts_names_are_all_classified() -> None:
         "LoweringError",
         "OutOfMemoryError",
         "UsageError",
+        "no_weights",
         "register_custom_op",
     ]

@@ -13,7 +13,8 @@ import torch
 
 import ipu_exec
 from ipu_exec import CommGroupType, VariableRetrievalMode
-from ipu_exec.machine import TARGETS, ring_cycles
+from ipu_exec.machine import TARGETS
+from ipu_exec.topology import ring_cycles
 from profiler import schedules
 
 ONE, ALL = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas

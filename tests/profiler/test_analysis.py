@@ -63,7 +63,7 @@ def test_operators_of_two_reports_are_matched_by_name(report: Report, demo: Path
     ops = analysis.compare_ops(report, other)
     assert ops["cycles_a"].sum() == report.ops["cycles"].sum()
     assert ops["cycles_b"].sum() == other.ops["cycles"].sum()
-    only = ops[ops["stage_b"] == -1]
+    only = ops[ops["stage_b"].isna()]
     assert len(only) == len(ops) - len(other.ops)
     assert ops["difference"].abs().is_monotonic_decreasing
 
@@ -280,3 +280,19 @@ def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> 
     pd.testing.assert_frame_equal(analysis.efficiency(compiled), analysis.efficiency(ran))
     with pytest.raises(IndexError, match="holds runs 0 to 0, not run 1"):
         compiled.tasks(1)
+
+
+def test_what_of_the_difference_came_from_where_adds_up(tmp_path: Path) -> None:
+    """To that of the two updates; to that of a sample where they are not of as many samples."""
+    a = open_report(synthetic_profile(tmp_path / "a.pop"))
+    b = open_report(synthetic_profile(tmp_path / "b.pop", seed=3))
+    waits = analysis.compare_waits(a, b)
+    updates = [analysis.pace(report).cycles for report in (a, b)]
+    assert waits["cycles_a"].sum() == updates[0]
+    assert waits["cycles_b"].sum() == updates[1]
+    assert waits["difference"].sum() == updates[1] - updates[0]
+    assert waits["share"].sum() == pytest.approx(1)
+    assert (waits["difference"].abs().diff().dropna() <= 0).all()
+    same = analysis.compare_waits(a, a)
+    assert not same["difference"].any()
+    assert same["share"].isna().all()

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from profiler import open_report
+from profiler import analysis, open_report
+from profiler.insights import insights
+from reports import html
 from reports.html import write_html
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
@@ -22,6 +24,27 @@ def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
             write_html(report, tmp_path / "none" / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert (tmp_path / "report.html").stat().st_size < 5_000_000
+
+
+def test_it_says_why_and_what_to_do(demo: Path) -> None:
+    """And its heat maps are on one scale, whichever IPU is fuller."""
+    with open_report(demo / "training") as report:
+        sections = {section.title: section for section in html._sections(report)}
+        waits = sections["What a weight update waits for"]
+        tables = {title: section.table for title, section in sections.items() if section.table}
+        first = insights(report)[0]
+        assert f"{analysis.pace(report).cycles:,} cycles" in waits.note
+        assert first.title in tables["What to do about it"][1][0]
+        assert tables["The longest waits"][1]
+        assert len(tables["The quickest split of its Blocks"][1]) == 3
+        options = dict(tables["Options"][1])
+        assert options["Training.gradientAccumulation"] == "10"
+    maps = [
+        section.figures["light"] for title, section in sections.items() if "live bytes" in title
+    ]
+    assert len(maps) == 4
+    assert len({(figure.data[0].zmin, figure.data[0].zmax) for figure in maps}) == 1
+    assert maps[0].data[0].zmax == max(figure.data[0].z.max() for figure in maps)
 
 
 @pytest.mark.browser

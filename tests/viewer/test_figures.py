@@ -16,7 +16,7 @@ from profiler.analysis import critical_path
 from tests.synthetic import synthetic_profile
 from viewer.figures import host, lod, memory, pipeline, theme, trace, units, waterfall
 from viewer.figures.units import Clock
-from viewer.pages import trace as trace_page
+from viewer.pages import selection
 
 
 @pytest.fixture(scope="module")
@@ -336,32 +336,22 @@ def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) ->
     rows = trace.flat(report.steps(0, iteration=0), report.target.ipus_per_replica)
     window = (rows.end * 0.2, rows.end * 0.6)
     by_kind = trace.by_kind(rows, window)
-    grouped = trace_page.aggregated(report, rows, window, by)
+    grouped = selection.aggregated(report, rows, window, by)
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_kind)
     total = sum(row[1] for row in by_kind)
     assert sum(row[1] for row in grouped) == pytest.approx(total, abs=len(grouped) + len(by_kind))
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
 
 
-def _contrast(one: str, other: str) -> float:
-    """As WCAG 2 defines it: 1 to 21."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    dark, light = sorted([luminance(one), luminance(other)])
-    return (light + 0.05) / (dark + 0.05)
-
-
 @pytest.mark.parametrize("one", theme.THEMES.values(), ids=lambda one: one.name)
 def test_what_an_ipu_does_stands_out_from_the_page(one: theme.Theme) -> None:
     for activity in theme.ACTIVITIES:
-        if activity.name != "waiting":  # which is the ground that work stands on
-            assert _contrast(activity.colour(one), one.card) >= 3, activity.name
+        colour = activity.edge(one) or activity.colour(one)
+        assert theme.contrast(colour, one.card) >= 3, activity.name
+        fill = activity.colour(one)
+        assert theme.contrast(theme.text_on(fill), fill) >= 4.5, activity.name
+    for name, _, light, dark in memory.KINDS:
+        assert theme.contrast(dark if one.name == "dark" else light, one.card) >= 3, name
 
 
 def test_colours_diverge_where_a_tile_has_too_much() -> None:

@@ -20,8 +20,9 @@ import pytest
 from profiler import Report, analysis, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app
+from viewer.app import PAGES, create_app, following_app
 from viewer.figures import units
+from viewer.profiles import FollowedProfiles
 from viewer.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
@@ -218,6 +219,7 @@ def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
             page.mouse.wheel(0, -400)
             page.wait_for_timeout(60)
         view.wait("new URLSearchParams(location.search).get('from')")
+        view.wait("document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.range[0]")
         settled(page)
         low, high = int(view.query()["from"]), int(view.query()["to"])
         shown = view.plot("pipeline-lanes", "plot.layout.xaxis.range")
@@ -249,7 +251,7 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
 
 def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        view.open("/liveness?ipu=2&from=10&to=40&low=100&high=300")
+        view.open("/liveness?ipu=2&first=10&last=40&low=100&high=300")
         top = view.plot("liveness-heat", "plot.data[0].zmax")
         assert top * 1024 == pytest.approx(
             report.liveness_map(2, slice(10, 40), slice(100, 300)).max()
@@ -427,7 +429,12 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert f"{pace.cycles:,} cycles" in words
         assert f"{analysis.pace(other).cycles - pace.cycles:,} cycles" in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
-        assert largest in page.locator("#compare-grid [row-index='0']").first.inner_text()
+        page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
+        first = analysis.compare_waits(report, other).iloc[0]
+        row = page.locator("#compare-waits tbody tr").first.inner_text()
+        assert str(first["where"]) in row
+        assert f"{first['difference']:,.0f}" in row
+        assert "a device iteration" in words
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
         assert view.complaints == []
@@ -641,3 +648,127 @@ def test_the_next_hit_of_a_search_is_shown(chromium: Any, address: str) -> None:
         view.wait(f"new URLSearchParams(location.search).get('from') !== '{first}'")
         assert int(view.query()["from"]) > int(first)
         assert view.complaints == []
+
+
+def test_a_turn_of_the_wheel_moves_what_is_there_in_the_next_frame(
+    chromium: Any, address: str
+) -> None:
+    """And the server's answer takes its place, drawn anew without any stretching."""
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        box = page.locator("#pipeline-lanes .nsewdrag").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        moved = page.evaluate(
+            """() => new Promise((done) => {
+              const plot = document.querySelector('#pipeline-lanes .js-plotly-plot');
+              const before = plot.layout.xaxis.range.join();
+              const turn = { deltaY: -400, bubbles: true, cancelable: true, clientX: 700 };
+              plot.querySelector('.nsewdrag').dispatchEvent(new WheelEvent('wheel', turn));
+              requestAnimationFrame(() => requestAnimationFrame(() => {
+                const part = plot._fullLayout._plots.xy.plot.node().getAttribute('transform');
+                done([part, plot.layout.xaxis.range.join() === before]);
+              }));
+            })"""
+        )
+        scale = float(re.search(r"scale\(([\d.]+)", moved[0])[1])
+        assert scale > 1.5 and moved[1], "moved before the figure was drawn anew"
+        view.wait("new URLSearchParams(location.search).get('from')")
+        view.wait("!document.querySelector('#pipeline-lanes .moving')")
+        assert view.complaints == []
+
+
+def test_time_is_marked_selected_and_asked_after(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace")
+        box = page.locator("#trace-rows .nsewdrag").bounding_box()
+
+        def at(x: float, y: float) -> tuple[float, float]:
+            return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+        page.mouse.move(*at(0.2, 0.1))
+        page.keyboard.press("m")
+        page.mouse.move(*at(0.4, 0.1))
+        view.wait("new URLSearchParams(location.search).get('marks')")
+        page.keyboard.press("m")
+        view.wait("document.querySelector('#trace-measured').innerText.includes('A → B')")
+        page.mouse.move(*at(0.3, 0.1))
+        page.keyboard.down("Shift")
+        page.mouse.down()
+        page.mouse.move(*at(0.5, 0.4), steps=3)
+        page.mouse.up()
+        page.keyboard.up("Shift")
+        view.wait("document.querySelector('#trace-kinds').innerText.includes('IPU 0, IPU 1')")
+        page.mouse.click(*at(0.01, 0.1))
+        view.wait("document.querySelector('#trace-step').innerText.includes('variables live then')")
+        query = view.query()
+        assert len(query["marks"].split(",")) == 2
+        assert query["select"].endswith(",0,1")
+        page.locator("nav.side a.nav", has_text="Liveness").click()
+        view.wait("document.querySelector('#liveness-time .js-plotly-plot')?.data?.length")
+        assert view.query()["marks"] == query["marks"]
+        assert view.complaints == []
+
+
+def test_a_query_runs_and_is_in_its_address(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/query")
+        page.fill("#query-text", "SELECT name, cycles FROM ops ORDER BY cycles DESC LIMIT 3")
+        page.keyboard.press("Control+Enter")
+        largest = report.ops.sort_values("cycles", ascending=False, kind="stable")["name"].iloc[0]
+        view.wait(f"document.querySelector('#query-rows').innerText.includes('{largest}')")
+        page.goto(page.url)
+        settled(page)
+        view.wait(f"document.querySelector('#query-rows').innerText.includes('{largest}')")
+        view.open("/query?sql=DROP TABLE ops")
+        assert "not authorized" in page.inner_text("#query-rows")
+        assert view.complaints == []
+
+
+def test_a_part_of_the_flame_graph_is_opened_and_left(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/flame")
+        page.locator("#flame-parts button", has_text="layer2").first.click()
+        view.wait("new URLSearchParams(location.search).get('at') === 'layer2'")
+        view.wait("document.querySelector('#flame-parts').innerText.includes('conv')")
+        page.locator("#flame-parts .trail button", has_text="all").click()
+        view.wait("!new URLSearchParams(location.search).get('at')")
+        assert view.complaints == []
+
+
+def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: str) -> None:
+    """By axe-core, in light and, where colours differ most, in dark."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    grave = ("serious", "critical")
+    found = []
+    for scheme, paths in (("light", [page.path for page in PAGES]), ("dark", ["/", "/trace"])):
+        with tab(chromium, address, color_scheme=scheme) as view:
+            for path in paths:
+                page = view.open(path)
+                page.wait_for_timeout(150)  # names are put right after the page is drawn
+                for fault in axe.run(page).response["violations"]:
+                    if fault["impact"] in grave:
+                        found.append((scheme, path, fault["id"], fault["nodes"][0]["html"][:120]))
+    assert found == []
+
+
+def test_a_directory_is_followed_from_one_profile_to_the_next(
+    chromium: Any, demo: Path, tmp_path: Path
+) -> None:
+    """Without a click: the newest is shown, with the one before it to compare."""
+    profiles = FollowedProfiles(tmp_path)
+    assert profiles.refresh() == ""
+    _appear(demo / "training", tmp_path / "first" / "training")
+    assert "first" in profiles.refresh()
+    with serving(following_app(profiles)) as address, tab(chromium, address) as view:
+        page = view.open("/")
+        assert "training, executed" in page.inner_text("#head")
+        _appear(demo / "inference", tmp_path / "second" / "inference")
+        page.wait_for_selector("#head >> text=inference, executed", timeout=20_000)
+        assert len(profiles) == 2
+        assert profiles.get(1).meta["kind"] == "training"
+        assert view.complaints == []
+
+
+def _appear(profile: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copyfile(profile / "profile.pop", folder / "profile.pop")

@@ -10,6 +10,7 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       localStorage.setItem('ipuscope-theme', root.dataset.theme);
     }
+    window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme,
              width: Math.max(600, window.innerWidth - 252) };
   },
@@ -52,11 +53,14 @@ window.dash_clientside.viewer = {
 // may be all of them.
 const shared = [
   { pages: null, names: ['profile'] },
-  { pages: ['/pipeline', '/trace'], names: ['unit', 'run', 'iteration', 'from', 'to'] },
-  { pages: ['/memory', '/liveness'], names: ['ipu', 'tile'] },
-  { pages: ['/trace', '/program'], names: ['ipu'] },
+  { pages: ['/pipeline', '/trace', '/liveness'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
+  { pages: ['/pipeline', '/trace'], names: ['lanes', 'opened', 'pins'] },
+  { pages: ['/memory', '/liveness'], names: ['tile'] },
 ];
 shared.forEach((group) => { group.values = {}; });
+// The IPU holds on every page that has one, once somebody chose it: what a page begins with is no choice. All of them
+// are a choice on these two only.
+const chips = { pages: ['/memory', '/liveness', '/trace', '/program'], every: ['/trace', '/program'], value: '', seen: {} };
 
 window.ipuscopeKeep = function (query) {
   const on = (group, path) => !group.pages || group.pages.includes(path);
@@ -64,8 +68,17 @@ window.ipuscopeKeep = function (query) {
     if (!group.pages && !query.has('profile')) { return; }
     group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });
   });
+  const here = window.location.pathname, ipu = query.get('ipu');
+  if (ipu !== null && chips.pages.includes(here)) {
+    const before = chips.seen[here];
+    if (before !== undefined ? before !== ipu : window.ipuscopeAsked.has('ipu')) { chips.value = ipu; }
+    chips.seen = { [here]: ipu };
+  }
   document.querySelectorAll('nav.side a.nav').forEach((link) => {
     const path = new URL(link.href).pathname, carried = new URLSearchParams();
+    if (chips.value && chips.pages.includes(path) && (chips.value !== 'all' || chips.every.includes(path))) {
+      carried.set('ipu', chips.value);
+    }
     shared.filter((group) => on(group, path)).forEach((group) => {
       Object.entries(group.values).forEach(([name, value]) => { if (value) { carried.set(name, value); } });
     });
@@ -219,56 +232,36 @@ window.ipuscopeKeep = function (query) {
     }
   });
 
-  // -- the wheel --------------------------------------------------------------------------------------
-  // A turn asks the server at once, rather than have plotly redraw what it has and then ask. Along x; with shift
-  // along y, where a figure can be zoomed there.
-  const windows = new WeakMap();
-
-  function ask(plot, axis, low, high) {
-    const meta = plot.layout.meta, names = axis === 'y' ? meta.y : meta.x;
-    const put = (name, value) => window.dash_clientside.set_props({ page: meta.page, param: name }, { value });
-    put(names[0], String(Math.floor(low)));
-    put(names[1], String(Math.ceil(high)));
-  }
-  document.addEventListener('wheel', (event) => {
-    const plot = event.target.closest?.('.js-plotly-plot');
-    if (!plot || !plot.layout?.meta?.page || event.ctrlKey || !event.target.closest('.draglayer')) { return; }
-    const axis = event.shiftKey && plot.layout.meta.y ? 'y' : 'x';
-    const name = axis + 'axis', scale = axis === 'x' ? plot.layout.meta.scale : 1;
-    const drawn = plot.layout[name].range.map((value) => Number(value) / scale);
-    const key = drawn.join();
-    let state = windows.get(plot) || {};
-    let held = state[axis];
-    if (!held || held.key !== key) { held = { key, low: drawn[0], high: drawn[1] }; }
-    event.preventDefault();
-    event.stopPropagation();
-    const full = plot._fullLayout[name], box = plot.getBoundingClientRect();
-    const at = axis === 'x' ? (event.clientX - box.left - full._offset) / full._length
-      : 1 - (event.clientY - box.top - full._offset) / full._length;
-    const middle = held.low + Math.min(1, Math.max(0, at)) * (held.high - held.low);
-    const turned = event.deltaY || event.deltaX;
-    const factor = Math.exp(Math.max(-1, Math.min(1, turned / 400)));
-    held.low = middle - (middle - held.low) * factor;
-    held.high = middle + (held.high - middle) * factor;
-    state[axis] = held;
-    windows.set(plot, state);
-    clearTimeout(held.timer);
-    const wait = performance.now() - (held.asked || 0) > 120 ? 0 : 60;
-    held.timer = setTimeout(() => { held.asked = performance.now(); ask(plot, axis, held.low, held.high); }, wait);
-  }, { capture: true, passive: false });
-
   // -- keys -------------------------------------------------------------------------------------------
-  function zoomable() {
-    const plots = Array.from(document.querySelectorAll('.js-plotly-plot'));
-    return plots.find((plot) => plot.layout && plot.layout.meta && plot.layout.meta.scale) || plots[0];
-  }
-  function move(by, factor) {
-    const plot = zoomable();
-    if (!plot || !plot.layout.xaxis) { return; }
-    const [low, high] = plot.layout.xaxis.range.map(Number);
-    const span = high - low, middle = (low + high) / 2 + by * span;
-    window.Plotly.relayout(plot, { 'xaxis.range[0]': middle - span * factor / 2, 'xaxis.range[1]': middle + span * factor / 2 });
-  }
+  // A number that there is not: the field keeps what was typed, and the page says why nothing follows.
+  let refused = null;
+  document.addEventListener('change', (event) => {
+    const field = event.target;
+    if (!field.matches?.('input[type=number]')) { return; }
+    const name = field.closest('.control')?.querySelector('.label')?.textContent || 'number';
+    const words = `${name}: ${field.value} is not among ${field.min || 0} to ${field.max || 'the largest'}.`;
+    const wrong = !field.validity.valid;
+    if (wrong || refused === field) {
+      window.dash_clientside.set_props('alert', { children: wrong
+        ? { namespace: 'dash_html_components', type: 'Div', props: { children: words, className: 'message warning', role: 'status' } }
+        : [] });
+    }
+    refused = wrong ? field : null;
+  }, true);
+
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
+      document.getElementById('query-run')?.click();
+    }
+  });
+
+  const time = window.ipuscopeTimeline;
+  const keys = {
+    a: () => time.move(-0.25, 1), d: () => time.move(0.25, 1), w: () => time.move(0, 0.5), s: () => time.move(0, 2),
+    ArrowLeft: () => time.move(-0.25, 1), ArrowRight: () => time.move(0.25, 1),
+    '+': () => time.move(0, 0.5), '=': () => time.move(0, 0.5), '-': () => time.move(0, 2),
+    f: time.fit, 0: time.fit, m: time.mark, M: time.measure, p: time.pin, Escape: time.clear,
+  };
   document.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) { return; }
     const dialog = document.getElementById('shortcuts');
@@ -278,8 +271,9 @@ window.ipuscopeKeep = function (query) {
     }
     const at = event.target;
     if (at.closest && at.closest('input, textarea, select, [contenteditable], [role=combobox], [role=listbox]')) { return; }
-    const links = document.querySelectorAll('nav.side a.nav');
-    if (/^[1-9]$/.test(event.key) && links[event.key - 1]) { links[event.key - 1].click(); }
+    const links = Array.from(document.querySelectorAll('nav.side a.nav'));
+    const link = links.find((one) => one.title.endsWith(`(${event.key})`));
+    if (link) { link.click(); }
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {
@@ -289,15 +283,6 @@ window.ipuscopeKeep = function (query) {
     else if (event.key === 'n' || event.key === 'N') {
       document.getElementById(event.key === 'n' ? 'trace-next' : 'trace-previous')?.click();
     }
-    else if (event.key === 'a') { move(-0.25, 1); }
-    else if (event.key === 'd') { move(0.25, 1); }
-    else if (event.key === 'w') { move(0, 0.5); }
-    else if (event.key === 's') { move(0, 2); }
-    else if (event.key === 'f') { const plot = zoomable(); if (plot) { window.Plotly.relayout(plot, { 'xaxis.autorange': true }); } }
-    else if (event.key === 'ArrowLeft') { move(-0.25, 1); }
-    else if (event.key === 'ArrowRight') { move(0.25, 1); }
-    else if (event.key === '+' || event.key === '=') { move(0, 0.5); }
-    else if (event.key === '-') { move(0, 2); }
-    else if (event.key === '0') { const plot = zoomable(); if (plot) { window.Plotly.relayout(plot, { 'xaxis.autorange': true }); } }
+    else if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
   });
 })();

@@ -151,6 +151,22 @@ class Rows:
         """Where a row lies."""
         return slice(int(self.first[row]), int(self.first[row + 1]))
 
+    def at(self, row: int, time: float) -> int:
+        """Which slice of a row covers a time: its position in these rows, -1 where none does."""
+        if not 0 <= row < len(self):
+            return -1
+        here = self.of(row)
+        found = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
+        return found if found >= here.start and self.end[found] > time else -1
+
+    def only(self, wanted: np.ndarray) -> Rows:
+        """Some of the rows, in that order."""
+        parts = [self.of(row) for row in wanted.tolist()]
+        first = np.cumsum([0, *(part.stop - part.start for part in parts)])
+        positions = np.concatenate([np.arange(part.start, part.stop) for part in parts] or [first])
+        columns = (self.start, self.end, self.code, self.source)
+        return Rows(first, *(column[positions] for column in columns))
+
     def around(
         self,
         row: int,

@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 
 from profiler.enums import Role
 from viewer.figures import units
-from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme
+from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from viewer.figures.units import plain
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 # dark)
 KINDS = (
     ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
-    ("optimiser state", (Role.OPTIMISER_STATE,), "#56b4e9", "#8fd0f5"),
-    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#e69f00", "#f0b23a"),
+    ("optimiser state", (Role.OPTIMISER_STATE,), "#3a93c9", "#8fd0f5"),
+    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#bf8300", "#f0b23a"),
     ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
-    ("stash", (Role.STASH,), "#b6d94c", "#c9e86e"),
+    ("stash", (Role.STASH,), "#7d9c1f", "#c9e86e"),
     ("temporaries", (Role.TEMPORARY,), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
     (
@@ -47,8 +47,8 @@ KINDS = (
     (
         "control code and stack",
         ("controlCode", "controlId", "controlTable", "stack"),
-        "#a3adba",
-        "#5b6673",
+        "#87919e",
+        "#6f7b89",
     ),
     (
         "exchange code",
@@ -59,10 +59,10 @@ KINDS = (
     (
         "streams",
         ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader"),
-        "#f0e442",
+        "#a39400",
         "#f4ec7a",
     ),
-    ("other", (), "#c9cfd8", "#3d4753"),
+    ("other", (), "#8f959d", "#74808e"),
 )
 _KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
 
@@ -74,6 +74,7 @@ _VIRIDIS = (
     (0.75, "#5ec962"),
     (1.0, "#fde725"),
 )
+_USED = {"light": "#bf8300", "dark": "#f0b23a"}
 _JUST_OVER, _FAR_OVER = "#f4511e", "#7f0000"
 
 
@@ -90,17 +91,19 @@ def heat_map(
     limit: int,
     theme: Theme,
     to_limit: bool = False,
+    scale: tuple[float, float] | None = None,
 ) -> go.Figure:
     """Live bytes over tiles and program steps, and beneath what the steps are for.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` is `Report.program_steps` of the IPU.
+    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale``: least and most
+    bytes of all maps that are read together (default: its own).
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
     )
     x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
-    most = float(values.max(initial=0))
+    least, most = scale or (float(values.min(initial=0)), float(values.max(initial=0)))
     over = most > limit
     top = max(most, limit) / KIB if to_limit or over else max(1.0, most / KIB)
     figure.add_trace(
@@ -108,7 +111,7 @@ def heat_map(
             z=(values.T / KIB).astype(np.float32),
             x=x,
             y=y,
-            zmin=0 if to_limit or over else float(values.min(initial=0)) / KIB,
+            zmin=0 if to_limit or over else least / KIB,
             zmax=top,
             colorscale=_colours(most, limit),
             colorbar={
@@ -128,9 +131,9 @@ def heat_map(
         figure.add_trace(trace, row=2, col=1)
     figure.update_layout(
         theme.layout(
-            480,
+            502,
             barmode="overlay",
-            margin={"l": 72, "r": 16, "t": 8, "b": 76},
+            margin={"l": 72, "r": 16, "t": 30, "b": 76},  # the toolbar stands above the colours
             legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
             xaxis={"range": list(steps), "showgrid": False, "zeroline": False},
             xaxis2={
@@ -177,7 +180,7 @@ def liveness(
     position = frame["position"].to_numpy()
     names = [plain(units.shortened(name)) for name in frame["name"]]
     always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
-    colours = ("#8d9aab", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
+    colours = ("#7a8696", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
     for label, values, colour in (
         ("always live", always, colours[0]),
         ("not always live", rest, colours[1]),
@@ -270,7 +273,7 @@ def tiles(
     figure = go.Figure()
     lines = [
         ("extent, with gaps", "total", theme.accent, "solid"),
-        ("used", "total_excluding_gaps", "#e69f00", "solid"),
+        ("used", "total_excluding_gaps", _USED[theme.name], "solid"),
         ("always live", "always_live", theme.muted, "dot"),
     ]
     for name, column, colour, dash in lines if gaps else lines[1:]:
@@ -362,8 +365,8 @@ def chip(
     )
     figure.update_layout(
         theme.layout(
-            300,
-            margin={"l": 48, "r": 16, "t": 8, "b": 44},
+            322,
+            margin={"l": 48, "r": 16, "t": 30, "b": 44},
             xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
             yaxis={
                 "title": {"text": "row"},
@@ -538,7 +541,7 @@ def headroom(
             marker={"color": np.where(over, theme.limit, theme.accent), "line": {"width": 0}},
             text=[f" {value / KIB:,.0f} KiB, {units.percent(value / limit)}" for value in fullest],
             textposition="auto",
-            insidetextfont={"size": 12, "color": "#ffffff" if theme.name == "light" else "#10151c"},
+            insidetextfont={"size": 12, "color": text_on(theme.accent)},
             outsidetextfont={"size": 12},
             hovertemplate="%{y}: fullest tile %{x:.1f} KiB<extra></extra>",
         )

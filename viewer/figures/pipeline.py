@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,12 @@ from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction
 from viewer.figures import theme as themes
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
-from viewer.figures.slices import WIDE, Canvas, Look
+from viewer.figures.slices import WIDE, Canvas, look
 from viewer.figures.theme import (
     ACTIVITIES,
     BY_DIRECTION,
     BY_KIND,
     COMPUTE,
-    WAITING,
     Theme,
 )
 from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
@@ -36,7 +36,8 @@ from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text
 if TYPE_CHECKING:
     import pandas as pd
 
-PIXELS = 1400  # columns of a figure as wide as the page
+PIXELS = 1160  # columns of a figure as wide as a page of 1,440
+MARGINS = 140  # pixels of it beside the lanes, about
 _TASK, _STRIP, _BESIDE = (
     (-0.10, 0.56),
     (0.29, 0.13),
@@ -46,6 +47,8 @@ _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
 _DIGIT = 7  # pixels
+_APART = 8  # pixels between the numbers of neighbours, which would read as one
+_LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
@@ -74,6 +77,30 @@ def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
     return CriticalPath(ipu[first], start[first], end[last])
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """IPUs that are drawn as one: the one that is drawn, and all of them.
+
+    ``group``: the IPU by which the lane is opened, or closed again; -1 for one that cannot be.
+    """
+
+    shown: int
+    members: np.ndarray
+    group: int = -1
+    pinned: bool = False
+
+    @property
+    def openable(self) -> bool:
+        """Whether it stands for several IPUs."""
+        return len(self.members) > 1
+
+    @property
+    def mark(self) -> str:
+        """Before its name: whether a click opens or closes it, or it is pinned."""
+        opened = "" if self.group < 0 else "▾ "
+        return "▸ " if self.openable else "▴ " if self.pinned else opened
+
+
 @dataclass(frozen=True)
 class Lanes:
     """A device iteration (or a run) ready to be drawn; made once, drawn at every zoom."""
@@ -90,6 +117,7 @@ class Lanes:
     lane: np.ndarray  # of each IPU
     names: tuple[str, ...]  # of the lanes, short
     shown: np.ndarray  # the IPU that each lane shows
+    arranged: tuple[Lane, ...]
 
     @property
     def end(self) -> int:
@@ -118,41 +146,65 @@ def lanes(
     cycles: pd.DataFrame,
     stages: pd.DataFrame,
     fold: bool = False,
+    opened: Collection[int] = (),
+    pinned: Sequence[int] = (),
+    path: CriticalPath | None = None,
 ) -> Lanes:
     """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages` of a device iteration.
 
     ``steps`` may be empty: no strip then. ``fold``: replicas that do the same at the same time, and
     neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
-    the critical path for longest.
+    the critical path for longest. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with
+    lanes of their own, above the others. ``path``: the chain through the tasks, where it is known.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
     beside = (tasks["kind"] == records.BESIDE).to_numpy()
-    path = on_ipus(tasks, chain_through(tasks))
-    lane, shown = np.arange(count), np.arange(count)
+    path = path or on_ipus(tasks, chain_through(tasks))
+    together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
     if fold and count:
         per_replica = int(stages["ipu"].max()) + 1 if len(stages) else count
         lane, shown = folded(_totals(tasks, code, count), path, per_replica)
-    row = np.full(count, -1)
+        together = [
+            Lane(int(ipu), np.flatnonzero(lane == at), int(ipu)) for at, ipu in enumerate(shown)
+        ]
+    arranged = _arranged(together, set(opened), [ipu for ipu in pinned if 0 <= ipu < count])
+    shown = np.array([one.shown for one in arranged], dtype=np.int64)
+    lane, row = np.zeros(count, dtype=np.int64), np.full(count, -1)
+    for at, one in enumerate(arranged):
+        lane[one.members] = at
     row[shown] = np.arange(len(shown))
     steps_beside = (steps["kind"] == records.BESIDE).to_numpy()
-    members = [np.flatnonzero(lane == one) for one in range(len(shown))]
     return Lanes(
         tasks,
         steps,
         cycles,
         _rows(tasks, code, row, ~beside),
         _rows(steps, of_steps, row, ~steps_beside),
-        tuple(
-            lane_label(int(ipu), stages, alike) for ipu, alike in zip(shown, members, strict=True)
-        ),
+        tuple(lane_label(one.shown, stages, one.members) for one in arranged),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(tasks, code, row, beside),
         path,
         lane,
-        tuple(map(spans, members)),
+        tuple(spans(one.members) for one in arranged),
         shown,
+        tuple(arranged),
     )
+
+
+def _arranged(together: list[Lane], opened: set[int], pinned: list[int]) -> list[Lane]:
+    """The pinned IPUs, then the lanes without them; each member of an opened lane by itself."""
+    arranged = [Lane(ipu, np.array([ipu]), pinned=True) for ipu in dict.fromkeys(pinned)]
+    for lane in together:
+        rest = lane.members[~np.isin(lane.members, pinned)]
+        if not len(rest):
+            continue
+        if lane.openable and not opened.isdisjoint(lane.members.tolist()):
+            arranged += [Lane(int(ipu), np.array([ipu]), lane.group) for ipu in rest]
+        else:
+            shown = lane.shown if lane.shown in rest else int(rest[0])
+            arranged.append(Lane(shown, rest, lane.group if lane.openable else -1))
+    return arranged
 
 
 def folded(
@@ -235,7 +287,36 @@ def pipeline(
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
         figure.add_traces(_path(lanes, clock, theme, follow))
-    return figure
+    return _with_legend(figure, pixels)
+
+
+def _with_legend(figure: go.Figure, pixels: int) -> go.Figure:
+    """The figure with room for as many rows as its legend has."""
+    names = {trace.name for trace in figure.data if trace.showlegend is not False}
+    margin = figure.layout.margin
+    width = pixels + MARGINS - margin.l - margin.r  # of the lanes, and so of the legend
+    rows = -(-len(names) // max(1, width // _LEGEND_ENTRY))
+    top = 56 + _LEGEND_ROW * rows
+    more = top - margin.t
+    return figure.update_layout(margin={"t": top}, height=figure.layout.height + more)
+
+
+def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
+    """The task at a point of the figure: its position in ``lanes.tasks``, None where none is.
+
+    ``cycle`` from the beginning of what is shown, ``row`` as the figure counts lanes. Over I/O
+    tiles first, where the point is on their strip.
+    """
+    lane = round(row)
+    time = cycle + lanes.origin
+    middle, height = _BESIDE
+    on_strip = abs(row - lane - middle) <= height / 2
+    order = (lanes.beside_rows, lanes.task_rows) if on_strip else (lanes.task_rows,)
+    for rows in order:
+        found = rows.at(lane, time)
+        if found >= 0:
+            return int(rows.source[found])
+    return None
 
 
 def busy(
@@ -416,6 +497,8 @@ def _rows(frame: pd.DataFrame, code: np.ndarray, row: np.ndarray, wanted: np.nda
 def _marker(code: int, theme: Theme) -> dict[str, Any]:
     activity = ACTIVITIES[code]
     marker: dict[str, Any] = {"color": activity.colour(theme), "line": {"width": 0}}
+    if activity.edge(theme):
+        marker["line"] = {"width": 1, "color": activity.edge(theme)}
     if activity.pattern:
         stroke = ACTIVITIES[themes.NAMES.index("forward")].colour(theme)
         marker["pattern"] = {
@@ -429,9 +512,7 @@ def _marker(code: int, theme: Theme) -> dict[str, Any]:
 
 
 def _text_colour(code: int, theme: Theme) -> str:
-    if code == WAITING:
-        return theme.muted
-    return "#10151c" if ACTIVITIES[code].dark_text or theme.name == "dark" else "#ffffff"
+    return themes.text_on(ACTIVITIES[code].colour(theme))
 
 
 def _traces(
@@ -446,12 +527,7 @@ def _traces(
             break
         finest = coarser
         tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
-    looks = {
-        code: Look(
-            activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme)
-        )
-        for code, activity in enumerate(ACTIVITIES)
-    }
+    looks = {code: look(code, _marker(code, theme), theme) for code in range(len(ACTIVITIES))}
     traces = tasks.traces(looks)
     named = {trace.name for trace in traces}
     for trace in steps.traces(looks):
@@ -543,7 +619,7 @@ def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: flo
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
     large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
-        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 2 else ""
+        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + _APART else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
     ]
 
@@ -736,13 +812,15 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
     count = max(1, len(lanes.labels))
     scale = clock.scale
     height = max(3, min(LANE, 900 // count))
-    labels = lanes.labels if height >= _TWO_LINES else lanes.names
+    whole = height >= _TWO_LINES
+    names = lanes.labels if whole else lanes.names
+    labels = [one.mark + name for one, name in zip(lanes.arranged, names, strict=True)]
     every = -(-_LINE // height)
     return theme.layout(
         # top: legend, phases, cycle numbers; bottom: the axis
         height * count + 160,
         barmode="overlay",
-        margin={"l": 24 + 7 * _label_length(lanes), "r": 16, "t": 104, "b": 48},
+        margin={"l": 34 + 7 * _label_length(lanes), "r": 16, "t": 104, "b": 48},
         legend={
             "orientation": "h",
             "yref": "container",
@@ -764,7 +842,7 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
         yaxis={
             "range": [count - 0.45, -0.5],
             "tickvals": list(range(0, count, every)),
-            "ticktext": list(labels[::every]),
+            "ticktext": labels[::every],
             "fixedrange": True,
             "showgrid": False,
             "zeroline": False,

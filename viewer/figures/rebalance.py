@@ -11,13 +11,13 @@ from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.rebalance import Costs, Prediction
 from viewer.figures.pipeline import Lanes, lanes
-from viewer.figures.theme import Theme
+from viewer.figures.theme import Theme, text_on
 from viewer.figures.units import Clock, plain, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHADES = {"light": ("#0072b2", "#5aa9d6"), "dark": ("#3d9be0", "#2a6a99")}  # neighbours apart
+_SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
     schedules.FORWARD: Direction.FORWARD,
     schedules.BACKWARD: Direction.BACKWARD,
@@ -64,7 +64,7 @@ def stages(
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
-                textfont={"color": "#ffffff" if theme.name == "light" else "#10151c", "size": 12},
+                textfont={"color": text_on(_SHADES[theme.name][block % 2]), "size": 12},
                 hovertemplate=(
                     f"<b>{plain(costs.names[block])}</b><br>"
                     f"forward {costs.cycles.forward[block]:,},"

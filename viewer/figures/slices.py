@@ -9,15 +9,17 @@ needs no element of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from viewer.figures.lod import Pieces, Rows
+from viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
 
 WIDE = 8  # pixels
+_LINE = 0.08  # of its row: the height of waiting
 _THINNEST = 0.005  # share of a lane: less is not a tenth of a pixel
 _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
 
@@ -33,6 +35,20 @@ class Look:
     marker: dict[str, Any]
     fill: str
     text: str
+
+
+def look(code: int, marker: dict[str, Any], theme: Theme) -> Look:
+    """How an activity is drawn over time. Waiting is a line: the ground that work stands out from.
+
+    ``marker``: of its bars.
+    """
+    activity = ACTIVITIES[code]
+    fill = activity.edge(theme) or activity.colour(theme)
+    return Look(activity.name, {**marker, "color": fill}, fill, text_on(fill))
+
+
+def _heights(code: np.ndarray, height: float) -> np.ndarray:
+    return np.where(code == WAITING, _LINE * height, height)
 
 
 class Canvas:
@@ -68,7 +84,7 @@ class Canvas:
                 found.end,
                 found.code,
                 np.full(count, y),
-                np.full(count, height),
+                _heights(found.code, height),
                 words,
                 labels,
             )
@@ -84,14 +100,18 @@ class Canvas:
     ) -> np.ndarray:
         """Draw what needs no words; True in the mask for the pieces to give to `add_bars`.
 
-        Pieces of several slices are parted in proportion to what the slices took.
+        Pieces of several slices are filled in proportion to what the slices took; what of them was
+        waiting stays empty, and a piece of nothing else is a line.
         """
         several = found.count > 1
         bars = ~several & self.wide(found)
         self.add_narrow(found.where(~several & ~bars), y, height)
         merged = found.where(several)
         bands = rows.bands(merged, code)
-        piece, of, below, share = (column[bands[3] >= _THINNEST] for column in bands)
+        busy = (bands[1] != WAITING) & (bands[3] >= _THINNEST)
+        idle = np.bincount(bands[0], weights=busy, minlength=len(merged)) == 0
+        self.add_narrow(replace(merged.where(idle), code=np.full(idle.sum(), WAITING)), y, height)
+        piece, of, below, share = (column[busy] for column in bands)
         self._narrow.append(
             (
                 merged.start[piece],
@@ -115,7 +135,7 @@ class Canvas:
         """Narrow pieces."""
         count = len(found)
         self._narrow.append(
-            (found.start, found.end, found.code, np.full(count, y), np.full(count, height))
+            (found.start, found.end, found.code, np.full(count, y), _heights(found.code, height))
         )
 
     def traces(self, looks: dict[int, Look]) -> list[Any]:

@@ -28,25 +28,49 @@ class Activity:
     light: str
     dark: str
     pattern: str = ""
-    dark_text: bool = False  # on its colour, in both themes
+    edges: tuple[str, str] = ("", "")  # light and dark, around a fill that is too pale to stand out
+
+    def edge(self, theme: Theme) -> str:
+        """The colour around its fill; "" for none."""
+        return self.edges[theme.name == "dark"]
 
     def colour(self, theme: Theme) -> str:
         """Its colour in that theme."""
         return self.dark if theme.name == "dark" else self.light
 
 
+def luminance(colour: str) -> float:
+    """Of "#rrggbb", 0..1, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Between two colours, 1 to 21, as WCAG 2 defines it."""
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def text_on(colour: str) -> str:
+    """White or nearly black: what is read better on that colour."""
+    return max("#ffffff", "#06080b", key=lambda text: contrast(text, colour))
+
+
 ACTIVITIES = (
     Activity("forward", "#0072b2", "#3d9be0"),
-    Activity("backward", "#bf7f00", "#f0b23a", dark_text=True),
-    Activity("recompute", "#5a98c4", "#7fb2d6", "/", dark_text=True),
+    Activity("backward", "#bf7f00", "#f0b23a"),
+    Activity("recompute", "#5a98c4", "#7fb2d6", "/"),
     Activity("weight update", "#009e73", "#2cbf93"),
     Activity("compute", "#5b6776", "#8d9aab"),
     Activity("exchange", "#a178c4", "#b48fd6"),
     Activity("exchange between IPUs", "#cc4f8f", "#e07bb0"),
-    Activity("sync", "#7391a5", "#5f7d90", dark_text=True),
+    Activity("sync", "#7391a5", "#5f7d90"),
     Activity("external sync", "#41657d", "#a9c9dc"),
     Activity("host I/O", "#d55e00", "#f07c32"),
-    Activity("waiting", "#e3e7ec", "#2b323c", dark_text=True),
+    Activity("waiting", "#e3e7ec", "#2b323c", edges=("#848e9b", "#6b7683")),
 )
 NAMES = tuple(activity.name for activity in ACTIVITIES)
 WAITING = NAMES.index("waiting")

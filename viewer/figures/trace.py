@@ -7,6 +7,7 @@ stays, faint.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from profiler import records
 from viewer.figures import lod
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.pipeline import CriticalPath, codes, critical
-from viewer.figures.slices import Canvas, Look
+from viewer.figures.slices import Canvas, Look, look
 from viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
 
@@ -69,26 +70,44 @@ class Trace:
     step: np.ndarray  # program step id of each slice; -1 where it is none, or several
     origin: int
     end: int  # cycles that are shown
+    ipu: np.ndarray  # of each row
+    of_steps: np.ndarray  # whether a row has the steps of its IPU: what is summed up
+
+    def rows_of_steps(self, lanes: Collection[int] | None = None) -> list[int]:
+        """The rows to sum up; of some IPUs, if any are given."""
+        wanted = self.of_steps if lanes is None else self.of_steps & np.isin(self.ipu, list(lanes))
+        return np.flatnonzero(wanted).tolist()
 
 
-def flat(steps: pd.DataFrame, ipus: int) -> Trace:
-    """A row an IPU, and one for the I/O tiles of each that has any. ``steps`` is `Report.steps`."""
+def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None = None) -> Trace:
+    """A row an IPU, and one for the I/O tiles of each that has any.
+
+    ``steps`` is `Report.steps`; ``lanes``: the IPUs that have a row, and how it is called (default:
+    all ``ipus``).
+    """
     import pandas as pd
 
+    shown = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
     label, labels = pd.factorize(steps["name"])
     origin = int(steps["start"].min()) if len(steps) else 0
-    row, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
+    ipu, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
     beside = (steps["kind"] == records.BESIDE).to_numpy()
-    more = np.unique(row[beside])
-    row = np.where(beside, ipus + np.searchsorted(more, row), row)
+    of = np.full(max(ipus, int(ipu.max(initial=-1)) + 1), -1)
+    of[[one for one, _ in shown]] = np.arange(len(shown))
+    more = np.unique(ipu[beside & (of[ipu] >= 0)])
+    row = np.where(beside, len(shown) + np.searchsorted(more, ipu), of[ipu])
+    row = np.where(of[ipu] >= 0, row, -1)
+    names = (*(name for _, name in shown), *(f"I/O {one}" for one in more.tolist()))
     return Trace(
-        Rows.make(row, start, end, codes(steps, by_direction=False), ipus + len(more)),
-        (*(f"IPU {ipu}" for ipu in range(ipus)), *(f"I/O {ipu}" for ipu in more.tolist())),
+        Rows.make(row, start, end, codes(steps, by_direction=False), len(names)),
+        names,
         label,
         tuple(map(str, labels)),
         steps["step"].to_numpy(),
         origin,
         int(end.max(initial=origin)) - origin,
+        np.array([*(one for one, _ in shown), *more.tolist()], dtype=np.int64),
+        np.arange(len(names)) < len(shown),
     )
 
 
@@ -163,19 +182,61 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
         np.concatenate(column) for column in zip(*pieces, strict=True)
     )
     origin = int(start.min()) if len(start) else 0
+    of_rows = (
+        "task",
+        *("modules" if level == 0 else "" for level in range(levels)),
+        "step",
+        *(["I/O"] * bool(len(beside))),
+    )
     return Trace(
-        Rows.make(row, starts, ends, colour, levels + 2 + bool(len(beside))),
-        (
-            "task",
-            *("modules" if level == 0 else "" for level in range(levels)),
-            "step",
-            *(["I/O"] * bool(len(beside))),
-        ),
+        Rows.make(row, starts, ends, colour, len(of_rows)),
+        of_rows,
         label,
         tuple(labels),
         step,
         origin,
         int(end.max(initial=origin)) - origin,
+        np.full(len(of_rows), int(tasks["ipu"].iloc[0]) if len(tasks) else -1),
+        np.array([one == "step" for one in of_rows]),
+    )
+
+
+def stacked(flames: Sequence[tuple[str, Trace]]) -> Trace:
+    """The flames of several IPUs, one above the other; the first row of each has its name."""
+    names: list[str] = []
+    labels: list[str] = []
+    columns: dict[str, list[np.ndarray]] = {}
+    first, slices = [np.zeros(1, dtype=np.int64)], 0
+    for name, one in flames:
+        parts = {
+            "start": one.rows.start,
+            "end": one.rows.end,
+            "code": one.rows.code,
+            "source": one.rows.source + slices,
+            "label": one.label + len(labels),
+            "step": one.step,
+            "ipu": one.ipu,
+            "of_steps": one.of_steps,
+        }
+        for key, values in parts.items():
+            columns.setdefault(key, []).append(values)
+        first.append(one.rows.first[1:] + slices)
+        names += [name, *one.names[1:]]
+        labels += one.labels
+        slices += len(one.step)
+    whole = {key: np.concatenate(values) for key, values in columns.items()}
+    origin = min(one.origin for _, one in flames)
+    rows = Rows(np.concatenate(first), *(whole[key] for key in ("start", "end", "code", "source")))
+    return Trace(
+        rows,
+        tuple(names),
+        whole["label"],
+        tuple(labels),
+        whole["step"],
+        origin,
+        max(one.origin + one.end for _, one in flames) - origin,
+        whole["ipu"],
+        whole["of_steps"],
     )
 
 
@@ -201,6 +262,7 @@ def trace(
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))
+    _one_name_for_modules(figure)
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
         figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
@@ -236,9 +298,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
     edges = np.linspace(0, max(1, rows.end), bins + 1)
     busy = np.zeros(bins)
     counted = 0
-    for row in range(len(rows.rows)):
-        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
-            continue
+    for row in rows.rows_of_steps():
         counted += 1
         here = rows.rows.of(row)
         busy += _busy(
@@ -278,17 +338,17 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
     return figure
 
 
-def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, int, int]]:
+def by_kind(
+    rows: Trace, window: tuple[float, float] | None, lanes: Collection[int] | None = None
+) -> list[tuple[str, int, int]]:
     """(activity, cycles, slices) of the steps between two cycles, largest first.
 
-    Exact, whatever is drawn.
+    Exact, whatever is drawn. ``lanes``: of these IPUs (default: all that are shown).
     """
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin
     cycles, count = np.zeros(len(ACTIVITIES)), np.zeros(len(ACTIVITIES), dtype=np.int64)
-    for row in range(len(rows.rows)):
-        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
-            continue
+    for row in rows.rows_of_steps(lanes):
         here = rows.rows.of(row)
         start, end, code = rows.rows.start[here], rows.rows.end[here], rows.rows.code[here]
         part = lod.inside(start, end, low, high)
@@ -298,21 +358,22 @@ def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, 
     return sorted(rows_of_kinds, key=lambda row: -row[1])
 
 
-def by_step(rows: Trace, window: tuple[float, float] | None) -> tuple[np.ndarray, ...]:
+def by_step(
+    rows: Trace, window: tuple[float, float] | None, lanes: Collection[int] | None = None
+) -> tuple[np.ndarray, ...]:
     """Program steps between two cycles: their ids, cycles (exact) and slices. Waits are -1."""
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin
     ids, cycles = [], []
-    for row in range(len(rows.rows)):
-        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
-            continue
+    for row in rows.rows_of_steps(lanes):
         here = rows.rows.of(row)
         start, end = rows.rows.start[here], rows.rows.end[here]
         part = lod.inside(start, end, low, high)
         ids.append(rows.step[rows.rows.source[here][part]])
         cycles.append(np.minimum(end[part], high) - np.maximum(start[part], low))
-    found, at = np.unique(np.concatenate(ids), return_inverse=True)
-    total = np.bincount(at, weights=np.concatenate(cycles), minlength=len(found))
+    none = np.zeros(0, dtype=np.int64)
+    found, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
+    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(found))
     return found, total.astype(np.int64), np.bincount(at, minlength=len(found))
 
 
@@ -351,9 +412,7 @@ def matches(rows: Trace, find: str) -> tuple[int, int]:
     if wanted is None:
         return 0, 0
     slices, cycles = 0, 0
-    for row in range(len(rows.rows)):
-        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
-            continue
+    for row in rows.rows_of_steps():
         here = rows.rows.of(row)
         mine = wanted[rows.label[rows.rows.source[here]]]
         slices += int(mine.sum())
@@ -438,16 +497,21 @@ def _words(
 def _looks(theme: Theme) -> dict[int, Look]:
     """Colours by code: activities, unknown ones, and the modules' hues (one name in the legend)."""
     looks = {}
-    for code, activity in enumerate(ACTIVITIES):
-        dark = activity.dark_text or theme.name == "dark"
-        text = theme.muted if code == WAITING else "#10151c" if dark else "#ffffff"
-        looks[code] = _plain(activity.name, activity.colour(theme), text)
+    for code in range(len(ACTIVITIES)):
+        looks[code] = look(code, {"line": {"width": 0}}, theme)
     looks[_FAINT] = _plain("not found", theme.line, theme.muted)
     for number, colour in enumerate(_MODULE_COLOURS[theme.name]):
         looks[_MODULES + number] = _plain(
             "module" if number == 0 else f"module {number + 1}", colour, theme.text
         )
     return looks
+
+
+def _one_name_for_modules(figure: go.Figure) -> None:
+    """Hues say "another module", which the legend need not say eight times."""
+    modules = [one for one in figure.data if str(one.name).startswith("module")]
+    for at, one in enumerate(modules):
+        one.update(name="module", legendgroup="module", showlegend=at == 0 and one.type == "bar")
 
 
 def _plain(name: str, colour: str, text: str) -> Look:
@@ -466,13 +530,19 @@ def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarra
     return np.diff(until)
 
 
+def left_margin(rows: Trace) -> int:
+    """Pixels for the names of the rows."""
+    return 22 + _CHARACTER * max(6, *(len(name) for name in rows.names))
+
+
 def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
     count = max(1, len(rows.names))
-    height = 30 if rows.names[:1] == ("task",) else max(22, min(46, 1200 // count))
+    least, usual, whole = (22, 46, 1200) if rows.of_steps.sum() * 2 > count else (15, 30, 2000)
+    height = max(least, min(usual, whole // count))
     return theme.layout(
         height * count + 112,
         barmode="overlay",
-        margin={"l": 64, "r": 16, "t": 64, "b": 48},
+        margin={"l": left_margin(rows), "r": 16, "t": 64, "b": 48},
         legend={
             "orientation": "h",
             "yref": "container",

@@ -15,8 +15,12 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import html
 
+from viewer.figures import units
 from viewer.figures.waterfall import SPACER
 from viewer.pages import common
+
+_WORDS = 0.3  # of the width: a bar that is shorter has its words behind it
+_TICKS = 6  # at the most
 
 
 def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = "") -> Any:
@@ -47,8 +51,11 @@ def bars(id: str, figure: go.Figure) -> Any:
         for position, label in enumerate(trace.y):
             if (value := values[index, at[label]]) > 0:
                 pieces_of[label].append(_piece(trace, position, value, most))
+    alone = len(traces) == 1
     for label in labels:
         pieces = pieces_of[label]
+        if alone and values[0, at[label]] < _WORDS * most:
+            pieces = _outside(pieces)
         cells = [
             html.Span(unescape(label), className="label", title=unescape(label)),
             html.Div(pieces),
@@ -68,12 +75,42 @@ def bars(id: str, figure: go.Figure) -> Any:
     return html.Div(
         [
             html.Div(legend, className="legend"),
-            html.Div([*_marks(figure, most), *rows], className="rows"),
+            html.Div([*_marks(figure, most), *rows, _axis(figure, most)], className="rows"),
         ],
         id=id,
         className="bar-chart with-ends" if ends else "bar-chart",
         **unit,
     )
+
+
+def _outside(pieces: list[Any]) -> list[Any]:
+    """A bar that is too short for its words, with the words behind it."""
+    moved: list[Any] = []
+    for piece in pieces:
+        words = piece.children
+        piece.children = None
+        moved += [piece, html.Span(words.children, className="behind") if words else None]
+    return moved
+
+
+def _axis(figure: go.Figure, most: float) -> Any:
+    """Round numbers under the bars, with their unit."""
+    axis = figure.layout.xaxis
+    if axis.visible is False or not (axis.title.text or axis.ticksuffix):
+        return None
+    step = 10.0 ** np.floor(np.log10(most / 2)) if most > 0 else 1.0
+    step = next(step * times for times in (1, 2, 5, 10, 20) if most / (step * times) <= _TICKS)
+    ticks = np.arange(0, most * 1.001, step)
+    suffix = axis.ticksuffix or ""
+    marks = [
+        html.Span(
+            f"{value:g}{suffix}" if suffix else units.cycles(value),
+            style={"left": f"{100 * value / most:.3f}%"},
+        )
+        for value in ticks.tolist()
+    ]
+    title = html.Span(axis.title.text or "", className="title")
+    return html.Div([html.Span(), html.Div([html.Div(marks), title])], className="axis")
 
 
 def _unit(figure: go.Figure) -> str:
@@ -104,6 +141,8 @@ def _colour(marker: Any, position: int) -> str:
 
 def _fill(marker: Any, position: int) -> dict[str, str]:
     colour = _colour(marker, position)
+    if marker.line.width:
+        return {"background": colour, "boxShadow": f"inset 0 0 0 1px {marker.line.color}"}
     if not marker.pattern.shape:
         return {"background": colour}
     stroke = marker.pattern.fgcolor

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import dash_ag_grid as dag
 import plotly.graph_objects as go
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Children = Any
+_SAID = {"ipu": "IPU", "run": "call", "iteration": "device iteration"}  # parameters in words
 GRAPH_CONFIG = {
     "displaylogo": False,
     "scrollZoom": False,  # assets/viewer.js asks the server at once
@@ -46,6 +47,7 @@ class View:
     page: str
     params: dict[str, str]
     theme: Theme
+    said: list[str] = field(default_factory=list)  # what the address asks for and does not get
 
     @property
     def report(self) -> Report:
@@ -53,13 +55,29 @@ class View:
         return self.profiles.get(self.number("profile", 0))
 
     def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
-        """A parameter; the default where it is not there or not allowed."""
+        """A parameter; the default where it is not there or, which is said, not allowed."""
         value = self.params.get(name, default)
-        return value if allowed is None or value in allowed else default
+        if allowed is None or value in allowed:
+            return value
+        self.say(f"There is no {_SAID.get(name, name)} “{value}” here; this is {default}.")
+        return default
+
+    def say(self, words: str) -> None:
+        """Have the page say above itself what it does not show, once."""
+        if words not in self.said:
+            self.said.append(words)
 
     def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
-        """A whole number within bounds; the default where it is none."""
-        return whole(self.params.get(name), default, low, high)
+        """A whole number within bounds; the default where it is none, which is said."""
+        given = self.params.get(name, "")
+        number = whole(given, low - 1, low, high)
+        if given and number < low:
+            most = f" to {high:,}" if high < 1 << 40 else " on"
+            instead = f"this is {default}" if default >= low else "none is chosen"
+            self.say(
+                f"There is no {_SAID.get(name, name)} {given}: there are {low}{most}; {instead}."
+            )
+        return default if number < low else number
 
     def clock(self) -> Clock:
         """Converts cycles to the chosen unit of time."""
@@ -108,6 +126,16 @@ def param_input(page: str, *names: str) -> list[Input]:
     return [Input(param_id(page, name), "value") for name in names]
 
 
+def param_state(page: str, name: str) -> State:
+    """A control's value as a callback's argument that does not set it off."""
+    return State(param_id(page, name), "value")
+
+
+def query(**params: object) -> str:
+    """Parameters as the query of an address of this viewer."""
+    return urlencode({name: value for name, value in params.items() if value is not None})
+
+
 def hidden(view: View, name: str, default: str = "") -> Children:
     """State that no control shows, as what a zoom is at."""
     return dcc.Input(
@@ -136,6 +164,22 @@ def choice(
             className="wide" if wide else "",
         ),
     )
+
+
+def several(
+    view: View, name: str, label: str, options: Sequence[tuple[str, str]], none: str
+) -> Children:
+    """Any number of several, as a list that opens; ``none``: what stands there for none."""
+    allowed = {value for value, _ in options}
+    chosen = [one for one in view.params.get(name, "").split(",") if one in allowed]
+    field = dcc.Dropdown(
+        id=param_id(view.page, name),
+        options=[{"value": value, "label": words} for value, words in options],
+        value=chosen,
+        multi=True,
+        placeholder=none,
+    )
+    return control(label, field)
 
 
 def switch(
@@ -168,14 +212,14 @@ def search(view: View, name: str, label: str) -> Children:
 
 def number_field(view: View, name: str, label: str, low: int, high: int | None) -> Children:
     """A whole number, or nothing."""
-    value = view.params.get(name)
+    value = view.number(name, low - 1, low, 1 << 40 if high is None else high)
     field = dcc.Input(
         id=param_id(view.page, name),
         type="number",
         min=low,
         max=high,
         step=1,
-        value=None if value is None else whole(value, low),
+        value=None if value < low else value,
         debounce=True,
     )
     return control(label, field)
@@ -187,11 +231,11 @@ def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
     return report, whole(ipu, 0, 0, report.target.ipus_per_replica - 1)
 
 
-def other_switch(view: View) -> Children:
+def other_switch(view: View, label: str = "the other profile") -> Children:
     """With two profiles, whether the one that is not chosen is shown beside it."""
     if len(view.profiles) < 2:
         return hidden(view, "other", "hide")
-    return switch(view, "other", "the other profile", (("hide", "hide"), ("show", "show")), "hide")
+    return switch(view, "other", label, (("hide", "hide"), ("show", "show")), "hide")
 
 
 def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
@@ -240,7 +284,7 @@ def run_choices(view: View) -> list[Children]:
     """Which profiled call, and which of its device iterations."""
     runs = view.report.runs
     names = [(str(row.run), str(row.name)) for row in runs.itertuples()]
-    run = view.number("run", 0, 0, max(0, len(runs) - 1))
+    run = whole(view.params.get("run"), 0, 0, max(0, len(runs) - 1))
     iterations = int(runs["iterations"].iloc[run]) if len(runs) else 0
     return [
         choice(view, "run", "call", names or [("0", "none")], "0"),
@@ -304,22 +348,37 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
             style={"minHeight": f"{height}px"} if height else {},
         ),
         delay_show=200,
-        overlay_style={"visibility": "visible", "opacity": 0.5},
+        overlay_style={"visibility": "visible", "opacity": 0.8},
+        parent_className="loading",  # which lets clicks and wheel through
     )
 
 
-def filled(id: str) -> Children:
-    """What a callback fills, dimmed while that takes over 200 ms."""
+def filled(id: str, awaited: bool = False) -> Children:
+    """What a callback fills, dimmed while that takes over 200 ms.
+
+    ``awaited``: the page is not drawn before something is in it (`screenshots.settled`).
+    """
+    dimmed = {"visibility": "visible", "opacity": 0.5}
     return dcc.Loading(
-        html.Div(id=id), delay_show=200, overlay_style={"visibility": "visible", "opacity": 0.5}
+        html.Div(id=id, className="awaited" if awaited else ""),
+        delay_show=200,
+        overlay_style=dimmed,
+        parent_className="loading",
     )
 
 
 def figure_card(
-    title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None
+    title: str,
+    id: Any,
+    figure: Any = None,
+    note: str = "",
+    height: int | None = None,
+    controls: Sequence[Children] = (),
+    below: Sequence[Children] = (),
 ) -> Children:
-    """A card with a title, a figure and a note below it."""
-    return card(title, graph(id, figure, height), note=note, tools=True)
+    """A card with a title, a note, its own controls, a figure, and what is below it."""
+    above = [html.Div(list(controls), className="controls")] if controls else []
+    return card(title, *above, graph(id, figure, height), *below, note=note, tools=True)
 
 
 def nothing(theme: Theme, words: str) -> go.Figure:
@@ -338,6 +397,14 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
     )
 
 
+def separated(links: Sequence[Children]) -> list[Children]:
+    """Links one after the other."""
+    parts: list[Children] = []
+    for link in links:
+        parts += [" · ", link] if parts else [link]
+    return parts
+
+
 def message(words: str, kind: str = "note") -> Children:
     """A paragraph; ``kind`` is its CSS class."""
     return html.Div(words, className=f"message {kind}", role="status")
@@ -346,6 +413,11 @@ def message(words: str, kind: str = "note") -> Children:
 def predicted(view: View) -> list[Children]:
     """A line that says what the times are, where no call was profiled."""
     return [message(PREDICTED_NOTE)] if view.report.predicted else []
+
+
+def misfits(view: View) -> list[Children]:
+    """What the address asked for and the page does not show."""
+    return [message(words, "warning") for words in view.said]
 
 
 def failure(error: BaseException) -> Children:
@@ -439,6 +511,11 @@ def table(
     )
 
 
+def unit_of(unit: object) -> str:
+    """The unit of time that a parameter says, as `Clock` has it."""
+    return "µs" if unit == "µs" else "cycles"
+
+
 def theme_state() -> State:
     """The page's theme, as a callback's argument; `themes.theme` of it."""
     return State("where", "data")
@@ -479,12 +556,19 @@ function(relayout) {
 """
 
 
-def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
+def zoomable(
+    figure: go.Figure,
+    page: str,
+    scale: float = 1.0,
+    y: bool = False,
+    x: tuple[str, str] = ("from", "to"),
+    end: int | None = None,
+) -> go.Figure:
     """Tell the browser how to ask for another part of a figure.
 
-    Whose parameters, and the unit of its x-axis.
+    Whose parameters, which (``x``), the unit of its x-axis, and how long the whole is (``end``).
     """
-    meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
+    meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y:
         meta["y"] = ["low", "high"]
     return figure.update_layout(meta=meta)

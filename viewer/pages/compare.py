@@ -13,12 +13,12 @@ from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.pipeline import lanes_of
+from viewer.pages.timeline import lanes_of, pixels
 from viewer.profiles import Profiles
 
 NAME = "compare"
 _OPS = (
-    Column("name", "operator"),
+    Column("name", "operator", width=380),
     Column("direction", "for", width=110),
     Column("stage_a", "stage, A", ",.0f", width=100),
     Column("stage_b", "stage, B", ",.0f", width=100),
@@ -27,6 +27,7 @@ _OPS = (
     Column("difference", "B − A", "+,.0f", width=120),
     Column("ratio", "B / A", ".3f", width=100),
 )
+_MOST_WAITS = 12
 
 
 def layout(view: View) -> Any:
@@ -51,6 +52,14 @@ def layout(view: View) -> Any:
             ),
             _measures(a, b),
         ),
+        common.card(
+            "Where the difference comes from",
+            _waits(a, b),
+            note=(
+                "What an update waits for on its critical path; differences add up to the whole."
+                " Cycles are those of a sample where the updates are not of as many samples."
+            ),
+        ),
         html.Div(
             [_figure(f"Stages of {name}", f"compare-stages-{name}") for name in "AB"],
             className="row",
@@ -64,7 +73,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name, largest differences first. −1: missing from that profile.",
+            note="Matched by name, largest differences first. Empty: not in that profile.",
         ),
     ]
 
@@ -113,7 +122,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             (
                 common.nothing(theme, "it holds no schedule")
                 if lane is None
-                else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+                else pipeline_figures.pipeline(
+                    lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
+                )
             )
             for lane, c in zip(lanes, clocks, strict=True)
         ]
@@ -137,16 +148,57 @@ def register(app: Dash, profiles: Profiles) -> None:
 def _measures(a: Report, b: Report) -> Any:
     frame = analysis.compare(a, b)
     heads = [
-        html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")
+        html.Td(""),
+        *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
     ]
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
         rows.append(
-            html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)])
+            html.Tr(
+                [
+                    html.Td(row.what),
+                    *(html.Td(words, className="n") for words in cells),
+                ]
+            )
         )
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
+
+
+def _waits(a: Report, b: Report) -> Any:
+    """The largest differences of what the two critical paths wait for, and the sum of the rest."""
+    frame = analysis.compare_waits(a, b)
+    if not len(frame):
+        return common.message("One of them holds no schedule.")
+    rows: list[tuple[Any, ...]] = [
+        (row.cause, row.where, row.cycles_a, row.cycles_b, row.difference, row.share)
+        for row in units.rows_of(frame.head(_MOST_WAITS))
+    ]
+    rest = frame.iloc[_MOST_WAITS:]
+    if len(rest):
+        sums = (rest[name].sum() for name in ("cycles_a", "cycles_b", "difference", "share"))
+        rows.append((f"{len(rest)} more", "", *sums))
+    heads = ("waits for", "where", "A", "B", "B − A", "of the difference")
+    return html.Table(
+        [
+            html.Thead(html.Tr([_cell(html.Th, words, at) for at, words in enumerate(heads)])),
+            html.Tbody([html.Tr(_wait_cells(row)) for row in rows]),
+        ],
+        id="compare-waits",
+        className="plain",
+    )
+
+
+def _wait_cells(row: Any) -> list[Any]:
+    cause, where, *cycles, share = row
+    words = [cause, where, *(f"{value:,.0f}" for value in cycles)]
+    words.append(units.percent(share) if share == share else "")
+    return [_cell(html.Td, one, at) for at, one in enumerate(words)]
+
+
+def _cell(kind: Any, words: str, at: int) -> Any:
+    return kind(words, className="n" if at > 1 else "")
 
 
 def _said(value: float, unit: str) -> str:

@@ -8,9 +8,13 @@ import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
 from profiler import Report, analysis
+from viewer.figures import counters as counter_figures
+from viewer.figures import lod, units
 from viewer.figures import memory as figures
-from viewer.figures import units
-from viewer.pages import common
+from viewer.figures.marks import marked
+from viewer.figures.trace import Trace
+from viewer.figures.units import Clock
+from viewer.pages import common, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -49,7 +53,7 @@ def layout(view: View) -> Any:
                 view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"
             ),
             common.other_switch(view),
-            *(common.hidden(view, name) for name in ("from", "to", "low", "high")),
+            *(common.hidden(view, name) for name in ("first", "last", "low", "high")),
         ),
         common.figure_card(
             "Live bytes over tiles and program steps",
@@ -58,6 +62,7 @@ def layout(view: View) -> Any:
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
+        *_over_time(view),
         common.card(
             "Live at the chosen point", common.filled("liveness-live"), note="largest first"
         ),
@@ -69,6 +74,27 @@ def layout(view: View) -> Any:
                 " the chosen step."
             ),
             height=260,
+        ),
+    ]
+
+
+def _over_time(view: View) -> list[Any]:
+    """What is live when, where the profile has a schedule."""
+    if not len(view.report.runs):
+        return []
+    return [
+        *common.predicted(view),
+        common.figure_card(
+            "Live bytes over time",
+            "liveness-time",
+            note="The window of time of the pipeline and the trace. Click to choose its step.",
+            height=counter_figures.HEIGHT,
+            controls=[
+                *common.run_choices(view),
+                common.unit_switch(view),
+                *(common.hidden(view, name) for name in ("from", "to", "marks", "select", "at")),
+                html.Button("These steps above", id="liveness-there", className="quiet"),
+            ],
         ),
     ]
 
@@ -87,7 +113,8 @@ function(heat, steps) {
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
-    common.zooms(app, NAME, "liveness-heat")
+    common.zooms(app, NAME, "liveness-heat", "first", "last")
+    _register_time(app, profiles)
     app.clientside_callback(
         common.ZOOM_Y,
         Output(common.param_id(NAME, "low"), "value"),
@@ -106,7 +133,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("liveness-heat", "figure"),
-        *common.param_input(NAME, "profile", "ipu", "what", "scale", "from", "to", "low", "high"),
+        *common.param_input(
+            NAME, "profile", "ipu", "what", "scale", "first", "last", "low", "high"
+        ),
         common.theme_state(),
     )
     def heat(
@@ -137,7 +166,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
         )
         key = f"{ipu}{steps}{tiles}"
-        common.zoomable(figure, NAME, y=True).update_layout(
+        common.zoomable(figure, NAME, y=True, x=("first", "last"), end=len(program)).update_layout(
             uirevision="same",
             **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
         )
@@ -196,6 +225,79 @@ def register(app: Dash, profiles: Profiles) -> None:
             [html.P(words), common.table("liveness-table", variables, COLUMNS, theme, height=320)],
             figures.lifetimes(largest, at, len(program), theme),
         )
+
+
+def _register_time(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of what is live over time."""
+    what = ("profile", "ipu", "run", "iteration")
+
+    def rows_of(profile: Any, ipu: Any, run: Any, iteration: Any) -> tuple[Report, int, Trace]:
+        report, chip = common.chosen(profiles, profile, ipu)
+        at = timeline.run_of(report, run)
+        which = timeline.iteration_of(report, at, iteration)
+        return report, chip, timeline.rows_of(profiles, report, at, which, chip, "flat")
+
+    @app.callback(
+        Output("liveness-time", "figure"),
+        *timeline.inputs(NAME, *what, "unit"),
+        common.theme_state(),
+    )
+    def over_time(*values: Any) -> Any:
+        *of, unit, low, high, marks, _, where = values
+        report, chip, rows = rows_of(*of)
+        clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
+        window = common.window(low, high, rows.end)
+        tracks = timeline.tracks_of(profiles, report, rows, (*of, chip))
+        whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
+        figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
+        marked(figure, timeline.marks_of(marks, rows.end), None, clock, theme)
+        timeline.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
+        return figure
+
+    @app.callback(
+        Output(common.param_id(NAME, "step"), "value", allow_duplicate=True),
+        Input(common.param_id(NAME, "at"), "value"),
+        *(common.param_state(NAME, name) for name in what),
+        prevent_initial_call=True,
+    )
+    def clicked(at: Any, *of: Any) -> Any:
+        report, chip, rows = rows_of(*of)
+        point = timeline.point_of(at)
+        found = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
+        if found < 0:
+            return no_update
+        position = positions(report, chip, rows.step[rows.rows.source[[found]]])
+        return int(position[0]) if len(position) else no_update
+
+    @app.callback(
+        Output(common.param_id(NAME, "first"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "last"), "value", allow_duplicate=True),
+        Input("liveness-there", "n_clicks"),
+        *(common.param_state(NAME, name) for name in (*what, "from", "to")),
+        prevent_initial_call=True,
+    )
+    def these(clicks: Any, *values: Any) -> Any:
+        *of, low, high = values
+        report, chip, rows = rows_of(*of)
+        window = common.window(low, high, rows.end)
+        if not clicks or window is None:
+            return ("", "") if clicks else (no_update, no_update)
+        here = rows.rows.of(0)
+        span = lod.inside(
+            rows.rows.start[here],
+            rows.rows.end[here],
+            window[0] + rows.origin,
+            window[1] + rows.origin,
+        )
+        at = positions(report, chip, rows.step[rows.rows.source[here][span]])
+        return (str(at.min()), str(at.max() + 1)) if len(at) else (no_update, no_update)
+
+
+def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
+    """Where program steps (ids) stand in an IPU's program; waits are left out."""
+    program = report.program_steps(ipu)
+    mine = program["step"].isin(np.unique(step[step >= 0]))
+    return program.loc[mine, "position"].to_numpy()
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dash import Dash, Input, Output, html
@@ -10,11 +10,15 @@ from dash import Dash, Input, Output, html
 from profiler import Report, analysis
 from viewer.figures import memory as figures
 from viewer.figures import units
+from viewer.figures.pipeline import FEW
 from viewer.figures.theme import Theme
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.pages.liveness import described
 from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "memory"
 _VARIABLES = (
@@ -73,7 +77,10 @@ def layout(view: View) -> Any:
                     height=320,
                 ),
                 common.figure_card(
-                    "What it is for", "memory-kinds", note="At each IPU's fullest step.", height=320
+                    "What it is for",
+                    "memory-kinds",
+                    note="At each IPU's fullest step; of many IPUs, the fullest.",
+                    height=320,
                 ),
             ],
             className="row",
@@ -145,7 +152,7 @@ def register(app: Dash, profiles: Profiles) -> None:
                 by_tile, limit, theme, _tile(report, ipu, tile), gaps == "with", to_limit, beside
             ),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
-            figures.categories(report.memory(), theme),
+            figures.categories(_fullest(report.memory(), ipu), theme),
         )
 
     @app.callback(
@@ -168,6 +175,14 @@ def register(app: Dash, profiles: Profiles) -> None:
             _variables(report, ipu, on, theme),
             vertices,
         )
+
+
+def _fullest(memory: pd.DataFrame, chosen: int) -> pd.DataFrame:
+    """Of many IPUs, those that hold most, and the chosen one."""
+    held = memory.groupby("ipu")["bytes"].sum().sort_values(ascending=False, kind="stable")
+    if len(held) <= FEW:
+        return memory
+    return memory[memory["ipu"].isin([*held.index[: FEW - 1], chosen])]
 
 
 def _tile(report: Report, ipu: int, tile: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dash import Dash, Input, Output, html
+from dash import Dash, Input, Output, dcc, html
 
 from profiler import Report, analysis
 from profiler.enums import Direction
@@ -205,6 +205,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         if row["estimated"]:
             rows.append(("note", "an estimate: nobody lowered this operator"))
         tiles = _tile_cycles(report, steps["step"].to_numpy())
+        links = html.P(common.separated(_links(row, steps)))
         table = common.table("operations-steps", _shown(steps), _STEPS, theme, height=300)
         figure = common.graph(
             "operations-tiles", tile_figures.histogram(tiles, "compute cycles", theme)
@@ -213,7 +214,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         return [
             html.Div(
                 [
-                    html.Div(common.facts(rows)),
+                    html.Div([common.facts(rows), links]),
                     html.Div([html.P(f"Balance over tiles: {busy}", className="note"), figure]),
                 ],
                 className="row",
@@ -222,15 +223,30 @@ def register(app: Dash, profiles: Profiles) -> None:
         ]
 
 
+def _links(op: Any, steps: pd.DataFrame) -> list[Any]:
+    """From an operator to its slices in the trace, what is live meanwhile, and others like it."""
+    trace = common.query(ipu=op["ipu"], find=op["name"])
+    alike = common.query(find=op["aten"])
+    links = [
+        dcc.Link("in the trace", href=f"/trace?{trace}"),
+        dcc.Link(f"others of {op['aten']}", href=f"/operations?{alike}"),
+    ]
+    if len(steps):
+        live = common.query(ipu=op["ipu"], step=steps["position"].iloc[0])
+        links.append(dcc.Link("variables live then", href=f"/liveness?{live}"))
+    return links
+
+
 def _filtered(frame: pd.DataFrame, direction: Any, stage: int, words: str) -> pd.DataFrame:
-    """Operators of a direction, of a stage (-1: of all), with these words in name or ATen."""
+    """Operators of a direction, a stage (-1: all), with these words in name, ATen or source."""
     if direction in _SHOWN:
         frame = frame[frame["direction"] == direction]
     if stage >= 0:
         frame = frame[frame["stage"] == stage]
     if words:
-        matches = frame["name"].str.contains(words, case=False, regex=False)
-        frame = frame[matches | frame["aten"].str.contains(words, case=False, regex=False)]
+        columns = (frame[name].str for name in ("name", "aten", "source"))
+        found = [column.contains(words, case=False, regex=False) for column in columns]
+        frame = frame[found[0] | found[1] | found[2]]
     return frame
 
 

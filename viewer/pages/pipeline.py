@@ -5,25 +5,23 @@ What each IPU does when, and which one the others wait for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dash import Dash, Output, html
+from dash import Dash, Input, Output, dcc, html
 
 from profiler import Report
 from viewer.figures import pipeline as figures
 from viewer.figures import units
+from viewer.figures.marks import marked
 from viewer.figures.pipeline import Lanes
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, selection, timeline
 from viewer.pages.common import Page, View
+from viewer.pages.timeline import Arrangement
 from viewer.profiles import Profiles
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 NAME = "pipeline"
-MARGINS = 140  # pixels of the figure beside its lanes
 
 
 def layout(view: View) -> Any:
@@ -53,26 +51,31 @@ def layout(view: View) -> Any:
                 [("none", "none"), *((str(i), str(i)) for i in range(batches))],
                 "none",
             ),
-            common.switch(
-                view,
-                "lanes",
-                "like lanes",
-                (("folded", "folded"), ("all", "each")),
-                fold_default(report),
-            ),
-            common.hidden(view, "from"),
-            common.hidden(view, "to"),
+            *timeline.lane_controls(view),
+            *timeline.hidden(view),
+            dcc.Store(
+                id="pipeline-drawn"
+            ),  # when the lanes are there, what is beneath them follows
         ),
         *common.predicted(view),
+        html.Div(id="pipeline-said"),
         common.figure_card(
             "Pipeline",
             "pipeline-lanes",
             note=(
                 "Large: what the IPU works on, with micro-batch numbers. Strip: its steps. "
-                "Red: the critical path, which alone sets how long this takes. What is too"
-                " narrow to tell apart is filled in proportion."
+                "Red: the critical path, which alone sets how long this takes. Filled in"
+                " proportion where narrow. Click for details, a lane's name to open it."
             ),
             height=460,
+            below=[html.Div(id="pipeline-measured")],
+        ),
+        html.Div(
+            [
+                selection.card(view, "pipeline-sum"),
+                common.card("The chosen task", common.filled("pipeline-task")),
+            ],
+            className="row",
         ),
         html.Div(
             [
@@ -86,91 +89,110 @@ def layout(view: View) -> Any:
     ]
 
 
-def lanes_of(
-    profiles: Profiles, report: Report, run: int, iteration: int, fold: bool = False
-) -> Lanes:
-    """A device iteration ready to be drawn, with its steps where there is room for them."""
-
-    def make() -> Lanes:
-        tasks = report.tasks(run, iteration=iteration)
-        cycles = report.pipeline_cycles(run, iteration)
-        lanes = figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, fold)
-        if len(lanes.shown) > figures.FEW:
-            return lanes
-        return figures.lanes(
-            tasks, _steps(report, run, iteration, lanes, fold), cycles, report.stages, fold
-        )
-
-    return profiles.made(report, ("lanes", run, iteration, fold), make)
-
-
-def _steps(report: Report, run: int, iteration: int, lanes: Lanes, fold: bool) -> pd.DataFrame:
-    """The steps of the IPUs that are shown."""
-    import pandas as pd
-
-    if not fold:
-        return report.steps(run, iteration=iteration)
-    return pd.concat([report.steps(run, ipu, iteration) for ipu in lanes.shown.tolist()])
-
-
-def fold_default(report: Report) -> str:
-    """Whether like lanes are folded where nobody said: where there are many."""
-    return "folded" if report.target.num_ipus > figures.FEW else "all"
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
     common.zooms(app, NAME, "pipeline-lanes")
+
+    def asked(profile: Any, run: Any, iteration: Any, lanes: Any, opened: Any, pins: Any) -> Any:
+        """The report, its run, its iteration, and how its lanes are arranged."""
+        report = profiles.get(common.whole(profile, 0))
+        at = timeline.run_of(report, run)
+        which = timeline.iteration_of(report, at, iteration)
+        return report, at, which, Arrangement.of(lanes, opened, pins)
+
+    what = ("profile", "run", "iteration", *timeline.LANES)
 
     @app.callback(
         Output("pipeline-lanes", "figure"),
         Output("pipeline-busy", "figure"),
         Output("pipeline-phases", "children"),
-        *common.param_input(
-            NAME, "profile", "run", "iteration", "unit", "follow", "from", "to", "lanes"
-        ),
+        Output("pipeline-said", "children"),
+        Output("pipeline-measured", "children"),
+        Output("pipeline-drawn", "data"),
+        *timeline.inputs(NAME, *what, "unit", "follow"),
         common.theme_state(),
     )
-    def draw(
-        profile: Any,
-        run: Any,
-        iteration: Any,
-        unit: Any,
-        follow: Any,
-        low: Any,
-        high: Any,
-        lanes_as: Any,
-        where: dict[str, Any],
-    ) -> Any:
-        report = profiles.get(common.whole(profile, 0))
-        run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
-        iteration = common.whole(
-            iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1)
-        )
-        lanes = lanes_of(profiles, report, run, iteration, lanes_as == "folded")
-        clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
-        theme = common.theme_of(where)
+    def draw(*values: Any) -> Any:
+        *of, unit, follow, low, high, marks, chosen, where = values
+        report, run, iteration, arrangement = asked(*of)
+        lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
+        clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
         window = common.window(low, high, lanes.end)
-        pixels = max(
-            300,
-            common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS,
-        )
         batch = common.whole(follow, -1)
         figure = figures.pipeline(
-            lanes, clock, theme, window, pixels, batch if batch >= 0 else None
+            lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None
         )
-        keep_zoom(figure, NAME, clock, window, (run, iteration, lanes_as))
+        marks = timeline.marks_of(marks, lanes.end)
+        selected = timeline.selection_of(chosen, lanes.end)
+        marked(figure, marks, selected, clock, theme)
+        key = (run, iteration, arrangement)
+        end, count = lanes.end, len(lanes.shown)
+        timeline.keep_zoom(figure, NAME, clock, window, key, end, lanes.arranged, count)
         busy = figures.busy(lanes, clock, theme, window)
-        return figure, busy, _phases(report, run, iteration, clock, theme)
+        said = timeline.in_time(low, high, lanes.end)
+        measured = timeline.measured(marks, selected, clock)
+        phases = _phases(report, run, iteration, clock, theme)
+        return figure, busy, phases, said, measured, list(window or ())
 
-
-def keep_zoom(figure: Any, page: str, clock: Clock, window: Any, key: Any) -> None:
-    """Zoom comes from the address, legend switches stay as they are."""
-    common.zoomable(figure, page, clock.scale).update_layout(
-        uirevision="same",
-        xaxis={"uirevision": f"{window}{key}{clock.unit}"},
-        legend={"uirevision": "same"},
+    @app.callback(
+        Output("pipeline-sum", "children"),
+        Input("pipeline-drawn", "data"),
+        *common.param_input(NAME, "by"),
+        *timeline.states(NAME, *what, "unit"),
+        prevent_initial_call=True,
     )
+    def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
+        *of, unit, low, high, _, chosen = values
+        report, run, iteration, arrangement = asked(*of)
+        lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
+        rows = timeline.rows_of(profiles, report, run, iteration, None, "flat", arrangement)
+        clock = Clock(report.target.clock_hz, common.unit_of(unit))
+        window = common.window(low, high, lanes.end)
+        selected = timeline.selection_of(chosen, lanes.end)
+        ipus = timeline.lanes_in(lanes, selected.rows if selected else None)
+        return selection.table(report, rows, window, selected, ipus, by, clock)
+
+    @app.callback(
+        Output("pipeline-task", "children"), *common.param_input(NAME, *what, "unit", "at")
+    )
+    def chosen(*values: Any) -> Any:
+        *of, unit, at = values
+        report, run, iteration, arrangement = asked(*of)
+        lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
+        clock = Clock(report.target.clock_hz, common.unit_of(unit))
+        return task_details(report, lanes, timeline.point_of(at), clock)
+
+
+def task_details(
+    report: Report, lanes: Lanes, point: tuple[float, float] | None, clock: Clock
+) -> Any:
+    """The task at a point of the lanes, with the ways to its steps, operators and memory."""
+    found = None if point is None else figures.task_at(lanes, *point)
+    if point is None or found is None:
+        return common.message("Click a task in the pipeline.")
+    task: Any = lanes.tasks.iloc[found]
+    ipu, begin, end = (int(task[name]) for name in ("ipu", "start", "end"))
+    begin, end = begin - lanes.origin, end - lanes.origin
+    in_replica = ipu % report.target.ipus_per_replica
+    rows: list[tuple[str, Any]] = [
+        ("task", str(task["name"])),
+        ("IPU", str(ipu)),
+        ("from, for", f"{begin:,}, {clock.both(end - begin)}"),
+    ]
+    if task["micro_batch"] >= 0:
+        rows.append(("micro-batch", str(task["micro_batch"])))
+    if task["phase"]:
+        rows.append(("pipeline cycle", f"{task['pipeline_cycle']}, {task['phase']}"))
+    margin = max(1, (end - begin) // 20)
+    window = {"from": max(0, begin - margin), "to": end + margin}
+    steps = common.query(ipu=in_replica, **window)
+    links = [dcc.Link("its steps in the trace", href=f"/trace?{steps}")]
+    if task["stage"] >= 0:
+        operators = common.query(stage=task["stage"])
+        links.append(dcc.Link(f"operators of stage {task['stage']}", f"/operations?{operators}"))
+    memory = common.query(ipu=in_replica, **window)
+    links.append(dcc.Link("live bytes meanwhile", href=f"/liveness?{memory}"))
+    return [common.facts(rows), html.P(common.separated(links))]
 
 
 def _phases(report: Report, run: int, iteration: int, clock: Clock, theme: Theme) -> Any:
@@ -178,7 +200,10 @@ def _phases(report: Report, run: int, iteration: int, clock: Clock, theme: Theme
     total = max(1, int(cycles["cycles"].sum()))
     header = [
         html.Th("phase"),
-        *(html.Th(words, className="n") for words in ("pipeline cycles", "cycles", "time", "")),
+        *(
+            html.Th(words, className="n")
+            for words in ("pipeline cycles", "cycles", "time", "share")
+        ),
     ]
     rows = []
     for phase, part in cycles.groupby("phase", sort=False):

@@ -13,12 +13,14 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report, analysis
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
+from profiler.rebalance.parse import in_address
+from profiler.rebalance.split import quickest
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
 from viewer.figures import units
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, timeline
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -99,12 +101,20 @@ def profiled(costs: Costs) -> Assignment:
 
 
 def asked(costs: Costs, starts: Any) -> Assignment:
-    """The split that an address asks for; the profiled one where it asks for none that can be."""
+    """The split that an address asks for; the profiled one where it asks for none that can be.
+
+    First Blocks, and behind an @ the IPUs of the stages, where these are not one each.
+    """
+    first_blocks, _, on_ipus = str(starts or "").partition("@")
     rows = [
         common.whole(first, -1, 0, len(costs) - 1)
-        for first in str(starts or "").split(",")[:MOST_STAGES]
+        for first in first_blocks.split(",")[:MOST_STAGES]
     ]
     if rows and rows[0] == 0 and rows == sorted(set(rows)):
+        said = on_ipus.split(",")[:MOST_STAGES] if on_ipus else []
+        ipus_said = tuple(common.whole(ipu, -1, 0, MOST_STAGES - 1) for ipu in said)
+        if len(ipus_said) == len(rows) and set(ipus_said) == set(range(max(ipus_said) + 1)):
+            return Assignment(tuple(rows), ipus_said)
         now = profiled(costs)
         ipus = now.ipus if len(now.ipus) == len(rows) else tuple(range(len(rows)))
         return Assignment(tuple(rows), ipus)
@@ -149,8 +159,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         if by == "rebalance-profiled":
             return ""
         if by == "rebalance-best":
-            split = best_split(costs, common.whole(count, len(costs.ipus), 1, len(costs)))
-            return _written(split.prediction.assignment.starts)
+            return in_address(_best(costs, common.whole(count, len(costs.ipus), 1, len(costs))))
         return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
 
     @app.callback(
@@ -176,7 +185,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
             _why(costs, wanted),
-            pipeline_figures.pipeline(lanes, clock, theme),
+            pipeline_figures.pipeline(lanes, clock, theme, pixels=timeline.pixels(where)),
             memory_figures.headroom(
                 _fullest(report, costs, wanted), costs.machine.bytes_per_tile, theme
             ),
@@ -207,6 +216,12 @@ def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
     if wanted.assignment == profiled(costs):
         return analysis.fullest_tiles(report)
     return np.array(wanted.fullest, dtype=np.int64)
+
+
+def _best(costs: Costs, count: int) -> Assignment:
+    """The quickest into so many stages; into as many as were profiled, also on fewer IPUs."""
+    split = best_split(costs, count) if count != len(costs.ipus) else quickest(costs)
+    return split.prediction.assignment
 
 
 def _written(starts: tuple[int, ...]) -> str:

@@ -126,9 +126,7 @@ def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
                         [
                             dcc.Link(_sentence(one.title), href=one.where),
                             html.Span(
-                                f"gains {'at most ' if one.at_most else ''}{' and '.join(gains)}"
-                                if gains
-                                else "",
+                                f"gains {_how(one)}{' and '.join(gains)}" if gains else "",
                                 className="gain",
                             ),
                         ]
@@ -139,6 +137,10 @@ def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
         )
     note = f"Predicted gains per {what}, largest first; they do not add up."
     return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
+
+
+def _how(one: Insight) -> str:
+    return "at most " if one.at_most else "about " if one.estimate else ""
 
 
 def _iteration(report: Report) -> str:
@@ -253,9 +255,18 @@ def _cycles(view: View) -> Any:
 
 def _options(view: View) -> Any:
     rows = [
-        html.Tr([html.Td(name), html.Td(str(value))]) for name, value in view.report.options.items()
+        html.Tr([html.Td(_breaking(name)), html.Td(str(value))])
+        for name, value in view.report.options.items()
     ]
     return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
+
+
+def _breaking(name: str) -> list[Any]:
+    """A dotted name that may be broken behind its dots, and nowhere else."""
+    parts: list[Any] = []
+    for part in name.split("."):
+        parts += [".", html.Wbr(), part] if parts else [part]
+    return parts
 
 
 def register(app: Dash, profiles: Profiles) -> None:

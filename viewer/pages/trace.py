@@ -5,27 +5,28 @@ Flat, or as a flame graph by module path.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from profiler import Report
 from profiler.host import host_lanes
+from viewer.figures import counters as counter_figures
 from viewer.figures import host as host_figures
 from viewer.figures import memory as memory_figures
 from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
 from viewer.figures import units
-from viewer.figures.lod import Rows
-from viewer.figures.pipeline import FEW, CriticalPath
+from viewer.figures.marks import marked
+from viewer.figures.pipeline import Lane
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
-from viewer.pages import common, waits
+from viewer.pages import common, selection, timeline
 from viewer.pages.common import Column, Page, View
-from viewer.pages.pipeline import MARGINS, keep_zoom
+from viewer.pages.timeline import Arrangement
 from viewer.profiles import Profiles
 
 NAME = "trace"
@@ -44,15 +45,6 @@ _MOVED = (
     Column("bytes", "bytes", ",.0f", width=130),
 )
 _FEW_TENSORS = 8
-_BY = (
-    ("kind", "kind"),
-    ("operator", "operator"),
-    ("aten", "ATen"),
-    ("module", "module"),
-    ("block", "Block"),
-    ("stage", "stage"),
-)
-_MOST_ROWS = 40  # of the table by operator and the like
 
 
 def layout(view: View) -> Any:
@@ -76,16 +68,18 @@ def layout(view: View) -> Any:
                 (("iteration", "one iteration"), ("call", "the whole call")),
                 "iteration",
             ),
-            common.choice(view, "ipu", "IPU", ipus, _first_ipu(view)),
+            common.choice(view, "ipu", "IPU", ipus, "all"),
             common.switch(view, "form", "as", (("flat", "flat"), ("flame", "flame")), "flat"),
+            *timeline.lane_controls(view),
             common.unit_switch(view),
             common.search(view, "find", "find by name"),
-            common.hidden(view, "from"),
-            common.hidden(view, "to"),
             common.hidden(view, "step"),
+            *timeline.hidden(view),
             dcc.Store(id="trace-marked"),
+            dcc.Store(id="trace-drawn"),  # when the trace is there, what is beneath it follows
         ),
         *common.predicted(view),
+        html.Div(id="trace-said"),
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
@@ -95,10 +89,11 @@ def layout(view: View) -> Any:
             "Execution trace",
             "trace-rows",
             note=(
-                "Wheel: zoom. Drag: move along or zoom. Click a step for its tensors, peers, tiles,"
-                " vertices and source. Red: the critical path."
+                "Wheel: zoom. Drag: move along or zoom; with Shift: select. Click anything for"
+                " details. Red: the critical path."
             ),
             height=240,
+            below=[html.Div(id="trace-measured")],
         ),
         html.Div(
             [
@@ -108,19 +103,20 @@ def layout(view: View) -> Any:
             ],
             className="hits",
         ),
-        *_host(view),
+        common.figure_card(
+            "Counters",
+            "trace-counters",
+            note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
+            height=counter_figures.HEIGHT,
+        ),
         html.Div(
             [
-                common.card(
-                    "In the shown part",
-                    common.choice(view, "by", "by", _BY, "kind"),
-                    common.filled("trace-kinds"),
-                    note="exact, however coarse the figure",
-                ),
+                selection.card(view, "trace-kinds"),
                 common.card("The chosen step", common.filled("trace-step")),
             ],
             className="row",
         ),
+        *_host(view),
     ]
 
 
@@ -139,52 +135,6 @@ def _host(view: View) -> list[Any]:
     ]
 
 
-def _first_ipu(view: View) -> str:
-    """All IPUs where they are few, else the one that is on the critical path for longest."""
-    report = view.report
-    if report.target.ipus_per_replica <= FEW:
-        return "all"
-    path = waits.chain(view.profiles, report, 0, 0)
-    weight = np.bincount(
-        path.ipu % report.target.ipus_per_replica, weights=path.end - path.start, minlength=1
-    )
-    return str(int(weight.argmax()))
-
-
-def rows_of(
-    profiles: Profiles, report: Report, run: int, iteration: int | None, ipu: int | None, form: str
-) -> Trace:
-    """The trace ready to be drawn; a flame is of one IPU."""
-
-    def make() -> Trace:
-        if form == "flame":
-            return figures.flame(
-                report.steps(run, ipu or 0, iteration),
-                report.tasks(run, ipu or 0, iteration),
-                report.ops["name"],
-            )
-        steps = report.steps(run, ipu, iteration)
-        rows = figures.flat(steps, report.target.ipus_per_replica)
-        return (
-            rows
-            if ipu is None
-            else only(rows, [ipu, *range(report.target.ipus_per_replica, len(rows.names))])
-        )
-
-    return profiles.made(report, ("trace", run, iteration, ipu, form), make)
-
-
-def only(rows: Trace, wanted: list[int]) -> Trace:
-    """Some rows of a flat trace."""
-    parts = [rows.rows.of(row) for row in wanted]
-    first = np.cumsum([0, *(part.stop - part.start for part in parts)])
-    columns = (rows.rows.start, rows.rows.end, rows.rows.code, rows.rows.source)
-    part_rows = Rows(
-        first, *(np.concatenate([column[part] for part in parts]) for column in columns)
-    )
-    return replace(rows, rows=part_rows, names=tuple(rows.names[row] for row in wanted))
-
-
 _SELECTED = """
 function(selected, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
@@ -195,7 +145,7 @@ function(selected, figure) {
 }
 """
 
-_WHAT = ("profile", "run", "iteration", "span", "ipu", "form", "unit")
+_WHAT = ("profile", "run", "iteration", "span", "ipu", "form", *timeline.LANES, "unit")
 
 # Marks the shown part on the overview: a shape, without drawing its curve again.
 _MARK = """
@@ -214,15 +164,6 @@ function(low, high, figure) {
 }
 """
 
-_CLICK = """
-function(point) {
-    const at = point && point.points && point.points[0];
-    const step = at && at.customdata && at.customdata[1];
-    const none = step === undefined || step === null || step < 0;
-    return none ? window.dash_clientside.no_update : String(step);
-}
-"""
-
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
@@ -236,115 +177,216 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        _CLICK,
-        Output(common.param_id(NAME, "step"), "value"),
-        Input("trace-rows", "clickData"),
-        prevent_initial_call=True,
-    )
-
-    app.clientside_callback(
         _MARK,
         Output("trace-marked", "data"),
         *common.param_input(NAME, "from", "to"),
         Input("trace-overview", "figure"),
     )
+    _figures(app, profiles)
+    _sums(app, profiles)
+    _details(app, profiles)
 
-    def asked(
-        profile: Any, run: Any, iteration: Any, span: Any, ipu: Any, form: Any, unit: Any
-    ) -> Any:
-        """The report, the rows that are asked for, the clock, and what tells them from others."""
-        report = profiles.get(common.whole(profile, 0))
-        run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
-        last = max(0, int(report.runs["iterations"].iloc[run]) - 1)
-        which = None if span == "call" else common.whole(iteration, 0, 0, last)
-        chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
-        kind = "flame" if form == "flame" else "flat"
-        rows = rows_of(profiles, report, run, which, chip if chip >= 0 else None, kind)
-        return (
-            rows,
-            Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles"),
-            (run, which, chip, kind),
-        )
+
+def _figures(app: Dash, profiles: Profiles) -> None:
+    """What is drawn over time."""
 
     @app.callback(
         Output("trace-rows", "figure"),
-        Output("trace-kinds", "children"),
         Output("trace-found", "children"),
-        *common.param_input(NAME, *_WHAT, "find", "from", "to", "by"),
+        Output("trace-said", "children"),
+        Output("trace-measured", "children"),
+        Output("trace-drawn", "data"),
+        *timeline.inputs(NAME, *_WHAT, "find"),
         common.theme_state(),
     )
     def draw(*values: Any) -> Any:
-        *what, find, low, high, by, where = values
-        rows, clock, key = asked(*what)
-        window = common.window(low, high, rows.end)
-        report = profiles.get(common.whole(what[0], 0))
-        figure = figures.trace(
-            rows,
-            clock,
-            common.theme_of(where),
-            window,
-            _pixels(where),
-            str(find or ""),
-            _path(profiles, report, key),
+        *what, find, low, high, marks, chosen, where = values
+        it = what_is_asked(profiles, *what)
+        window = common.window(low, high, it.rows.end)
+        words, theme = str(find or ""), common.theme_of(where)
+        path = timeline.path_on_rows(
+            profiles, it.report, it.run, it.iteration, it.rows, it.arrangement
         )
-        keep_zoom(figure, NAME, clock, window, key)
-        shares = aggregated(report, rows, window, by) if by in dict(_BY[1:]) else None
-        kinds = figures.by_kind(rows, window) if shares is None else shares
-        return figure, _kinds(kinds, clock), _found(rows, str(find or ""), clock)
+        pixels = timeline.pixels(where)
+        figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path)
+        marks = timeline.marks_of(marks, it.rows.end)
+        selected = timeline.selection_of(chosen, it.rows.end)
+        marked(figure, marks, selected, it.clock, theme)
+        lanes = it.lanes(profiles)
+        end, count = it.rows.end, len(it.rows.names)
+        timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
+        said = timeline.in_time(low, high, it.rows.end)
+        measured = timeline.measured(marks, selected, it.clock)
+        return figure, _found(it.rows, words, it.clock), said, measured, list(window or ())
 
     @app.callback(
-        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
-        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
-        Input("trace-previous", "n_clicks"),
-        Input("trace-next", "n_clicks"),
-        *(State(common.param_id(NAME, name), "value") for name in (*_WHAT, "find", "from", "to")),
+        Output("trace-counters", "figure"),
+        Input("trace-drawn", "data"),
+        *timeline.states(NAME, *_WHAT),
+        common.theme_state(),
         prevent_initial_call=True,
     )
-    def step_through(previous: Any, following: Any, *values: Any) -> Any:
-        *what, find, low, high = values
-        if not (previous or following):
-            return no_update, no_update
-        rows, _, _ = asked(*what)
-        forward = ctx.triggered_id == "trace-next"
-        window = common.window(low, high, rows.end)
-        hit = figures.next_hit(rows, str(find or ""), window, forward)
-        return (no_update, no_update) if hit is None else tuple(map(str, hit))
+    def counters(_drawn: Any, *values: Any) -> Any:
+        *what, low, high, marks, _, where = values
+        it = what_is_asked(profiles, *what)
+        window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
+        tracks = timeline.tracks_of(profiles, it.report, it.rows, it.key)
+        left, tiles = figures.left_margin(it.rows), it.report.target.tiles_per_ipu
+        whole = (it.rows.end, it.rows.origin, tiles)
+        figure = counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
+        marked(figure, timeline.marks_of(marks, it.rows.end), None, it.clock, theme)
+        timeline.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
+        return figure
 
     @app.callback(
         Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state()
     )
     def overview(*values: Any) -> Any:
         *what, where = values
-        rows, clock, _ = asked(*what)
-        over = figures.overview(rows, clock, common.theme_of(where), _pixels(where))
-        return over.update_layout(meta={"scale": clock.scale})
+        it = what_is_asked(profiles, *what)
+        over = figures.overview(it.rows, it.clock, common.theme_of(where), timeline.pixels(where))
+        return over.update_layout(meta={"scale": it.clock.scale})
+
+
+def _sums(app: Dash, profiles: Profiles) -> None:
+    """What is in the shown part, and where the next hit of a search is."""
+
+    @app.callback(
+        Output("trace-kinds", "children"),
+        Input("trace-drawn", "data"),
+        *common.param_input(NAME, "by"),
+        *timeline.states(NAME, *_WHAT),
+        prevent_initial_call=True,
+    )
+    def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
+        *what, low, high, _, chosen = values
+        it = what_is_asked(profiles, *what)
+        window = common.window(low, high, it.rows.end)
+        selected = timeline.selection_of(chosen, it.rows.end)
+        lanes = timeline.ipus_in(it.rows, selected.rows if selected else None)
+        return selection.table(it.report, it.rows, window, selected, lanes, by, it.clock)
+
+    @app.callback(
+        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Input("trace-previous", "n_clicks"),
+        Input("trace-next", "n_clicks"),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to")),
+        prevent_initial_call=True,
+    )
+    def step_through(previous: Any, following: Any, *values: Any) -> Any:
+        *what, find, low, high = values
+        if not (previous or following):
+            return no_update, no_update
+        rows = what_is_asked(profiles, *what).rows
+        forward = ctx.triggered_id == "trace-next"
+        window = common.window(low, high, rows.end)
+        hit = figures.next_hit(rows, str(find or ""), window, forward)
+        return (no_update, no_update) if hit is None else tuple(map(str, hit))
+
+
+def _details(app: Dash, profiles: Profiles) -> None:
+    """What is known of what was clicked."""
+
+    @app.callback(
+        Output(common.param_id(NAME, "step"), "value"),
+        Input(common.param_id(NAME, "at"), "value"),
+        *(common.param_state(NAME, name) for name in _WHAT),
+        prevent_initial_call=True,
+    )
+    def clicked(at: Any, *what: Any) -> Any:
+        """The step that was clicked; none for a task, a module or a wait."""
+        rows = what_is_asked(profiles, *what).rows
+        found = slice_at(rows, timeline.point_of(at))
+        return no_update if at in (None, "") else "" if found < 0 else _step_of(rows, found)
 
     @app.callback(
         Output("trace-step", "children"),
-        *common.param_input(NAME, "profile", "step", "unit"),
+        *common.param_input(NAME, "step", "at", *_WHAT),
         common.theme_state(),
     )
-    def chosen(profile: Any, step: Any, unit: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+    def chosen(step: Any, at: Any, *values: Any) -> Any:
+        *what, where = values
+        it = what_is_asked(profiles, *what)
+        found = slice_at(it.rows, timeline.point_of(at))
         number = common.whole(step, -1)
-        frame = report.program_steps()
-        at = np.flatnonzero(frame["step"].to_numpy() == number)
-        if not len(at):
-            return common.message("Click a step in the trace.")
-        clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
-        return step_details(report, frame.iloc[int(at[0])], clock, common.theme_of(where))
+        here = found >= 0 and (number < 0 or _step_of(it.rows, found) == str(number))
+        details: list[Any] = [_slice(it, found)] if here else []
+        frame = it.report.program_steps()
+        row = np.flatnonzero(frame["step"].to_numpy() == number)
+        if len(row):
+            theme = common.theme_of(where)
+            details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
+        return details or common.message("Click a step in the trace.")
 
 
-def _path(profiles: Profiles, report: Report, key: tuple[Any, ...]) -> CriticalPath | None:
-    """The critical path by the rows that are shown; None over a whole call."""
-    run, iteration, ipu, form = key
-    if iteration is None:
-        return None
-    path = waits.chain(profiles, report, run, iteration)
-    if ipu < 0 and form == "flat":
-        return path
-    here = path.ipu == max(0, ipu)
-    return CriticalPath(np.zeros(int(here.sum()), np.int64), path.start[here], path.end[here])
+@dataclass(frozen=True)
+class Asked:
+    """What an address asks for: the report, the rows, and what they are of."""
+
+    report: Report
+    rows: Trace
+    clock: Clock
+    run: int
+    iteration: int | None
+    ipu: int | None
+    form: str
+    arrangement: Arrangement
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells these rows from others of the profile."""
+        return self.run, self.iteration, self.ipu, self.form, self.arrangement
+
+    def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
+        """The lanes that the rows are, for a click on a name; none in a flame."""
+        if self.ipu is not None or self.form == "flame":
+            return ()
+        lanes = timeline.lanes_of(
+            profiles, self.report, self.run, self.iteration or 0, self.arrangement
+        )
+        by_ipu = {one.shown: one for one in lanes.arranged}
+        return tuple(by_ipu[ipu] for ipu in self.rows.ipu.tolist() if ipu in by_ipu)
+
+
+def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
+    """The rows that the values of the parameters `_WHAT` say."""
+    profile, run, iteration, span, ipu, form, lanes, opened, pins, unit = values
+    report = profiles.get(common.whole(profile, 0))
+    at = timeline.run_of(report, run)
+    which = None if span == "call" else timeline.iteration_of(report, at, iteration)
+    chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
+    one = chip if chip >= 0 else None
+    kind = "flame" if form == "flame" else "flat"
+    arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
+    rows = timeline.rows_of(profiles, report, at, which, one, kind, arrangement)
+    clock = Clock(report.target.clock_hz, common.unit_of(unit))
+    return Asked(report, rows, clock, at, which, one, kind, arrangement)
+
+
+def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
+    """The slice at a point of the figure: its position in ``rows.rows``, -1 where none is."""
+    return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
+
+
+def _step_of(rows: Trace, found: int) -> str:
+    step = int(rows.step[rows.rows.source[found]])
+    return str(step) if step >= 0 else ""
+
+
+def _slice(it: Asked, found: int) -> Any:
+    """When a slice begins and how long it lasts."""
+    rows = it.rows.rows
+    begin, end = int(rows.start[found]), int(rows.end[found])
+    label = it.rows.labels[it.rows.label[rows.source[found]]]
+    row = int(np.searchsorted(rows.first, found, side="right")) - 1
+    return common.facts(
+        [
+            ("here", label or "waiting"),
+            ("on", f"IPU {it.rows.ipu[row]}"),
+            ("from, for", f"{begin - it.rows.origin:,}, {it.clock.both(end - begin)}"),
+        ]
+    )
 
 
 def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:
@@ -377,8 +419,9 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
     if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:
         rows.append(("tile balance", f"{units.percent(step['tile_balance'])} (mean over slowest)"))
-    children: list[Any] = [common.facts(rows), *_moved(report, int(step["step"]), theme)]
     vectors = report.step_tiles(int(step["step"]))
+    links = html.P(common.separated(_links(step, op, vectors)))
+    children: list[Any] = [common.facts(rows), links, *_moved(report, int(step["step"]), theme)]
     for name, label in (
         ("cycles", "cycles"),
         ("bytes_in", "bytes received"),
@@ -400,6 +443,23 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     return children
 
 
+def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[Any]:
+    """From a step to its operator, its source, its busiest tile, and what is live meanwhile."""
+    ipu, links = int(step["ipu"]), []
+    if op is not None:
+        links.append(dcc.Link("operator", href=f"/operations?{common.query(op=step['op'])}"))
+        if op["file"]:
+            source = common.query(find=f"{op['file']}:{op['line']}")
+            links.append(dcc.Link("all of its line", href=f"/operations?{source}"))
+    busy = next((one for one in vectors.values() if one is not None and one.any()), None)
+    if busy is not None:
+        tile = int(busy.argmax())
+        address = common.query(ipu=ipu, tile=tile)
+        links.append(dcc.Link(f"tile {tile}, the busiest", href=f"/memory?{address}"))
+    live = common.query(ipu=ipu, step=step["position"])
+    return [*links, dcc.Link("variables live then", href=f"/liveness?{live}")]
+
+
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
     """The tensors that a step moves over a chip's edge, and between whom."""
     moved = report.moved_tensors
@@ -413,66 +473,6 @@ def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
 
 def _end(ipu: int) -> str:
     return f"IPU {ipu}" if ipu >= 0 else "off chip"
-
-
-def _pixels(where: Any) -> int:
-    """Columns of the figures: as the browser said its window is wide."""
-    return max(
-        300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS
-    )
-
-
-def aggregated(
-    report: Report, rows: Trace, window: tuple[float, float] | None, by: str
-) -> list[tuple[str, int, int]]:
-    """(name, cycles, slices) of what is shown by operator, ATen, module, Block or stage.
-
-    Largest first; waits, copies and whatever no operator does are named by their kind.
-    """
-    step, cycles, count = figures.by_step(rows, window)
-    frame = report.program_steps().set_index("step").reindex(step)
-    if by == "stage":
-        stage = frame["stage"].fillna(-1).astype(int).tolist()
-        names = [f"stage {one}" if one >= 0 else "no stage" for one in stage]
-    else:
-        column = {"operator": "name", "block": "block_name"}.get(by, by)
-        said = report.ops[column].reindex(frame["op"].fillna(-1).astype(int)).tolist()
-        kinds = frame["kind"].fillna("waiting").tolist()
-        names = [
-            (name or "none") if isinstance(name, str) else f"no operator: {kind}"
-            for name, kind in zip(said, kinds, strict=True)
-        ]
-    unique, at = np.unique(np.array(names, dtype=str), return_inverse=True)
-    total = np.bincount(at, weights=cycles, minlength=len(unique)).astype(np.int64)
-    slices = np.bincount(at, weights=count, minlength=len(unique)).astype(np.int64)
-    order = np.argsort(-total, kind="stable")
-    return [(str(unique[i]), int(total[i]), int(slices[i])) for i in order]
-
-
-def _kinds(found: list[tuple[str, int, int]], clock: Clock) -> Any:
-    total = max(1, sum(cycles for _, cycles, _ in found))
-    heads = [
-        html.Th(""),
-        *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices")),
-    ]
-    body = [
-        html.Tr(
-            [
-                html.Td(name),
-                *(
-                    html.Td(words, className="n")
-                    for words in (
-                        f"{cycles:,}",
-                        units.seconds(cycles / clock.hz),
-                        units.percent(cycles / total),
-                        f"{count:,}",
-                    )
-                ),
-            ]
-        )
-        for name, cycles, count in found[:_MOST_ROWS]
-    ]
-    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="plain")
 
 
 def _found(rows: Trace, find: str, clock: Clock) -> Any:

@@ -20,7 +20,8 @@ import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import costs
-from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
+from ipu_exec.machine import TARGETS
+from ipu_exec.topology import link_hops, link_latency_cycles, link_rate
 from profiler import records, schedules
 from profiler.analysis import fullest_tiles
 from profiler.insights import insights

@@ -11,7 +11,7 @@ import torch
 
 import ipu_exec
 from benchmarks.rebalance.random_costs import random_costs
-from ipu_exec import PipelinedExecution, Stage
+from ipu_exec import PipelinedExecution, Stage, topology
 from profiler import Report, open_report, schedules
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.accumulation import least_accumulation
@@ -157,6 +157,9 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
             link_bytes_per_cycle=41.0,
             board_link_bytes_per_cycle=20.5,
             ipus_per_board=2,
+            ipus_per_rack=64,
+            rack_link_bytes_per_cycle=4.1,
+            gateway_latency=1_000,
         ),
     )
     target = replace(
@@ -164,15 +167,12 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
         ipus_per_board=2,
         link_bytes_per_second=41.0 * 1.33e9,
         board_link_bytes_per_second=20.5 * 1.33e9,
+        gateway_bytes_per_second=4.1 * 1.33e9,
+        gateway_latency_seconds=1_000 / 1.33e9,
     )
-    for a, b in ((0, 1), (1, 2), (3, 9), (0, 15)):
-        assert costs.machine.link_rate(a, b) == pytest.approx(
-            ipu_exec.machine.link_rate(target, a, b)
-        )
-        hops = ipu_exec.machine.link_hops(a, b)
-        assert costs.machine.hop_latency(a, b) == round(
-            ipu_exec.machine.link_latency_cycles(target, hops)
-        )
+    for a, b in ((0, 1), (1, 2), (3, 9), (0, 15), (60, 70)):
+        assert costs.machine.link_rate(a, b) == pytest.approx(topology.link_rate(target, a, b))
+        assert costs.machine.hop_latency(a, b) == round(topology.latency_cycles(target, a, b))
     made = what_if(costs, Assignment(tuple(range(6)), tuple(range(6)))).schedule
     copies = {ipu: set() for ipu in range(6)}
     for ipu, kind, start, end in zip(made.ipu, made.kind, made.start, made.end, strict=True):

@@ -16,6 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Costs, best_split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
+from profiler.rebalance.passes import Pass
 from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
 from profiler.rebalance.tile_memory import Part, interval_memory, ipu_bytes
 from profiler.rebalance.what_if import stage_cycles
@@ -269,13 +270,23 @@ def _keep_in_order(
             constrain({here: -1.0, **before}, 0, np.inf)
 
 
+def _own(costs: Costs, kind: Pass, b: int, t: int, final: bool) -> float:
+    """What a Block that was profiled with recomputation holds; the last stage does none."""
+    memory = costs.memory
+    if kind == Pass.BACKWARD:
+        otherwise = memory.peak[kind, b, t] + memory.saved[b, t]
+        return float(otherwise if final else memory.peak_of_backward[b, t])
+    return float(0 if final and kind == Pass.AGAIN else memory.peak[kind, b, t])
+
+
 def integer_programme(costs: Costs, stages: int) -> int | None:
     """The least bottleneck by HiGHS, from another formulation.
 
     There is a variable for each Block and stage: whether the Block is in it. A stage's cycles are
     sums over its Blocks and of what its first one stashes. On each tile, and for each Block b, what
-    a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b
-    save, and b's own peak must fit.
+    a stage holds always, the code that any of its Blocks runs, its stash, and what b holds in each
+    of its passes must fit, with what the Blocks before b save (in the last stage from the forward
+    on, in the others once they have run again).
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
@@ -326,14 +337,14 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
             held |= {
                 int(runs[piece, k]): float(costs.memory.code[piece, t]) for piece in range(pieces)
             }
-            for b in range(count):
+            free = float(costs.machine.bytes_per_tile - costs.memory.shared[t])
+            for b, kind in itertools.product(range(count), Pass):
                 row = dict(held)
-                for j in range(b + 1):
+                waits = final or kind in (Pass.AGAIN, Pass.BACKWARD)
+                for j in range(b if waits and kind != Pass.UPDATE else 0):
                     row[int(inside[j, k])] += float(costs.memory.saved[j, t])
-                row[int(inside[b, k])] += float(costs.memory.peak[b, t])
-                constrain(
-                    row, -np.inf, float(costs.machine.bytes_per_tile - costs.memory.shared[t])
-                )
+                row[int(inside[b, k])] += _own(costs, kind, b, t, final)
+                constrain(row, -np.inf, free)
     at = [(i, j, value) for i, row in enumerate(rows) for j, value in row.items()]
     i, j, value = zip(*at, strict=True)
     matrix = sparse.csr_array((value, (i, j)), shape=(len(rows), size))
@@ -362,7 +373,7 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
     costs = replace(
         costs,
         cycles=replace(costs.cycles, again_end=costs.cycles.forward),
-        memory=replace(costs.memory, peak_interleaved=np.zeros_like(costs.memory.peak)),
+        memory=replace(costs.memory, peak_interleaved=np.zeros_like(costs.memory.saved)),
     )
     wanted = integer_programme(costs, stages)
     if wanted is None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ipu_exec as poptorch
 from benchmarks.rebalance import bert_pod16
+from benchmarks.rebalance.random_costs import random_costs
+from examples.models import Example, bert
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
+from profiler.rebalance.carried import Carried
+from profiler.rebalance.cuts import Ties
 from profiler.rebalance.refusal import nearest, nearest_in_words, refusal
-from profiler.rebalance.tile_memory import contents, interval_memory
+from profiler.rebalance.running import Edges
+from profiler.rebalance.split import ALL_CHOICES
+from profiler.rebalance.tile_memory import Part, contents, interval_memory, ipu_bytes
 from profiler.rebalance.verdict import MARGIN, Answer
 from reports.cli import main as ipu_report
 
@@ -99,18 +109,81 @@ def test_a_tied_weight_lies_once_on_an_ipu(pod16: Report) -> None:
 
 
 def test_a_head_that_leaves_takes_a_copy_of_the_weight(pod16: Report) -> None:
+    """In its forward, and in recomputation; none where the embedding is beside it."""
     costs = Costs.from_report(pod16)
     ((home, reader),) = costs.cuts.ties.blocks
-    copies = "copies of weights that another IPU shares"
+    (nbytes,) = costs.memory.copies
+    first, last = np.array([home, home + 1, home]), np.array([reader, reader, reader - 1])
+    copies = Edges.of(costs, first, last).copies
+    assert nbytes.sum() == costs.cuts.ties.nbytes[0] > 0
+    assert (copies == [np.zeros_like(nbytes), nbytes, np.zeros_like(nbytes)]).all()
 
-    def copied(first: int, last: int) -> int:
-        (part,) = Assignment((0,), (0,)).parts(costs)
-        held = contents(costs, [replace(part, first=first, last=last)])
-        return int(held[copies].max())
 
-    tile = -(-costs.cuts.ties.nbytes[0] // costs.machine.tiles)
-    assert copied(home + 1, reader) == tile > 0
-    assert copied(home, reader) == copied(home, reader - 1) == 0
+def test_all_stages_at_once_hold_what_each_does_alone() -> None:
+    """With tensors that Blocks hand on, some over others, and every way to save memory."""
+    random = np.random.default_rng(0)
+    blocks, tiles = 7, 5
+    for closed in (False, True):
+        costs = random_costs(random, blocks, tiles, recompute=closed)
+        costs = _handing_on(random, costs, closed)
+        for choice in ALL_CHOICES:
+            table = interval_memory(costs, blocks, choice)
+            for first, last in combinations(range(blocks + 1), 2):
+                part = Part(first, last - 1, 3 if last < blocks else 0, choice)
+                alone = int(ipu_bytes(costs, [part]).max())
+                assert table.fullest(part.depth)[first, last - 1 - first] == alone
+
+
+def _handing_on(random: np.random.Generator, costs: Costs, closed: bool) -> Costs:
+    blocks, tiles = costs.memory.saved.shape
+    touched = random.random((12, blocks)) < 0.4
+    touched[np.arange(12), random.integers(0, blocks - 1, 12)] = True
+    touched[:, -1] |= touched.sum(axis=1) < 2
+    back = random.random(12) < 0.5
+    first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
+    nbytes = random.integers(0, 9_000, (12, tiles))
+    carried = Carried(np.where(back, last, first), back, touched, nbytes)
+    cycles = replace(costs.cycles, closed=random.random(blocks) < (0.5 if closed else 0))
+    ties = Ties(("shared",), ((1, blocks - 2),), (tiles * 700,), (0,))
+    memory = replace(
+        costs.memory,
+        carried=carried,
+        updating=random.integers(0, 900, (blocks, tiles)),
+        copies=np.full((1, tiles), 700),
+        peak_of_copies=random.integers(0, 700, (blocks, tiles)),
+    )
+    return replace(costs, memory=memory, cycles=cycles, cuts=replace(costs.cuts, ties=ties))
+
+
+def test_memory_of_splits_far_from_the_profiled_one(tmp_path: Path) -> None:
+    """Within the margin of what a compile says of them, the head beside the embedding or not."""
+    example = bert.example(replace(bert.TINY, hidden=128, intermediate=512, vocabulary=4096))
+    splits = [((0, 1, 3, 5), (0, 1, 2, 0)), ((0, 2, 4), (0, 1, 2)), ((0, 4), (0, 1))]
+    reports = [open_report(_compiled(example, *split, tmp_path)) for split in splits]
+    for report in reports:
+        costs = Costs.from_report(report)
+        for split, other in zip(splits, reports, strict=True):
+            for one in what_if(costs, Assignment(*split)).memory:
+                fullest = int(other.tiles(one.ipu)["total"].max())
+                assert abs(one.nbytes - fullest) <= MARGIN * one.limit
+
+
+def _compiled(example: Example, starts: Sequence[int], ipus: Sequence[int], folder: Path) -> Path:
+    ends = [*starts[1:], len(example.blocks)]
+    stages = [
+        poptorch.Stage(*example.blocks[a:b]).ipu(ipu)
+        for a, b, ipu in zip(starts, ends, ipus, strict=True)
+    ]
+    options = poptorch.Options().autoRoundNumIPUs(True).showCompilationProgressBar(False)
+    options.setExecutionStrategy(poptorch.PipelinedExecution(*stages))
+    options.Training.gradientAccumulation(16)
+    where = folder / "-".join(map(str, starts))
+    options.enableProfiling(where)
+    adam = poptorch.optim.AdamW(example.module.parameters(), lr=1e-3)
+    model = poptorch.trainingModel(example.module, options, adam)
+    model.compile(*example.inputs(16 * 2))
+    model.destroy()
+    return where / "training"
 
 
 def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) -> None:

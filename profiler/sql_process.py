@@ -1,11 +1,12 @@
-"""One SELECT in a process of its own: `ipu-report query` starts this file and reads what it prints.
+"""One SELECT in a process of its own: `profiler.query` starts this file and reads what it prints.
 
-Run by its path (``python -I -S sql.py``), so it imports nothing of ours. SQLite's own limits do not
-reach into a single function call (``instr`` on two long texts takes hours), so that only ending the
-process ends every statement; and the process can hold no more memory than it is given. Standard
-input has what to do as JSON: ``uri``, ``sql``, ``views`` (statements that put the documented views
-before those that the file brings), ``memory`` and ``answer`` (bytes), ``seconds``. Standard output
-gets ``names`` and ``rows``, or ``error``.
+Run by its path (``python -I -S sql_process.py``), so it imports nothing of ours. SQLite's own
+limits do not reach into a single function call (``instr`` on two long texts takes hours), so that
+only ending the process ends every statement; and the process can hold no more memory than it is
+given. Standard input has what to do as JSON: ``uri``, ``sql``, ``views`` (statements that put the
+documented views before those that the file brings), ``memory`` and ``answer`` (bytes), ``rows`` (at
+the most; None: all), ``seconds``. Standard output gets ``names``, ``rows`` and ``cut`` (whether
+there were more), or ``error``.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ def select(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         cursor = _connect(asked["uri"], asked["views"]).execute(asked["sql"])
         names = [entry[0] for entry in cursor.description or ()]
-        rows, size = [], 0
+        rows: list[list[Any]] = []
+        size = 0
         for row in cursor:
+            if len(rows) == asked["rows"]:
+                return {"names": names, "rows": rows, "cut": True}
             cells = [value.hex() if isinstance(value, bytes) else value for value in row]
             size += len(json.dumps(cells))
             if size > asked["answer"]:
                 raise _TooLarge
             rows.append(cells)
-        return {"names": names, "rows": rows}
+        return {"names": names, "rows": rows, "cut": False}
     except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
         return {"error": str(error)}
     except MemoryError:

@@ -1,0 +1,75 @@
+"""Pictures of large profiles in docs/images: BERT-Large over 8 IPUs, and 64 stages on 256 IPUs.
+
+``python -m benchmarks.viewer.pictures`` compiles both models, into a directory that it removes, and
+takes the pictures (`viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take profiles that
+are there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.profile.__main__ import CASES, compiled, write
+from profiler import open_report
+from viewer.app import create_app
+from viewer.screenshots import find_browser, serving, take
+
+ROOT = Path(__file__).parents[2]
+BERT_LARGE = ("/", "/pipeline", "/trace", "/flame?layers=together")
+IPUS_256 = ("/", "/pipeline", "/trace")
+PATIENCE = 300_000  # ms for a page
+
+
+def bert_large(folder: Path) -> Path:
+    """The profile of BERT-Large in half precision, compiled for 8 IPUs."""
+    script = [sys.executable, "examples/bert_pretraining.py", "--large", "--half", "--compile-only"]
+    subprocess.run([*script, "--profile-dir", str(folder)], cwd=ROOT, check=True)
+    return folder / "training" / "profile.pop"
+
+
+def ipus_256(folder: Path) -> Path:
+    """The profile of 64 stages with four replicas (`benchmarks.profile` says of what)."""
+    folder.mkdir()
+    path = folder / "profile.pop"
+    write(compiled(max(CASES, key=lambda case: case.ipus * case.replicas)), path)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take the pictures; 1 where there is no browser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.viewer.pictures", description=__doc__
+    )
+    parser.add_argument("--bert-large", type=Path, help="its profile, if it is there already")
+    parser.add_argument("--ipus-256", type=Path, help="likewise")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images")
+    args = parser.parse_args(argv)
+    browser = find_browser()
+    if browser is None:
+        print("no chromium is installed (apt-get install chromium)", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wanted = (
+            ("bert-large", args.bert_large or bert_large(folder / "bert-large"), BERT_LARGE),
+            ("256-ipus", args.ipus_256 or ipus_256(folder / "bert-large-64-stages"), IPUS_256),
+        )
+        for prefix, profile, paths in wanted:
+            named = [(path, f"{prefix}-{_name(path)}") for path in paths]
+            with open_report(profile) as report, serving(create_app(report)) as address:
+                for file in take(address, named, args.output, browser, PATIENCE):
+                    print(file)
+    return 0
+
+
+def _name(path: str) -> str:
+    return path.partition("?")[0].strip("/") or "summary"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""GPT-3 with 175 billion parameters on a POD256: tensors over 8, a pipeline of 8, 4 replicas.
+
+python -m examples.gpt3_175b --pod 256 --profile-dir out
+    96 layers in 38 phases, compiled without memory for their weights
+python -m examples.gpt3_175b --pod 16 --tiny
+    a toy, for tests and to try the script
+
+A third of a layer is what an IPU has room for beside its gradients. A phase has attention or one of
+the inner products on each of the pipeline's IPUs; its weights come from streaming memory, of which
+each replica keeps its part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import ipu_exec as poptorch
+from examples.models import gpt3
+
+PODS = {16: (4, 2, 2), 64: (8, 4, 2), 256: (8, 8, 4)}  # IPUs: t, p, r
+
+
+def phases(blocks: Sequence[str], pipeline: int) -> list[poptorch.Phase]:
+    """A phase has a Block on each IPU of the pipeline; embedding and head are phases too."""
+    first, *layers, last = blocks
+    made = [poptorch.Phase(poptorch.Stage(first).ipu(0))]
+    for begin in range(0, len(layers), pipeline):
+        mine = layers[begin : begin + pipeline]
+        stages = (poptorch.Stage(name).ipu(ipu) for ipu, name in enumerate(mine))
+        made.append(poptorch.Phase(*stages))
+    return [*made, poptorch.Phase(poptorch.Stage(last).ipu(pipeline - 1))]
+
+
+def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) -> poptorch.Options:
+    """Everything waits in streaming memory, in parts on the replicas where it is large."""
+    made = poptorch.Options().modelName("GPT-3 175B").replicationFactor(replicas)
+    made.tensorSharding(shards, gpt3.plan()).randomSeed(0)
+    strategy = poptorch.SerialPhasedExecution(*phases(blocks, pipeline))
+    strategy.setTensorsLiveness(poptorch.Liveness.OffChipAfterEachPhase)
+    made.setExecutionStrategy(strategy)
+    in_parts = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    in_parts.useReplicatedTensorSharding()
+    off_chip = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    made.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
+    made.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
+    made.setAvailableMemoryProportion({f"IPU{ipu}": 0.1 for ipu in range(pipeline)})
+    made._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
+    """Compile, and say how large and how fast it is."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pod", type=int, choices=sorted(PODS), default=256, help="IPUs (default: %(default)s)")
+    add("--layers", type=int, help="fewer layers of the same size")
+    add("--tiny", action="store_true", help="a toy version of the model")
+    add("--accumulation", type=int, default=64, help="micro-batches a replica and weight update")
+    add("--profile-dir", type=Path, metavar="DIR", help="write training/profile.pop there")
+    args = parser.parse_args(argv)
+
+    began = time.perf_counter()
+    shards, pipeline, replicas = PODS[args.pod]
+    config = gpt3.TINY if args.tiny else gpt3.GPT3
+    config = replace(config, layers=args.layers or config.layers)
+    with poptorch.no_weights():
+        example = gpt3.example(config)
+        module = example.module.half()
+    made = options(shards, pipeline, replicas, example.blocks)
+    made.Training.gradientAccumulation(args.accumulation)
+    if args.profile_dir is not None:
+        made.enableProfiling(args.profile_dir)
+    half = torch.float16
+    optimizer = poptorch.optim.AdamW(
+        module.parameters(), lr=1e-4, accum_type=half, first_order_momentum_accum_type=half
+    )
+    model = poptorch.trainingModel(module, made, optimizer)
+    samples = args.accumulation * replicas
+    model.compile(*example.inputs(samples))
+    _say(model, sum(p.numel() for p in module.parameters()), samples, began)
+    return model
+
+
+def _say(model: poptorch.PoplarExecutor, parameters: int, samples: int, began: float) -> None:
+    target, cycles = model.executable.target, model.cycleCount()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{parameters:,} parameters; {target.name}: {cycles:,} cycles a weight update of"
+        f" {samples} samples, {samples / target.seconds(cycles):,.2f} samples/s; this computer took"
+        f" {time.perf_counter() - began:.1f} s and {memory:.2f} GiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

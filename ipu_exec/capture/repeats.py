@@ -1,0 +1,465 @@
+"""Equal layers are captured once: of each group the first and the last run, the others stand in.
+
+A layer that stands in runs nothing. It is one operator of the graph, `FORWARD`, with the layer's
+inputs and with results of the shapes that the first layer gave, and in the backward another,
+`BACKWARD`. `ipu_exec.capture.expand` puts what the last layer ran in their place. Where anything is
+not as it should be for that, `NotRepeatable` is raised, and the model is captured as it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ipu_exec.capture.equal_layers import EqualLayers
+from ipu_exec.capture.open_blocks import attributes, multi_conv
+from ipu_exec.capture.origins import SourceLine, source_line
+from ipu_exec.capture.recorder import Recorder
+from ipu_exec.graph import OpNode
+from profiler.enums import Role
+
+FORWARD, BACKWARD = "ipu::layer", "ipu::layer_backward"
+_CONSTANTS = (bool, int, float, str, type(None))
+Values = tuple[int | None, ...]
+
+
+class NotRepeatable(Exception):
+    """A model whose layers look equal and are not."""
+
+
+@dataclass(slots=True)
+class Span:
+    """What was recorded from one moment to another: ids of operators and of values."""
+
+    ops: range
+    values: range
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a layer is called: what its operators have from outside."""
+
+    path: str  # of the module, "encoder.layer.3"
+    scope: str  # its name scopes, "encoder/layer.3"
+    block: int
+    source: SourceLine
+
+
+@dataclass(slots=True)
+class Layer:
+    """A call of a layer that ran."""
+
+    place: Place
+    key: Hashable  # of what it is given
+    inputs: tuple[int, ...]  # values of its tensors
+    outputs: tuple[int, ...]
+    forward: Span
+    backward: Span | None = None
+    gradients_in: dict[int, int] = field(default_factory=dict)  # by output, what came for it
+    gradients_out: dict[int, int] = field(default_factory=dict)  # by input, what it gave
+    begun: tuple[int, int] | None = None  # operators and values when its backward began
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The gradient of an input that others use too: what a layer gives is added to theirs.
+
+    ``op`` adds them for a layer that stands in, ``index`` is the input. The layer that ran added
+    ``others_of_like`` itself; here it is ``others``. ``total``: the sum.
+    """
+
+    op: int
+    index: int
+    others_of_like: int
+    others: int
+    total: int
+
+
+@dataclass(slots=True)
+class StandIn:
+    """A call of a layer that did not run. ``like``: the one that did for it."""
+
+    place: Place
+    key: Hashable
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    op: int
+    like: Layer | None = None
+    backward_op: int = -1
+    gradients_in: Values = ()
+    gradients_out: Values = ()
+    gradients: list[tuple[int, int]] = field(default_factory=list)  # of weights: like's, own
+    sum: Sum | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a layer returns: the structure, and of each tensor all but its values."""
+
+    structure: Any
+    tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype, bool], ...]
+
+
+@dataclass
+class Repeats:
+    """Equal layers of one capture. ``layers`` and ``stand_ins`` are what it met of them."""
+
+    model: torch.nn.Module
+    groups: Sequence[EqualLayers]
+    recorder: Recorder
+    stand_ins: list[StandIn] = field(default_factory=list)
+    layers: dict[int, list[Layer]] = field(default_factory=dict)  # by group, in order
+    _given: dict[Hashable, _Given] = field(default_factory=dict)
+    _last: dict[int, Layer] = field(default_factory=dict)  # by group
+    _called: set[str] = field(default_factory=set)
+    _differentiated: set[int] = field(default_factory=set)  # inputs, by identity
+    _alive: list[Any] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Inside, equal layers of the model run once."""
+        modules = dict(self.model.named_modules())
+        mine = [
+            (modules[path], group, path)
+            for group, one in enumerate(self.groups)
+            for path in one.paths
+        ]
+        before = [vars(module).get("forward") for module, _, _ in mine]
+        for module, group, path in mine:
+            module.__dict__["forward"] = _Stand(self, module.forward, group, path)
+        try:
+            yield
+        finally:
+            for (module, _, _), forward in zip(mine, before, strict=True):
+                del module.__dict__["forward"]
+                if forward is not None:
+                    module.__dict__["forward"] = forward
+
+    def twins(self) -> dict[str, str]:
+        """Path of a layer that stands in -> path of the one that runs for it."""
+        return {path: one.paths[-1] for one in self.groups for path in one.between}
+
+    # -- forward ---
+
+    def call(
+        self, forward: Any, group: int, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a layer returns: what it computes, or what it would."""
+        if path in self._called or multi_conv() is not None or attributes():
+            raise NotRepeatable(path)
+        self._called.add(path)
+        leaves, structure = tree_flatten((args, kwargs))
+        key = (group, structure, torch.is_grad_enabled(), *(_about(leaf) for leaf in leaves))
+        if any(about is None for about in key[3:]):
+            raise NotRepeatable(f"{path} is given something else than tensors and constants")
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._check_alone(tensors)
+        last = path == self.groups[group].paths[-1]
+        if last or key not in self._given:
+            return self._run(forward, group, path, key, (args, kwargs), tensors)
+        return self._stand_in(group, path, key, tensors)
+
+    def _check_alone(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What a layer has a gradient for is no other layer's input."""
+        for tensor in tensors:
+            if tensor.requires_grad and id(tensor) in self._differentiated:
+                raise NotRepeatable("layers share an input")
+            if tensor.requires_grad:
+                self._differentiated.add(id(tensor))
+                self._alive.append(tensor)
+
+    def _run(
+        self,
+        forward: Any,
+        group: int,
+        path: str,
+        key: Hashable,
+        given: tuple[tuple[Any, ...], dict[str, Any]],
+        tensors: Sequence[torch.Tensor],
+    ) -> Any:
+        recorder, place = self.recorder, self._place(path)
+        inputs = tuple(map(recorder.value, tensors))
+        begin = self._now()
+        result = forward(*given[0], **given[1])
+        leaves, structure = tree_flatten(result)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if len(outputs) < len(leaves) or any(not self._whole(one, begin[1]) for one in outputs):
+            raise NotRepeatable(f"{path} returns something else than whole tensors of its own")
+        span = Span(*map(range, begin, self._now()))
+        made = tuple(recorder.value(one) for one in outputs)
+        layer = Layer(place, key, inputs, made, span)
+        self.layers.setdefault(group, []).append(layer)
+        self._last[group] = layer
+        about = tuple((o.shape, o.stride(), o.dtype, o.requires_grad) for o in outputs)
+        if self._given.setdefault(key, _Given(structure, about)) != _Given(structure, about):
+            raise NotRepeatable(f"{path} returns another result than its like")
+        self._watch(layer, tensors, outputs)
+        return result
+
+    def _whole(self, tensor: torch.Tensor, first_value: int) -> bool:
+        """Whether a tensor was made in the layer and fills its storage."""
+        value = self.recorder.known(tensor)
+        if value is None or value < first_value:
+            return False
+        storage = self.recorder.storage(value)
+        return storage.elements == tensor.numel() and storage.role == Role.ACTIVATION
+
+    def _stand_in(
+        self, group: int, path: str, key: Hashable, tensors: Sequence[torch.Tensor]
+    ) -> Any:
+        given = self._given[key]
+        stand_in = _Standing(self, group, self._place(path), key, given)
+        if any(requires for *_, requires in given.tensors):
+            outputs = _Function.apply(stand_in, *stand_in.anchored(tensors))
+        else:
+            outputs = stand_in.forward(tensors)
+        return tree_unflatten(list(outputs), given.structure)
+
+    def _place(self, path: str) -> Place:
+        recorder = self.recorder
+        return Place(path, recorder.scope, recorder.open_block(), source_line())
+
+    def _now(self) -> tuple[int, int]:
+        graph = self.recorder.graph
+        return len(graph.ops), len(graph.values)
+
+    # -- backward ---
+
+    def _watch(
+        self, layer: Layer, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Note which gradients come to a layer and leave it, and what it runs between."""
+
+        def begin(index: int, gradient: torch.Tensor) -> None:
+            layer.begun = layer.begun or self._now()
+            layer.gradients_in[index] = self.recorder.value(gradient)
+
+        def end(index: int, gradient: torch.Tensor) -> None:
+            if layer.begun is None:
+                raise NotRepeatable(layer.place.path)
+            layer.gradients_out[index] = self.recorder.value(gradient)
+            layer.backward = Span(*map(range, layer.begun, self._now()))
+
+        for note, tensors in ((begin, outputs), (end, inputs)):
+            for index, tensor in enumerate(tensors):
+                if tensor.requires_grad:
+                    tensor.register_hook(_Noted(note, index))
+
+    def backward_of(self, group: int) -> Layer:
+        """The layer that runs last: its backward is over when others of its group begin theirs."""
+        layer = self._last.get(group)
+        if layer is None or layer.backward is None:
+            raise NotRepeatable("the last layer has no backward before the others")
+        return layer
+
+    def finish(self, fakes: Mapping[str, torch.Tensor]) -> None:
+        """Give the weights of layers that stand in their gradients, and say who stands for whom.
+
+        ``fakes``: the weights by name.
+        """
+        for group, one in enumerate(self.groups):
+            if group not in self._last:
+                continue
+            like = self._last[group]
+            if like.place.path != one.paths[-1]:
+                raise NotRepeatable("the last layer did not run")
+            self._compare([layer for layer in self.layers[group] if layer.key == like.key])
+            for stand_in in self.stand_ins:
+                if stand_in.place.path not in one.between:
+                    continue
+                if stand_in.key != like.key:
+                    raise NotRepeatable(f"{stand_in.place.path} is given other arguments")
+                stand_in.like = like
+                self._give_gradients(stand_in, like, fakes)
+        self._find_sums()
+
+    def _find_sums(self) -> None:
+        """Note what is added to the gradients that layers give which stand in."""
+        stood = {stand_in.op: stand_in for stand_in in self.stand_ins}
+        for op in self.recorder.graph.ops:
+            stand_in = stood.get(op.forward_op)
+            if stand_in is not None and op.aten != BACKWARD:
+                if stand_in.sum is not None:
+                    raise NotRepeatable("a layer's gradient is used in several ways")
+                stand_in.sum = self._sum(stand_in, op)
+        for stand_in in self.stand_ins:
+            assert stand_in.like is not None
+            if stand_in.sum is None and self._from_outside(stand_in.like):
+                raise NotRepeatable("a layer adds to a gradient that no other adds to")
+
+    def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
+        given, like = stand_in.gradients_out, stand_in.like
+        outside = [] if like is None else self._from_outside(like)
+        mine = [value for value in op.inputs if value in given]
+        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(mine) != 1:
+            raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
+        (others,) = (value for value in op.inputs if value != mine[0])
+        total = op.outputs[0]
+        assert total is not None
+        return Sum(op.id, given.index(mine[0]), outside[0], others, total)
+
+    def _from_outside(self, like: Layer) -> list[int]:
+        """Gradients that its backward reads and that did not come through its results."""
+        graph, backward = self.recorder.graph, like.backward
+        if backward is None:
+            return []
+        known = {*like.inputs, *like.gradients_in.values()}
+        read = dict.fromkeys(v for op in backward.ops for v in graph.ops[op].inputs)
+        return [
+            v
+            for v in read
+            if v not in known
+            and v not in backward.values
+            and v not in like.forward.values
+            and graph.storages[graph.values[v].storage].role == Role.GRADIENT
+        ]
+
+    def _give_gradients(
+        self, stand_in: StandIn, like: Layer, fakes: Mapping[str, torch.Tensor]
+    ) -> None:
+        recorder = self.recorder
+        for name, weight in fakes.items():
+            if not name.startswith(f"{like.place.path}.") or weight.grad is None:
+                continue
+            own = fakes[stand_in.place.path + name.removeprefix(like.place.path)]
+            if own.grad is None:
+                with recorder.paused():
+                    own.grad = torch.empty_like(weight.grad)
+                stand_in.gradients.append((recorder.value(weight.grad), recorder.value(own.grad)))
+
+    def _compare(self, layers: Sequence[Layer]) -> None:
+        """The layers of a group that ran have to have run the same, or none stands for another."""
+        kinds = {tuple(self._kinds(layer)) for layer in layers}
+        blocks = {
+            self.recorder.graph.ops[op].block == layer.place.block
+            for layer in layers
+            for op in layer.forward.ops
+        }
+        if len(kinds) > 1 or blocks == {False, True}:
+            raise NotRepeatable(f"{layers[-1].place.path} runs something else than its like")
+        if False in blocks:
+            raise NotRepeatable(f"{layers[-1].place.path} begins a Block")
+        last = layers[-1]
+        for op in last.backward.ops if last.backward else ():
+            if self.recorder.graph.ops[op].forward_op not in last.forward.ops:
+                raise NotRepeatable("something else runs within a layer's backward")
+
+    def _kinds(self, layer: Layer) -> Iterator[Hashable]:
+        graph = self.recorder.graph
+        for number in layer.forward.ops:
+            op = graph.ops[number]
+            values = [graph.values[v] for v in (*op.inputs, *op.outputs) if v is not None]
+            constants = tuple(item for item in op.args if isinstance(item, _CONSTANTS))
+            yield op.aten, constants, tuple((v.shape, v.strides, v.dtype) for v in values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A hook of a tensor: ``note(index, gradient)``."""
+
+    note: Any
+    index: int
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self.note(self.index, gradient)
+
+
+@dataclass(slots=True)
+class _Stand:
+    """What a layer's ``forward`` is while it may stand in."""
+
+    repeats: Repeats
+    own: Any
+    group: int
+    path: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.repeats.call(self.own, self.group, self.path, args, kwargs)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """One call of a layer that stands in."""
+
+    repeats: Repeats
+    group: int
+    place: Place
+    key: Hashable
+    given: _Given
+    inputs: int = 0  # tensors of the layer
+    found: StandIn | None = None
+
+    def anchored(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """With a weight where no input has a gradient: the results have one all the same."""
+        self.inputs = len(tensors)
+        if any(tensor.requires_grad for tensor in tensors):
+            return list(tensors)
+        module = self.repeats.model.get_submodule(self.place.path)
+        return [*tensors, next(p for p in module.parameters() if p.requires_grad)]
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        recorder = self.repeats.recorder
+        inputs = tuple(recorder.value(tensor) for tensor in tensors)
+        with recorder.paused():
+            made = tuple(
+                torch.empty_strided(shape, stride, dtype=dtype)
+                for shape, stride, dtype, _ in self.given.tensors
+            )
+        op = recorder.stand_in(FORWARD, inputs, made)
+        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, made)), op)
+        self.repeats.stand_ins.append(self.found)
+        return made
+
+    def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Of each input, what the layer that ran gave for its own."""
+        repeats, recorder, found = self.repeats, self.repeats.recorder, self.found
+        like = repeats.backward_of(self.group)
+        came = {index for index, gradient in enumerate(gradients) if gradient is not None}
+        if found is None or came != like.gradients_in.keys():
+            raise NotRepeatable(f"other results of {self.place.path} are used than of its like")
+        known = [None if g is None else recorder.value(g) for g in gradients]
+        values = recorder.graph.values
+        given: list[torch.Tensor | None] = []
+        with recorder.paused():
+            for index in range(self.inputs):
+                value = like.gradients_out.get(index)
+                given.append(None if value is None else _empty(values[value]))
+        found.backward_op = recorder.stand_in(
+            BACKWARD, [v for v in known if v is not None], [g for g in given if g is not None]
+        )
+        found.gradients_in = tuple(known)
+        found.gradients_out = tuple(None if g is None else recorder.value(g) for g in given)
+        return given
+
+
+def _empty(value: Any) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    return torch.empty_strided(value.shape, value.strides, dtype=dtype)
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, standing: _Standing, *tensors: torch.Tensor) -> Any:
+        ctx.standing, ctx.count = standing, len(tensors)
+        ctx.set_materialize_grads(False)
+        made = standing.forward(tensors[: standing.inputs])
+        about = zip(made, standing.given.tensors, strict=True)
+        ctx.mark_non_differentiable(*(one for one, (*_, requires) in about if not requires))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        given = ctx.standing.backward(gradients)
+        return (None, *given, *[None] * (ctx.count - len(given)))
+
+
+def _about(leaf: Any) -> Hashable:
+    """All of an argument but a tensor's values; None: it is neither tensor nor constant."""
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad)
+    return (type(leaf), leaf) if isinstance(leaf, _CONSTANTS) else None

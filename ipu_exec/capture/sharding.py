@@ -1,0 +1,392 @@
+"""Tensor sharding: the model as one of the IPUs that share its tensors runs it.
+
+The plan's styles (`ipu_exec.sharding_plan`) are applied as PyTorch applies them, on fake weights
+and in a process group that is none: PyTorch's fake backend, of which this process is rank 0. What
+the recorder sees are the operators on this rank's shares and the collectives between the ranks;
+DTensors never reach the graph. Afterwards the model is as it was: modules have their own weights,
+hooks and forwards again.
+
+A sharded weight is a plain tensor, this rank's share, which becomes a DTensor for as long as its
+module runs, so that its gradient belongs to that module's backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ipu_exec.errors import Error
+from ipu_exec.sharding_plan import TensorSharding, styles_of_modules
+
+_WHERE = "Options.tensorSharding"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's part of a weight, and the placements it has as a DTensor."""
+
+    shape: torch.Size
+    whole: torch.Size
+    placements: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A sharded model. ``shapes``: of weights that are cut, by identity of the real one."""
+
+    shapes: Mapping[int, torch.Size]
+    styles: Mapping[str, tuple[Any, ...]]  # by module
+
+
+NOT_SHARDED = Shares({}, {})
+
+
+@contextlib.contextmanager
+def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) -> Iterator[Shares]:
+    """Inside, the model's modules run as the plan says. ``fake``: the fake-tensor mode.
+
+    Errors: a plan that names no module, a style that PyTorch refuses for a module, a dimension that
+    the shards do not divide, weights that are tied and cut in two ways.
+    """
+    if sharding is None or sharding.shards == 1:
+        yield NOT_SHARDED
+        return
+    styles = styles_of_modules(sharding, model)
+    modules = dict(model.named_modules())
+    before = [(module, _state(module)) for module in modules.values()]
+    try:
+        with _ranks(sharding.shards) as mesh:
+            with fake:
+                _fake_weights(modules.values())
+                for name, mine in styles.items():
+                    for style in mine:
+                        _apply(name, modules[name], style, mesh, sharding)
+            shapes = _with_shares(modules, dict(before), mesh, sharding)
+            yield Shares(shapes, styles)
+    finally:
+        for module, state in before:
+            _put_back(module, state)
+
+
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's attributes; the dicts that torch keeps in it are copied."""
+    return {
+        name: value.copy() if isinstance(value, dict) else value
+        for name, value in vars(module).items()
+    }
+
+
+def _put_back(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    own = module.__dict__
+    for name in own.keys() - state.keys():
+        del own[name]
+    for name, value in state.items():
+        if isinstance(value, dict) and isinstance(own.get(name), dict):
+            own[name].clear()
+            own[name].update(value)
+        else:
+            own[name] = value
+
+
+@contextlib.contextmanager
+def _ranks(count: int) -> Iterator[Any]:
+    """A mesh of so many ranks that nobody runs but this process."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Error(
+            f"{_WHERE}: the script has a process group of torch.distributed, and the shards need"
+            " one of their own while the model is compiled. Compile before init_process_group, or"
+            " without instances (ipu-run --instances, poprun)"
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield init_device_mesh("cpu", (count,))
+    finally:
+        dist.destroy_process_group()
+
+
+def _fake_weights(modules: Any) -> None:
+    """Weights of true shapes and no memory, one for each that modules share."""
+    fakes: dict[int, torch.nn.Parameter] = {}
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in fakes:
+                empty = torch.empty_strided(
+                    parameter.shape, parameter.stride(), dtype=parameter.dtype
+                )
+                fakes[id(parameter)] = torch.nn.Parameter(empty, parameter.requires_grad)
+            module._parameters[name] = fakes[id(parameter)]
+
+
+def _apply(
+    name: str, module: torch.nn.Module, style: Any, mesh: Any, sharding: TensorSharding
+) -> None:
+    """One style on one module, as ``parallelize_module`` does it."""
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    style = _style(style) if isinstance(style, str) else style
+    if style is None:
+        return
+    if isinstance(style, RowwiseParallel) and isinstance(module, torch.nn.Embedding):
+        _rows_of_embedding(name, module, style, mesh, sharding)
+        return
+    try:
+        parallelize_module(module, mesh, style, src_data_rank=None)
+    except Exception as error:
+        raise Error(
+            f"{sharding}: PyTorch refuses {type(style).__name__} for {name or 'the model'!r}, a"
+            f" {type(module).__name__}: {error}. Give the plan another style for it"
+        ) from error
+
+
+def _style(word: str) -> Any:
+    """Hugging Face's word as PyTorch's style; None: the module stays as it is."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    whole = Replicate()
+    styles: dict[str, Callable[[], Any]] = {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        "colwise_rep": lambda: ColwiseParallel(output_layouts=whole),
+        "colwise_gather_output": lambda: ColwiseParallel(output_layouts=whole),
+        "rowwise_rep": lambda: RowwiseParallel(input_layouts=whole),
+        "embedding_rowwise": lambda: RowwiseParallel(input_layouts=whole),
+        "sequence_parallel": SequenceParallel,
+        "replicate": lambda: None,
+    }
+    return styles[word]()
+
+
+def _rows_of_embedding(
+    name: str, module: torch.nn.Embedding, style: Any, mesh: Any, sharding: TensorSharding
+) -> None:
+    """Each rank has some rows of the table and looks up what is in them; the sum is the result.
+
+    PyTorch's DTensor makes the gradient of the whole table on every rank and then takes its share
+    (its rule for ``embedding_dense_backward``); an IPU adds to its own rows.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+    if module.num_embeddings % sharding.shards:
+        raise _not_divided(f"{name}.weight", 0, module.num_embeddings, sharding)
+    whole = module._parameters["weight"]
+    assert whole is not None
+    cut = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+    module._parameters["weight"] = torch.nn.Parameter(cut, whole.requires_grad)
+    rows, layouts = module.num_embeddings // sharding.shards, style.output_layouts
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        outside = tokens >= rows
+        weight = module.weight
+        found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
+        mine = found.masked_fill(outside.unsqueeze(-1), 0)
+        summed = DTensor.from_local(mine, mesh, [Partial()], run_check=False)
+        given = summed.redistribute(placements=layouts)
+        return given.to_local() if style.use_local_output else given
+
+    module.__dict__["forward"] = _Rows(forward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The forward of an embedding whose rows are shared; it takes the weight as it is."""
+
+    forward: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+
+def _with_shares(
+    modules: Mapping[str, torch.nn.Module],
+    before: Mapping[torch.nn.Module, Mapping[str, Any]],
+    mesh: Any,
+    sharding: TensorSharding,
+) -> dict[int, torch.Size]:
+    """Give modules their own weights back, of which they use their shares; the shares' shapes."""
+    from torch.distributed.tensor import DTensor
+
+    shapes: dict[int, torch.Size] = {}
+    placed: dict[int, tuple[str, Any]] = {}
+    for path, module in modules.items():
+        shares: dict[str, Share] = {}
+        for name, real in before[module]["_parameters"].items():
+            cut: Any = module._parameters.get(name)
+            full = f"{path}.{name}" if path else name
+            if isinstance(cut, DTensor):
+                shares[name] = _share(full, cut, sharding)
+                if shares[name].shape != shares[name].whole:
+                    shapes[id(real)] = shares[name].shape
+            if cut is not None:
+                placements = getattr(cut, "placements", None)
+                _check_tied(full, placements, placed.setdefault(id(real), (full, placements)))
+            module._parameters[name] = real
+        if shares and not isinstance(vars(module).get("forward"), _Rows):
+            module.__dict__["forward"] = _WithShares(module, module.forward, shares, mesh)
+    return shapes
+
+
+def _share(name: str, cut: Any, sharding: TensorSharding) -> Share:
+    for placement in cut.placements:
+        dim = getattr(placement, "dim", None)
+        if dim is not None and cut.shape[dim] % sharding.shards:
+            raise _not_divided(name, dim, cut.shape[dim], sharding)
+    return Share(cut.to_local().shape, cut.shape, cut.placements)
+
+
+def _not_divided(name: str, dim: int, size: int, sharding: TensorSharding) -> Error:
+    more = -(-size // sharding.shards) * sharding.shards
+    return Error(
+        f"{sharding}: {sharding.shards} IPUs cannot share {name!r}: its dimension {dim} has {size},"
+        f" which {sharding.shards} does not divide. Make it {more} (a vocabulary may be padded), or"
+        " take fewer shards"
+    )
+
+
+def _check_tied(name: str, placements: Any, first: tuple[str, Any]) -> None:
+    """A weight that modules share is cut the same way in all of them."""
+    other, others = first
+    if placements != others:
+        raise Error(
+            f"{_WHERE}: {name!r} and {other!r} are one weight, and the plan cuts it in two ways"
+            f" ({placements or 'whole'} and {others or 'whole'}). Give both modules styles that cut"
+            " the same dimension (rows of an embedding are the outputs of a head: RowwiseParallel"
+            " for the one, ColwiseParallel for the other)"
+        )
+
+
+@dataclass(slots=True)
+class _WithShares:
+    """A module's forward, with its shares as DTensors."""
+
+    module: torch.nn.Module
+    forward: Callable[..., Any]
+    shares: Mapping[str, Share]
+    mesh: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        own, parameters = self.module.__dict__, self.module._parameters
+        for name, share in self.shares.items():
+            local = parameters[name]
+            assert local is not None
+            own[name] = DTensor.from_local(
+                local,
+                self.mesh,
+                share.placements,
+                run_check=False,
+                shape=share.whole,
+                stride=_contiguous(share.whole),
+            )
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            for name in self.shares:
+                own.pop(name, None)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides: list[int] = []
+    size = 1
+    for extent in reversed(shape):
+        strides.insert(0, size)
+        size *= extent
+    return tuple(strides)
+
+
+def is_distributed(types: Sequence[type]) -> bool:
+    """Whether a call is one of wrapped tensors, which make the calls of what they wrap."""
+    return any(kind.__module__.startswith("torch.distributed") for kind in types)
+
+
+def own_share(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a DTensor; any other tensor is itself."""
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local
+
+
+def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractContextManager[Any]:
+    """Inside, a cross entropy takes scores whose classes are shared: PyTorch's ``loss_parallel``.
+
+    A forward and its backward need it, and a model that enters it leaves it before the backward.
+    """
+    if sharding is None or sharding.shards == 1:
+        return contextlib.nullcontext()
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    entered: contextlib.AbstractContextManager[Any] = loss_parallel()
+    return entered
+
+
+@contextlib.contextmanager
+def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
+    """Inside, ``paused`` is entered while DTensor asks which shape a whole result would have.
+
+    It runs operators on whole tensors for that, which no IPU does.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    own = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(*args: Any, **kwargs: Any) -> Any:
+        with paused():
+            return own(*args, **kwargs)
+
+    setattr(ShardingPropagator, own.__name__, unseen)
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, own.__name__, own)
+
+
+def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
+    """Whether the plan says the same of all these layers."""
+    of_layers = [
+        {
+            name.removeprefix(path): styles
+            for name, styles in shares.styles.items()
+            if name == path or name.startswith(f"{path}.")
+        }
+        for path in paths
+    ]
+    return all(styles == of_layers[0] for styles in of_layers)
+
+
+def refused(module: str, sharding: TensorSharding, error: Exception) -> Error:
+    """The error of a model that does not run on shares of its tensors."""
+    return Error(
+        f"{sharding}: on shares of its tensors the model does not run, in module"
+        f" {module or 'of the model itself'!r}: {error}. Where it computes with a size it was told"
+        " (heads, a hidden size), take it from the tensor, as view(batch, length, -1, head_size)"
+        " does, so that an IPU has heads / shards of them; and give a module whose operands the"
+        " plan cuts differently PrepareModuleInput or another style",
+        location=source_of(error),
+    )
+
+
+def source_of(error: Exception) -> str:
+    """The innermost line of the user's own code that an error came through."""
+    from ipu_exec.capture.origins import is_own_code
+
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not is_own_code(file):
+            found = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,93 @@
+"""Levers: what of a script another compile may have otherwise, without changing the script.
+
+``ipu-run --with half,micro-batch=8,outputs=loss train.py`` compiles what the script would be with
+these changes made, and ends there. ``ipu-report advise --check`` holds its predictions against
+such compiles. What is meant by a lever in a script's own words, `profiler.advise.code` says.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ipu_exec.enums import OutputMode
+from ipu_exec.errors import Error
+from ipu_exec.options import LEVERS_VARIABLE, Options, TensorLocationSettings
+
+_KNOWN = (
+    "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
+    " inference), recompute=yes|no, outputs=all|final|loss, state=on-chip|off-chip|in-parts"
+)
+_OUTPUTS = ("all", "final", "loss")
+_STATES = ("on-chip", "off-chip", "in-parts")
+_RECOMPUTATION = {"yes": 3, "no": 0}  # PopART's RecomputationType: Pipeline, None
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """What is to be otherwise; a default leaves it as the script has it.
+
+    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` a weight update
+    (a device iteration's in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state`` as
+    `parse` takes them.
+    """
+
+    precision: str = ""
+    micro_batch: int = 0
+    micro_batches: int = 0
+    recompute: str = ""
+    outputs: str = ""
+    state: str = ""
+    said: str = field(default="", compare=False)
+
+    def __bool__(self) -> bool:
+        return self != Levers()
+
+
+def parse(text: str) -> Levers:
+    """Levers as ``--with`` takes them: words between commas. Error for what is none."""
+    levers = Levers(said=text)
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        levers = replace(levers, **_one(word))
+    return levers
+
+
+def _one(word: str) -> dict[str, Any]:
+    name, _, value = word.partition("=")
+    if word in ("half", "float"):
+        return {"precision": word}
+    if name in ("micro-batch", "micro-batches") and value.isdecimal() and int(value) > 0:
+        return {name.replace("-", "_"): int(value)}
+    choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
+    if value in choices.get(name, ()):
+        return {name: value}
+    raise Error(f"--with {word!r} is no lever. There are: {_KNOWN}")
+
+
+def asked() -> Levers:
+    """What ``ipu-run --with`` said for this process."""
+    return parse(os.environ.get(LEVERS_VARIABLE, ""))
+
+
+def changed_options(options: Options, levers: Levers, training: bool) -> Options:
+    """A copy of the options with the levers pulled that are options."""
+    options = options.clone()
+    if levers.micro_batches and training:
+        options.Training.gradientAccumulation(levers.micro_batches)
+    elif levers.micro_batches:
+        options.deviceIterations(levers.micro_batches)
+    if levers.recompute:
+        options._Popart.set("autoRecomputation", _RECOMPUTATION[levers.recompute])
+    if levers.outputs:
+        once = levers.outputs != "all"
+        options.outputMode(OutputMode.Final if once and training else OutputMode.All)
+    if levers.state:
+        options.TensorLocations.setOptimizerLocation(_location(levers.state))
+    options._freeze()
+    return options
+
+
+def _location(state: str) -> TensorLocationSettings:
+    settings = TensorLocationSettings().useOnChipStorage(state != "off-chip")
+    return settings.useReplicatedTensorSharding(state == "in-parts")

@@ -1,0 +1,26 @@
+"""The error of a model that does not fit, with what would free most."""
+
+from __future__ import annotations
+
+from ipu_exec.errors import OutOfMemoryError
+from profiler import ProfileError, open_report
+
+
+def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
+    """The error with a line for each change that frees memory, by the profile that it names.
+
+    The error itself where there is no profile, or none that says so.
+    """
+    if not error.profile_path:
+        return error
+    from profiler.advise.relief import in_words, relief
+
+    try:
+        with open_report(error.profile_path) as report:
+            lines = in_words(relief(report))
+    except (ProfileError, ValueError):
+        return error
+    if not lines:
+        return error
+    said = "\n  ".join(["What frees most of that tile:", *lines])
+    return OutOfMemoryError(f"{error}\n{said}", profile_path=error.profile_path)

@@ -1,0 +1,130 @@
+"""Where the IPUs of a pod lie to each other, and what it costs to send something between them.
+
+The one place that knows it: pipelines copy, replicas reduce and shards of a tensor gather by these
+functions. IPUs are numbered through the pod, replica by replica and stage by stage; the shards of a
+stage lie side by side.
+
+IPU-Links are a ladder with two IPUs to a rung, four to an IPU-Machine and 64 to a rack; racks are
+joined by gateway links (docs/machine.md#pods). Cycles are tile clock cycles, bytes are bytes, rates
+are of one direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ipu_exec.machine import LINK_HOP_SECONDS, LINK_LATENCY_SECONDS, Target
+
+MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """IPUs that exchange a tensor: the first, how far each is from the next, and how many."""
+
+    first: int
+    apart: int
+    members: int
+
+    @property
+    def last(self) -> int:
+        """The IPU that is farthest from the first."""
+        return self.first + self.apart * (self.members - 1)
+
+
+def same_board(target: Target, a: int, b: int) -> bool:
+    """Whether two IPUs are of one IPU-Machine (or card)."""
+    return a // target.ipus_per_board == b // target.ipus_per_board
+
+
+def gateways(target: Target, a: int, b: int) -> int:
+    """Gateway links on the way between two IPUs: racks are in a row."""
+    return abs(a // target.ipus_per_rack - b // target.ipus_per_rack)
+
+
+def link_hops(a: int, b: int) -> int:
+    """Links between two IPUs of a pod, 1 at least.
+
+    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
+    IPUs lie 7 apart at the most (1.76 us there [JIA]). From rack to rack the ladder goes on, with a
+    gateway in place of a link.
+    """
+    return max(1, abs(a // 2 - b // 2))
+
+
+def link_latency_cycles(target: Target, hops: int) -> float:
+    """Cycles before the first byte arrives over ``hops`` IPU-Links."""
+    return (LINK_LATENCY_SECONDS + LINK_HOP_SECONDS * (hops - 1)) * target.clock_hz
+
+
+def latency_cycles(target: Target, a: int, b: int) -> float:
+    """Cycles before the first byte from IPU ``a`` arrives at IPU ``b``."""
+    over_gateways = gateways(target, a, b) * target.gateway_latency_seconds * target.clock_hz
+    return link_latency_cycles(target, link_hops(a, b)) + over_gateways
+
+
+def link_rate(target: Target, a: int, b: int) -> float:
+    """Bytes a cycle in one direction between two IPUs of a pod: the slowest link on the way.
+
+    55 GB/s on a board, 27.7 GB/s between boards [JIA], an IPU's quarter of its machine's gateway
+    between racks.
+    """
+    if gateways(target, a, b):
+        return target.gateway_bytes_per_cycle
+    if same_board(target, a, b):
+        return target.link_bytes_per_cycle
+    return target.board_link_bytes_per_cycle
+
+
+def ring_cycles(
+    target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
+) -> int:
+    """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
+
+    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
+    scatter or a gather is one round, an all-reduce is both. Within a rack the ring is one; over
+    several racks it is done rack by rack and then between racks (`levels`), so that gateways carry
+    only what a rack has not summed up itself.
+    """
+    total, part = 0.0, 1
+    for level in levels(target, Span(ipu, apart, members)):
+        total += _one_ring(target, level, nbytes / part, rounds)
+        part *= level.members
+    return ceil(total)
+
+
+def levels(target: Target, ring: Span) -> tuple[Span, ...]:
+    """The rings in which GCL's hierarchical collectives go about one that spans racks.
+
+    Within the rack first, then between the racks. A ring in one rack, and one whose racks hold
+    different numbers of its members, is the only level itself.
+    """
+    inside = target.ipus_per_rack // ring.apart
+    aligned = ring.first % target.ipus_per_rack < ring.apart
+    if not gateways(target, ring.first, ring.last) or inside < 2 or not aligned:
+        return (ring,)
+    if ring.members % inside:
+        return (ring,)
+    return (
+        Span(ring.first, ring.apart, inside),
+        Span(ring.first, ring.apart * inside, ring.members // inside),
+    )
+
+
+def _one_ring(target: Target, ring: Span, nbytes: float, rounds: int) -> float:
+    """Cycles of one ring.
+
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
+    sets the pace: one between boards is enough. From three members on half of the data goes round
+    each way (GCL's bidirectional ring; two directions carry twice one [JIA]); two members use both
+    ways as it is.
+    """
+    steps = rounds * (ring.members - 1)
+    moved = steps * nbytes / ring.members
+    rate = link_rate(target, ring.first, ring.last)
+    # a hop between neighbours of the ring, by the farthest that two of them lie apart
+    hop = link_latency_cycles(target, link_hops(0, ring.apart))
+    if gateways(target, ring.first, ring.last):
+        hop += target.gateway_latency_seconds * target.clock_hz
+    return steps * hop + moved / (2 if ring.members > 2 else 1) / rate

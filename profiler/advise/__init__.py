@@ -1,0 +1,19 @@
+"""What to change of a model so that it runs faster, all levers together (docs/advice.md)."""
+
+from __future__ import annotations
+
+from profiler.advise.levers import Basis, Levers
+from profiler.advise.relief import Relief, relief
+from profiler.advise.search import Advice, Advised, advise, advise_on, predicted
+
+__all__ = [
+    "Advice",
+    "Advised",
+    "Basis",
+    "Levers",
+    "Relief",
+    "advise",
+    "advise_on",
+    "predicted",
+    "relief",
+]

@@ -1,0 +1,311 @@
+"""What Blocks would cost in half precision, or with a larger or smaller micro-batch.
+
+Estimates from a profile alone, by rules that hold for any model (docs/advice.md#estimates has what
+they are off by):
+
+- The shortest steps of a profile are what starting a step takes: that part of each stays.
+- In float16 tiles compute twice as much a cycle and move twice as many elements. Accumulators and
+  optimiser state stay float32, and with them the update.
+- Tiles that have nothing to do in a step take what more samples bring first.
+- Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
+  power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
+  temporaries that hold them. What is the size of a weight does not grow.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler import records
+from profiler.enums import Direction, Purpose, Role
+from profiler.rebalance import Costs
+from profiler.rebalance.block_cycles import BlockCycles
+from profiler.rebalance.block_memory import BlockMemory
+from profiler.rebalance.cuts import Cuts
+from profiler.rebalance.host_streams import HostStreams
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
+_PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
+_SINGLE, _HALF = "float32", "float16"
+_WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
+_WEIGHTS = (Role.WEIGHT, Role.ACCUMULATOR, Role.OPTIMISER_STATE, Role.BUFFER)
+_PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Operators' steps of a profile: an entry a step.
+
+    ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
+    work in it; ``growth``: how it grows, of `GROWTHS`.
+    """
+
+    block: np.ndarray
+    direction: np.ndarray
+    fixed: np.ndarray
+    beyond: np.ndarray
+    busy: np.ndarray
+    growth: np.ndarray
+
+
+# With the samples to this power: what is a weight's, what tiles exchange for products, all else.
+GROWTHS = (0.0, 2 / 3, 1.0)
+_STAYS, _AS_PRODUCTS, _AS_SAMPLES = range(3)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a profile grows with samples and shrinks in half precision: `estimated` takes it.
+
+    ``held``: bytes of each Block by what they are; ``inputs`` and ``outputs``: share of what moves
+    from and to the host that is float32; ``halves``: most weights are, so that there is something
+    to halve.
+    """
+
+    steps: Steps
+    held: pd.DataFrame
+    inputs: float
+    outputs: float
+    halves: bool
+
+
+def sizes(report: Report) -> Sizes:
+    """Of a profile."""
+    variables = _variables(report)
+    tensors = _host_dtypes(report, variables)
+    weights = variables[variables["role"] == Role.WEIGHT]
+    single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
+    return Sizes(
+        _steps(report, variables),
+        _held(report, variables),
+        tensors["in"],
+        tensors["out"],
+        bool(single > weights["bytes"].sum() / 2),
+    )
+
+
+def _variables(report: Report) -> pd.DataFrame:
+    """`Report.variables` with ``like_weight``: of a weight's shape, or transposed."""
+    variables = report.variables
+    weights = variables[variables["role"] == Role.WEIGHT]
+    shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
+    by_role = variables["role"].isin(_WEIGHTS).to_numpy()
+    of_gradient = (variables["role"] == Role.GRADIENT) & (variables["parameter"] >= 0)
+    by_shape = variables["shape"].isin(shapes).to_numpy()
+    return variables.assign(like_weight=by_role | of_gradient.to_numpy() | by_shape)
+
+
+def _either_way(shape: str) -> tuple[str, ...]:
+    """A weight's shape and its transpose, as the profile writes shapes; none of vectors."""
+    sides = json.loads(shape) if shape else []
+    return (json.dumps(sides), json.dumps(sides[::-1])) if len(sides) > 1 else ()
+
+
+def _is_product(aten: pd.Series[str]) -> np.ndarray:
+    return aten.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
+
+
+def _steps(report: Report, variables: pd.DataFrame) -> Steps:
+    steps = report.program_steps()
+    steps = steps[
+        (steps["block"] >= 0)
+        & steps["direction"].isin(_WORKING)
+        & (steps["purpose"] == Purpose.OPERATOR)
+    ]
+    product = _is_product(report.ops.loc[steps["op"], "aten"])
+    of_weights = steps["op"].isin(_weight_operators(report, variables)).to_numpy() & ~product
+    cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
+    beyond = np.zeros_like(cycles)
+    for name in ("compute", "exchange"):
+        mine = kind == name
+        start = int(np.quantile(cycles[mine], SHORTEST)) if mine.any() else 0
+        beyond[mine] = np.maximum(0, cycles[mine] - start)
+    growth = np.select(
+        [of_weights, product & (kind == "exchange")], [_STAYS, _AS_PRODUCTS], _AS_SAMPLES
+    )
+    return Steps(
+        steps["block"].to_numpy(),
+        steps["direction"].to_numpy(),
+        cycles - beyond,
+        beyond,
+        steps["active_tiles"].to_numpy() / report.target.tiles_per_ipu,
+        growth,
+    )
+
+
+def _weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
+    """Ids of operators that read and write nothing but what is like a weight."""
+    uses = report.columns_of(records.Use) if report.format >= 2 else None
+    if uses is None or not len(uses["op"]):
+        return np.zeros(0, dtype=np.int64)
+    known = np.isin(uses["variable"], variables.index)
+    used = variables.loc[uses["variable"][known]]
+    count = np.bincount(uses["op"][known])
+    alike = np.bincount(uses["op"][known], used["like_weight"].to_numpy(), minlength=len(count))
+    return np.flatnonzero((count > 0) & (alike == count))
+
+
+def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by Block: ``block, always_live, grows`` ("weights", "samples", "products", "rest").
+
+    ``bytes``, and ``single`` of them that halve.
+    """
+    role = variables["role"]
+    product_ops = report.ops.index[_is_product(report.ops["aten"])]
+    of_product = (role == Role.TEMPORARY) & variables["op"].isin(product_ops)
+    per_sample = role.isin(_PER_SAMPLE) & ~variables["like_weight"]
+    weights = variables["like_weight"] | (role == Role.WEIGHT)
+    grows = np.select(
+        [of_product, per_sample, weights], ["products", "samples", "weights"], default="rest"
+    )
+    kept_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
+    is_single = variables["dtype"].isin((_SINGLE, "")) & ~kept_single & (role != Role.PROGRAM)
+    rows = variables[["block", "always_live", "bytes"]].assign(
+        grows=grows, single=variables["bytes"].where(is_single, 0)
+    )
+    return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
+
+
+def _host_dtypes(report: Report, variables: pd.DataFrame) -> dict[str, float]:
+    """Share of the bytes each way that is float32."""
+    from profiler.analysis.host import host_tensors
+
+    tensors = host_tensors(report)
+    dtype = variables.drop_duplicates("name").set_index("name")["dtype"]
+    single = tensors["bytes"].where(
+        (dtype.reindex(tensors["name"]) == _SINGLE).to_numpy(dtype=bool), 0
+    )
+    of_way = tensors["bytes"].groupby(tensors["way"]).sum().to_dict()
+    halves = single.groupby(tensors["way"]).sum().to_dict()
+    return {way: float(halves.get(way, 0) / max(1, of_way.get(way, 1))) for way in ("in", "out")}
+
+
+def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Costs:
+    """The costs with Blocks in float16 (``half``), and with micro-batches ``samples`` times larger.
+
+    The costs themselves where nothing is asked.
+    """
+    if not half and samples == 1:
+        return costs
+    rate = 0.5 if half else 1.0
+    moved = samples * rate
+    return replace(
+        costs,
+        cycles=_cycles(costs.cycles, of.steps, samples, rate),
+        memory=_memory(costs.memory, of.held, samples, half),
+        stash=replace(
+            costs.stash,
+            recomputing=_times_bytes(costs.stash.recomputing, moved),
+            keeping=_times_bytes(costs.stash.keeping, moved),
+        ),
+        streams=_streams(costs.streams, of, samples, half),
+        cuts=_cuts(costs.cuts, moved, rate),
+        samples=round(costs.samples * samples),
+        measured=False,
+    )
+
+
+def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> BlockCycles:
+    growth = np.power(samples, np.array(GROWTHS))[steps.growth]
+    if samples > 1:
+        growth = np.maximum(1.0, growth * np.where(steps.growth == _STAYS, 1.0, steps.busy))
+    before = steps.fixed + steps.beyond
+    after = steps.fixed + rate * growth * steps.beyond
+    blocks = len(cycles.forward)
+
+    def times(values: np.ndarray, direction: Direction) -> np.ndarray:
+        mine = steps.direction == direction
+        old, new = (
+            np.bincount(steps.block[mine], of_step[mine], blocks) for of_step in (before, after)
+        )
+        ratio = np.where(old > 0, new / np.maximum(1, old), 1.0)
+        scaled: np.ndarray = np.rint(values * ratio).astype(np.int64)
+        return scaled
+
+    return replace(
+        cycles,
+        forward=times(cycles.forward, Direction.FORWARD),
+        backward=times(cycles.backward, Direction.BACKWARD),
+        again=times(cycles.again, Direction.FORWARD),
+        again_end=times(cycles.again_end, Direction.FORWARD),
+        again_final=times(cycles.again_final, Direction.FORWARD),
+    )
+
+
+def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool) -> BlockMemory:
+    growth = held["grows"].map(
+        {
+            "weights": 1.0,
+            "samples": samples,
+            "products": samples ** GROWTHS[_AS_PRODUCTS],
+            "rest": 1.0,
+        }
+    )
+    kept = held["bytes"] - (held["single"] / 2 if half else 0)
+    after = (growth * kept).groupby([held["block"], held["always_live"]]).sum()
+    before = held["bytes"].groupby([held["block"], held["always_live"]]).sum()
+    ratio = after / before.clip(lower=1)
+
+    def times(values: np.ndarray, always: int) -> np.ndarray:
+        keys = [(block, always) for block in range(values.shape[-2])]
+        factor = ratio.reindex(keys).fillna(1.0).to_numpy()
+        scaled: np.ndarray = np.ceil(values * factor[:, None]).astype(np.int64)
+        return scaled
+
+    moved = samples * (0.5 if half else 1.0)
+    return replace(
+        memory,
+        always=times(memory.always, 1),
+        peak=times(memory.peak, 0),
+        peak_of_backward=times(memory.peak_of_backward, 0),
+        peak_interleaved=times(memory.peak_interleaved, 0),
+        saved=np.ceil(memory.saved * moved).astype(np.int64),
+        carried=replace(
+            memory.carried, nbytes=np.ceil(memory.carried.nbytes * moved).astype(np.int64)
+        ),
+    )
+
+
+def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
+    scaled: np.ndarray = stashes.copy()
+    scaled[:, 3] = np.ceil(stashes[:, 3] * factor)
+    return scaled
+
+
+def _streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
+    less_in = samples * (1 - of.inputs / 2 if half else 1)
+    less_out = samples * (1 - of.outputs / 2 if half else 1)
+
+    def times(cycles: np.ndarray, factor: float) -> np.ndarray:
+        scaled: np.ndarray = np.ceil(cycles * factor).astype(np.int64)
+        return scaled
+
+    return replace(
+        streams,
+        input_bytes=times(streams.input_bytes, less_in),
+        stream_in=times(streams.stream_in, less_in),
+        stream_out=times(streams.stream_out, less_out),
+        load=times(streams.load, less_in),
+        unload=times(streams.unload, less_out),
+    )
+
+
+def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
+    """What crosses a cut; tied weights that travel over it have their size whatever the samples."""
+    tied = np.zeros_like(cuts.ahead)
+    for (home, *readers), nbytes in zip(cuts.ties.blocks, cuts.ties.nbytes, strict=True):
+        tied[home : max(readers)] += nbytes
+    ahead, back = (
+        np.maximum(0, values - tied) * moved + np.minimum(values, tied) * rate
+        for values in (cuts.ahead, cuts.back)
+    )
+    ties = replace(cuts.ties, nbytes=tuple(round(nbytes * rate) for nbytes in cuts.ties.nbytes))
+    return Cuts(np.ceil(ahead).astype(np.int64), np.ceil(back).astype(np.int64), ties)

@@ -1,0 +1,260 @@
+"""The levers of an advice: what each means in a script, to `ipu-run --with`, and to the costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from profiler import analysis
+from profiler.advise.estimates import Sizes, estimated, sizes
+from profiler.enums import Role
+from profiler.rebalance import Assignment, Costs, profiled
+from profiler.rebalance.choice import Choice
+from profiler.report import Report, number
+
+LEAST_RETURNED = 64  # bytes: a loss is not worth a word
+_ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
+
+
+@dataclass(frozen=True)
+class Levers:
+    """What is to be otherwise; a default leaves it as it was profiled.
+
+    ``micro_batch``: samples of one replica's; ``micro_batches``: of a weight update (a device
+    iteration in inference); ``outputs``: "final" (once an update) or "loss" (no other, and once);
+    ``state``: of `STATES`, where optimiser state lies; ``split``: stages and their IPUs.
+    """
+
+    half: bool = False
+    micro_batch: int = 0
+    micro_batches: int = 0
+    recompute: bool | None = None
+    outputs: str = ""
+    state: str = ""
+    split: Assignment | None = None
+
+    @property
+    def pulled(self) -> tuple[str, ...]:
+        """The names of those that are pulled."""
+        unset = Levers()
+        names = (one.name for one in fields(self))
+        return tuple(name for name in names if getattr(self, name) != getattr(unset, name))
+
+    def without(self, name: str) -> Levers:
+        """All the others."""
+        return replace(self, **{name: getattr(Levers(), name)})
+
+    def over(self, before: Levers) -> Levers:
+        """These, and of those not pulled what ``before`` has."""
+        kept = {name: getattr(before, name) for name in before.pulled if name not in self.pulled}
+        return replace(self, **kept)
+
+    @property
+    def argument(self) -> str:
+        """As ``ipu-run --with`` takes it; the split is its ``--placement``."""
+        words = ["half"] if self.half else []
+        words += [f"micro-batch={self.micro_batch}"] if self.micro_batch else []
+        words += [f"micro-batches={self.micro_batches}"] if self.micro_batches else []
+        if self.recompute is not None:
+            words.append(f"recompute={'yes' if self.recompute else 'no'}")
+        words += [f"outputs={self.outputs}"] if self.outputs else []
+        words += [f"state={self.state}"] if self.state else []
+        return ",".join(words)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A profile as levers find it."""
+
+    report: Report
+    costs: Costs
+    _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, report: Report) -> Basis:
+        """ValueError where the profile has no costs of Blocks (`Costs.from_report`)."""
+        costs = Costs.from_report(report)
+        profiled(costs)
+        return cls(report, costs)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What grows and shrinks."""
+        return sizes(self.report)
+
+    @cached_property
+    def present(self) -> Assignment:
+        """The split as profiled."""
+        return profiled(self.costs)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model."""
+        return self.report.target.num_replicas
+
+    @property
+    def turn(self) -> str:
+        """What an iteration of the device is, in words."""
+        return "a weight update" if self.costs.training else "a device iteration"
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one replica's micro-batch."""
+        return max(1, int(number(self.report.meta, "micro_batch", 1)))
+
+    @property
+    def state(self) -> str:
+        """Where optimiser state lies: of `STATES`."""
+        name = "TensorLocations.locationOptimizer.replicatedTensorSharding"
+        if self.replicas > 1 and self.report.options.get(name) is True:
+            return _IN_PARTS
+        return _OFF_CHIP if self.costs.offload else _ON_CHIP
+
+    @cached_property
+    def returned(self) -> float:
+        """Share of what goes to the host that is more than a loss."""
+        tensors = analysis.host_tensors(self.report)
+        out = tensors.loc[tensors["way"] == "out", "bytes"]
+        return float(out[out >= LEAST_RETURNED].sum() / max(1, out.sum()))
+
+    @cached_property
+    def shared_state(self) -> float:
+        """Share of optimiser state in tensors large enough to be kept in parts."""
+        variables = self.report.variables
+        states = variables[variables["role"] == Role.OPTIMISER_STATE]
+        large = [elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
+        return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))
+
+    def costs_with(self, levers: Levers) -> Costs:
+        """The costs with the levers pulled, but for the choices of stages (`assignment_with`)."""
+        ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        costs = self._estimated(levers.half, ratio)
+        if levers.micro_batches:
+            costs = replace(costs, micro_batches=levers.micro_batches)
+        if levers.recompute is not None:  # the last stage goes by this, the others by their choice
+            costs = replace(costs, recompute=levers.recompute)
+        if levers.outputs:
+            costs = replace(costs, streams=_outputs(costs, levers.outputs, self.returned))
+        if levers.state == _IN_PARTS and self.state != _IN_PARTS:
+            costs = _in_parts(costs, self.shared_state, self.replicas)
+        return costs
+
+    def _estimated(self, half: bool, ratio: float) -> Costs:
+        if not half and ratio == 1:
+            return self.costs
+        if (half, ratio) not in self._estimates:
+            self._estimates[half, ratio] = estimated(self.costs, self.sizes, half, ratio)
+        return self._estimates[half, ratio]
+
+    def assignment_with(self, levers: Levers) -> Assignment:
+        """The split, and how its stages save memory."""
+        assignment = levers.split or self.present
+        ways = assignment.choices or Choice.as_profiled(self.costs, assignment.starts)
+        if levers.recompute is not None:
+            ways = tuple(replace(way, recompute=levers.recompute) for way in ways)
+        if levers.state:
+            ways = tuple(replace(way, offload=levers.state == _OFF_CHIP) for way in ways)
+        return replace(assignment, choices=ways)
+
+
+LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
+
+
+def elements(shape: str) -> int:
+    """Of a tensor whose shape a profile writes so."""
+    return prod(json.loads(shape)) if shape else 0
+
+
+def _outputs(costs: Costs, outputs: str, returned: float) -> Any:
+    streams = replace(costs.streams, out_once=costs.training or costs.streams.out_once)
+    if outputs != "loss":
+        return streams
+    left = (streams.stream_out * (1 - returned)).astype(np.int64)
+    return replace(streams, stream_out=np.maximum(left, streams.stream_out > 0))
+
+
+def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
+    """Each replica keeps and updates its part of state: an estimate, but for the bytes."""
+    part = 1 - shared * (replicas - 1) / replicas
+    memory = replace(
+        costs.memory,
+        state=np.ceil(costs.memory.state * part).astype(np.int64),
+        state_once=np.ceil(costs.memory.state_once * part).astype(np.int64),
+    )
+    update = np.ceil(costs.cycles.update * part).astype(np.int64)
+    return replace(
+        costs, memory=memory, cycles=replace(costs.cycles, update=update), measured=False
+    )
+
+
+# -- in words ---
+
+
+def title(basis: Basis, levers: Levers) -> str:
+    """What is changed, in words: 'half precision, micro-batch of 8'."""
+    return ", ".join(words for words, _ in _said(basis, levers))
+
+
+def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
+    """The lines to write into the script."""
+    return tuple(line for _, line in _said(basis, levers))
+
+
+def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
+    """Of each lever that is pulled, words and a line."""
+    costs = basis.costs
+    if levers.half:
+        yield "half precision", "model.half()  # and inputs.half() where they are floats"
+    if levers.micro_batch:
+        yield (
+            f"micro-batch of {levers.micro_batch} instead of {basis.micro_batch}",
+            f"poptorch.DataLoader(options, dataset, batch_size={levers.micro_batch})",
+        )
+    if levers.micro_batches:
+        method = "Training.gradientAccumulation" if costs.training else "deviceIterations"
+        spoken = "gradient accumulation" if costs.training else "device iterations"
+        yield (
+            f"{spoken} of {levers.micro_batches} instead of {costs.micro_batches}",
+            f"options.{method}({levers.micro_batches})",
+        )
+    if levers.recompute is not None:
+        kind = "3)  # RecomputationType.Pipeline" if levers.recompute else "0)  # none"
+        words = "recomputation" if levers.recompute else "no recomputation"
+        yield words, f'options._Popart.set("autoRecomputation", {kind}'
+    if levers.outputs == "final":
+        mode = str(basis.report.options.get("outputMode", "Default"))
+        line = "options.outputMode(poptorch.OutputMode.Final)"
+        yield f"outputs once a weight update (OutputMode.Final instead of {mode})", line
+    if levers.outputs == "loss":
+        final = "" if costs.streams.out_once else ", and OutputMode.Final"
+        yield "the loss only, once a weight update", f"return loss  # alone, in forward{final}"
+    if levers.state:
+        yield f"optimiser state {levers.state.replace('-', ' ')}", _location(levers.state)
+    if levers.split is not None:
+        yield "another split", stages_line(costs, levers.split)
+
+
+def _location(state: str) -> str:
+    call = (
+        "useReplicatedTensorSharding(True)"
+        if state == _IN_PARTS
+        else f"useOnChipStorage({state == _ON_CHIP})"
+    )
+    return f"options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().{call})"
+
+
+def stages_line(costs: Costs, assignment: Assignment) -> str:
+    """The Stage list of a split."""
+    stages = [
+        f"poptorch.Stage({', '.join(repr(name) for name in costs.names[first : last + 1])})"
+        f".ipu({ipu})"
+        for (first, last), ipu in zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
+    ]
+    kind = "PipelinedExecution" if costs.pipelined else "ShardedExecution"
+    return f"options.setExecutionStrategy(poptorch.{kind}({', '.join(stages)}))"

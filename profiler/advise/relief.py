@@ -1,0 +1,151 @@
+"""What frees memory of the worst tile: what to move, to recompute, to keep elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from profiler.advise.levers import STATES, Basis, Levers, title
+from profiler.rebalance import Assignment, Costs
+from profiler.rebalance.split import ALL_CHOICES, best_split
+from profiler.rebalance.verdict import Answer, verdicts
+from profiler.report import Report
+
+_WORTH = 1024  # bytes of the tile: what frees less is no way out
+
+
+@dataclass(frozen=True)
+class Relief:
+    """A change that frees memory of the fullest tile of an IPU.
+
+    ``freed``: bytes of it; ``fits``: whether every IPU then does, in words (`Answer`, and which is
+    the fullest where it does not); ``cycles``: what a weight update then takes more (a change that
+    makes it quicker has less than 0); ``command``: asks what it would give; ``where``: the viewer's
+    page with it; ``estimate`` as in `profiler.advise.Advice`.
+    """
+
+    title: str
+    freed: int
+    fits: str
+    cycles: int
+    command: str
+    where: str
+    estimate: bool
+
+
+def relief(report: Report, ipu: int | None = None) -> list[Relief]:
+    """What frees most of the fullest tile of an IPU (default: the worst), most bytes first.
+
+    Empty where nothing does. ValueError where the profile has no costs of Blocks.
+    """
+    return relief_on(Basis.of(report), ipu)
+
+
+def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
+    """`relief` of a profile that was read already."""
+    from profiler.rebalance.many_splits import assignment_cycles
+
+    fullest = _fullest(basis.costs, basis.present)
+    worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
+    now = assignment_cycles(basis.costs, basis.present)
+    found = []
+    for words, levers in _candidates(basis, worst):
+        costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
+        after = _fullest(costs, assignment)
+        freed = fullest[worst] - (after[worst] if worst < len(after) else 0)
+        if freed < _WORTH:
+            continue
+        samples = costs.samples / basis.costs.samples
+        cycles = round(assignment_cycles(costs, assignment) / samples) - now
+        command, where = _asked(basis, levers)
+        estimate = levers.half or bool(levers.micro_batch)
+        fits = _fits(costs, assignment)
+        found.append(Relief(words, freed, fits, cycles, command, where, estimate))
+    return sorted(found, key=lambda one: -one.freed)
+
+
+def _fullest(costs: Costs, assignment: Assignment) -> list[int]:
+    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    return [one.nbytes for one in found]
+
+
+def _fits(costs: Costs, assignment: Assignment) -> str:
+    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    worst = min(found, key=lambda one: one.free)
+    over = f" by {-worst.free:,} bytes" if worst.answer is Answer.OVER else ""
+    where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
+    return f"{where}{worst.answer.value}{over}"
+
+
+def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
+    """Words and levers of what may free memory there."""
+    costs = basis.costs
+    for words, split in _moves(basis, ipu):
+        yield words, Levers(split=split)
+    best = _that_fits(costs)
+    if best is not None:
+        yield "the quickest split that fits", Levers(split=best)
+    if costs.training and costs.pipelined and not costs.recompute:
+        yield "recomputation instead of keeping activations", Levers(recompute=True)
+    if costs.memory.state.any() and basis.state == STATES[0]:
+        states = STATES[1:] if basis.replicas > 1 else STATES[1:2]
+        for state in states:
+            yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)
+    if basis.sizes.halves:
+        yield "half precision", Levers(half=True)
+    if basis.micro_batch > 1:
+        levers = Levers(micro_batch=basis.micro_batch // 2)
+        yield title(basis, levers), levers
+
+
+def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
+    """The first and the last Block of each stage there, each to its neighbour."""
+    costs, present = basis.costs, basis.present
+    spans = present.spans(len(costs))
+    for stage, (first, last) in enumerate(spans):
+        if present.ipus[stage] != ipu or first == last:
+            continue
+        starts = present.starts
+        if stage > 0:
+            later = (*starts[:stage], first + 1, *starts[stage + 1 :])
+            yield _to(costs, first, stage - 1), replace(present, starts=later, choices=())
+        if stage + 1 < len(spans):
+            sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
+            yield _to(costs, last, stage + 1), replace(present, starts=sooner, choices=())
+
+
+def _to(costs: Costs, block: int, stage: int) -> str:
+    return f"Block {costs.names[block]} to stage {stage}"
+
+
+def _that_fits(costs: Costs) -> Assignment | None:
+    """The quickest split onto as many IPUs, stages saving memory as each needs."""
+    if len(set(costs.ipus)) < len(costs.ipus) or len(costs.ipus) < 2:
+        return None
+    try:
+        split = best_split(costs, len(costs.ipus), choices=ALL_CHOICES if costs.training else ())
+    except ValueError:
+        return None
+    return None if split.prediction.problems else split.prediction.assignment
+
+
+def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
+    """The command that says what it would give, and the viewer's page."""
+    path = basis.report.path.parent
+    if levers.split is None:
+        return f"ipu-run --with {levers.argument} SCRIPT", "/memory"
+    starts = ",".join(str(first) for first in levers.split.starts)
+    where = f"/rebalance?starts={starts}"
+    if levers.split.choices:
+        return f"ipu-report rebalance --recompute choose --offload choose {path}", where
+    sizes = (str(last - first + 1) for first, last in levers.split.spans(len(basis.costs)))
+    return f"ipu-report whatif {path} --assign {'-'.join(sizes)}", where
+
+
+def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:
+    """A line each, of those that free most: what, how much, whether it then fits, what asks."""
+    return [
+        f"{'about ' if one.estimate else ''}{one.freed:,} bytes: {one.title} ({one.fits}):"
+        f" {one.command}"
+        for one in reliefs[:most]
+    ]

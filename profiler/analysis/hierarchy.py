@@ -1,0 +1,274 @@
+"""Cycles and bytes by module, operator and stage, as trees: what flame graphs and treemaps draw.
+
+A leaf is a path of names and a number; a tree sums the leaves up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler.analysis.critical_path import steps_of
+from profiler.enums import Role
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a path is made of, from the root; "module" is as many names as a module is deep.
+ORDERS: dict[str, tuple[str, ...]] = {
+    "module": ("module", "operator", "stage"),
+    "stage": ("stage", "module", "operator"),
+    "block": ("block", "module", "operator"),
+    "aten": ("aten", "module", "operator"),
+}
+MEASURES = ("cycles", "bytes")
+MIXED = "mixed"
+_NO_MODULE = "no module"
+_NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
+_OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A name in a tree with the sum of what is beneath it.
+
+    ``before``: the same of another profile, 0 without one. ``width``: what it takes of a drawing,
+    the sum of its leaves' larger values. ``kind``: what two thirds of it are, or `MIXED`.
+    """
+
+    path: Path
+    value: int
+    before: int
+    width: int
+    kind: str
+
+
+def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+    """Cycles that IPUs are busy for in a device iteration, by program step.
+
+    ``ipu, stage, direction, step, op, cause`` (of `critical_path.CAUSES`), ``name, times``
+    (executions, of all replicas) and ``cycles`` (of all of them). Waiting is not in it; what runs
+    beside other work on I/O tiles is.
+    """
+    tasks = report.tasks(run, iteration=iteration)
+    tasks = tasks[tasks["kind"].astype(str) != "idle"]
+    pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
+    pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
+    steps = steps_of(report.body_steps, pieces)
+    keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
+    return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+
+
+def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
+    """`cycles_by_step` of the first device iteration: ``path``, ``value`` (cycles) and ``kind``.
+
+    ``kind``: the direction of work in a model's operators, else what the cycles are spent on.
+    Steps that no operator makes (copies, host I/O) have their cause in place of a module.
+    ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
+    """
+    steps = cycles_by_step(report)
+    op = steps["op"].to_numpy()
+    none = steps["cause"].astype(str).to_numpy()
+    kind = np.where(op >= 0, steps["direction"].astype(str).to_numpy(), none)
+    rows = steps.assign(kind=kind, otherwise=none)
+    return _leaves(report, rows, "cycles", order, together)
+
+
+def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.DataFrame:
+    """Bytes live at the step at which each IPU of a replica holds most, as leaves.
+
+    ``path``, ``value`` (bytes over all tiles) and ``kind`` (role, or category of a program's own).
+    A weight and its state are in the weight's module; what has neither operator nor module has its
+    category in their place.
+    """
+    import pandas as pd
+
+    parts = []
+    for ipu in range(report.target.ipus_per_replica):
+        total = report.liveness(ipu)["total"].to_numpy()
+        step = int(total.argmax()) if len(total) else 0
+        parts.append(report.live_variables(ipu, step)[["variable", "bytes"]])
+    live = pd.concat(parts, ignore_index=True)
+    about = report.variables.loc[live["variable"], ["name", "role", "category", "op", "stage"]]
+    rows = about.reset_index(drop=True).assign(bytes=live["bytes"])
+    role, category = rows["role"].astype(str), rows["category"].astype(str)
+    kind = category.where(role == Role.PROGRAM.value, role)
+    weights = role.isin(list(_OF_WEIGHTS))
+    rows = rows.assign(kind=kind, otherwise=kind, module=_module_of_weight(rows["name"], weights))
+    return _leaves(report, rows, "bytes", order, together)
+
+
+def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[str]:
+    """The module of each weight by its name, with or without its state's; "" for other things."""
+    return [
+        str(name).split("/", 1)[0].rpartition(".")[0] if mine else ""
+        for name, mine in zip(names, weights.tolist(), strict=True)
+    ]
+
+
+def _leaves(
+    report: Report, rows: pd.DataFrame, measure: str, order: str, together: bool
+) -> pd.DataFrame:
+    """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed up by path."""
+    import pandas as pd
+
+    found = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
+    has_op = (rows["op"] >= 0).to_numpy()
+    module = found["module"].astype(str).to_numpy()
+    if "module" in rows:
+        module = np.where(rows["module"] != "", rows["module"], module)
+    block = found["block_name"].astype(str).to_numpy()
+    stage = rows["stage"].to_numpy()
+    columns: dict[str, Any] = {
+        "module": module,
+        "operator": np.where(has_op, found["name"].astype(str), rows["name"]),
+        "aten": np.where(has_op, found["aten"].astype(str), rows["otherwise"]),
+        "block": np.where(block != "", block, "no Block"),
+        "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), "no stage"),
+        # In place of a module, where there is none and no operator either.
+        "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
+        "kind": rows["kind"].astype(str),
+        "value": rows[measure].to_numpy(),
+    }
+    dims = ORDERS[order]
+    keys = list(dict.fromkeys(["module", "otherwise", *dims, "kind"]))
+    table = pd.DataFrame(columns).groupby(keys, as_index=False, sort=False)[["value"]].sum()
+    names = [_names(dim, table, together) for dim in dims]
+    table["path"] = [_joined(parts) for parts in zip(*names, strict=True)]
+    return table[["path", "value", "kind"]]
+
+
+def _joined(parts: Iterable[Path]) -> Path:
+    """One path, without a name that stands under itself."""
+    names: list[str] = []
+    for name in chain.from_iterable(parts):
+        if not names or names[-1] != name:
+            names.append(name)
+    return tuple(names)
+
+
+def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
+    """The part of each row's path that a dimension is."""
+    modules = [_module(name) for name in table["module"].tolist()]
+    if dimension == "module":
+        otherwise = table["otherwise"].tolist()
+        parts = [(no,) if no else module for no, module in zip(otherwise, modules, strict=True)]
+    elif dimension == "operator":
+        rows = zip(table["operator"].tolist(), table["module"].tolist(), strict=True)
+        parts = [(_short(name, module),) for name, module in rows]
+    else:
+        parts = [(value,) for value in table[dimension].tolist()]
+    if together and dimension in ("module", "operator", "block"):
+        return [tuple(_NUMBER.sub("*", name) for name in part) for part in parts]
+    return parts
+
+
+@lru_cache(maxsize=1 << 14)
+def _module(name: str) -> Path:
+    """``layer.3.attention`` or ``layer/3/attention`` as ("layer.3", "attention")."""
+    names: list[str] = []
+    for part in re.split(r"[./]", name):
+        if part.isdigit() and names:
+            names[-1] += f".{part}"
+        elif part:
+            names.append(part)
+    return tuple(names) or (_NO_MODULE,)
+
+
+def _short(name: str, module: str) -> str:
+    """An operator's name without its module's, which stands above it."""
+    above = f"{module}/".replace(".", "/")
+    return name[len(above) :] if name.replace(".", "/").startswith(above) else name
+
+
+def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path, Node]:
+    """Every node by its path, the root () included.
+
+    ``before``: leaves of another profile, matched by path. A node's sums are exact.
+    """
+    new, kind = _sums(leaves)
+    old, old_kind = _sums(before) if before is not None else ({}, {})
+    width: dict[Path, int] = {}
+    for leaf in {**_ends(leaves), **(_ends(before) if before is not None else {})}:
+        larger = max(new.get(leaf, 0), old.get(leaf, 0))
+        for depth in range(len(leaf) + 1):
+            width[leaf[:depth]] = width.get(leaf[:depth], 0) + larger
+    return {
+        path: Node(
+            path,
+            new.get(path, 0),
+            old.get(path, 0),
+            width[path],
+            kind.get(path) or old_kind.get(path, ""),
+        )
+        for path in width
+    }
+
+
+def _ends(leaves: pd.DataFrame) -> dict[Path, None]:
+    return dict.fromkeys(leaves["path"])
+
+
+def _sums(leaves: pd.DataFrame) -> tuple[dict[Path, int], dict[Path, str]]:
+    """The sum of each node, and its kind."""
+    total: dict[Path, int] = {}
+    by_kind: dict[Path, dict[str, int]] = {}
+    columns = (leaves["path"], leaves["value"].tolist(), leaves["kind"])
+    for path, value, kind in zip(*columns, strict=True):
+        for depth in range(len(path) + 1):
+            node = path[:depth]
+            total[node] = total.get(node, 0) + value
+            kinds = by_kind.setdefault(node, {})
+            kinds[kind] = kinds.get(kind, 0) + value
+    return total, {node: _most(kinds) for node, kinds in by_kind.items()}
+
+
+def _most(kinds: dict[str, int]) -> str:
+    largest = max(kinds, key=lambda one: kinds[one])
+    return largest if 3 * kinds[largest] >= 2 * sum(kinds.values()) else MIXED
+
+
+def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -> list[Node]:
+    """The nodes to draw from ``at`` down, parents first, widest first among siblings.
+
+    Ancestors of ``at`` come first. What is narrower than ``least`` of ``at`` (0..1) is summed up in
+    one node a parent, named "12 smaller"; past ``most`` nodes, deeper ones are left out.
+    """
+    children: dict[Path, list[Node]] = {}
+    for path, node in nodes.items():
+        if path and path[: len(at)] == at[: len(path)]:
+            children.setdefault(path[:-1], []).append(node)
+    shown = [nodes[at[:depth]] for depth in range(len(at) + 1)]
+    limit = least * nodes[at].width
+    level = [nodes[at]]
+    while level and len(shown) < most:
+        below: list[Node] = []
+        for parent in level:
+            mine = sorted(children.get(parent.path, ()), key=lambda one: -one.width)
+            wide = [one for one in mine if one.width >= limit and one.width > 0]
+            narrow = mine[len(wide) :]
+            below += wide
+            shown += wide
+            if narrow and sum(one.width for one in narrow) > 0:
+                shown.append(_together(parent.path, narrow))
+        level = below
+    return shown
+
+
+def _together(parent: Path, nodes: Iterable[Node]) -> Node:
+    several = list(nodes)
+    return Node(
+        (*parent, f"{len(several):,} smaller"),
+        sum(one.value for one in several),
+        sum(one.before for one in several),
+        sum(one.width for one in several),
+        several[0].kind if len({one.kind for one in several}) == 1 else MIXED,
+    )

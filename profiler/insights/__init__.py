@@ -1,0 +1,74 @@
+"""Sentences with numbers.
+
+What limits a run, what acting on it would gain, where to look and what to change: the largest
+entries of the critical path (`profiler.analysis.critical_path`) with what removes them. Together
+they speak of nine tenths of it at the least (`share_accounted`).
+
+A gain is what the engine's schedule says after the change (`profiler.rebalance.what_if` over the
+profile's own costs), cycles a weight update unless said; tests compile the changed model and hold
+it against that. Where no change is known that gains it, it is marked as a bound (``at_most``);
+where costs of another precision or micro-batch are estimated, as an ``estimate``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from profiler import analysis
+from profiler.advise import Basis
+from profiler.analysis.critical_path import critical_path
+from profiler.insights import cycles
+from profiler.insights.finding import Insight, Waits, accounted
+from profiler.insights.levers import of_levers
+from profiler.insights.memory import memory, overflow
+from profiler.insights.rest import rest
+from profiler.rebalance import Costs, Prediction, what_if
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Insight", "Waits", "insights", "share_accounted"]
+
+
+def insights(report: Report) -> list[Insight]:
+    """What there is to say, what gains most cycles first, then bytes, then the rest."""
+    basis = _basis(report)
+    findings: list[Insight] = [*overflow(report, basis)]
+    if analysis.pace(report).cycles:
+        path = critical_path(report)
+        findings += _of_cycles(report, basis, path)
+    findings += memory(report, basis.costs if basis is not None else None)
+    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+
+
+def share_accounted(report: Report, findings: list[Insight]) -> float:
+    """Share of the critical path's cycles that the findings speak of: 0..1."""
+    return accounted(critical_path(report), [one.waits for one in findings if one.waits])
+
+
+def _basis(report: Report) -> Basis | None:
+    try:
+        return Basis.of(report)
+    except ValueError:
+        return None
+
+
+def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
+    if basis is None:
+        return [*rest(path, [], None, None)]
+    costs, present = basis.costs, what_if(basis.costs, basis.present)
+    least = int(cycles.LEAST_SHARE * present.total)
+    found = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
+    return [*found, *rest(path, [one.waits for one in found if one.waits], costs, present)]
+
+
+def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> list[Insight]:
+    return [
+        *cycles.split(report, costs, present, present.total),
+        *cycles.travelling_weights(costs, present),
+        *cycles.more_micro_batches(costs, present),
+        *cycles.host(report, costs, present),
+        *cycles.balance(report, costs, present),
+        *of_levers(basis, present),
+    ]

@@ -1,0 +1,333 @@
+"""What costs cycles: an uneven split, travelling weights, ramps, the update, host I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from profiler import analysis, units
+from profiler.advise.levers import LEAST_RETURNED
+from profiler.enums import Direction
+from profiler.insights.finding import Insight, Waits
+from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
+from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.parse import in_address
+from profiler.rebalance.split import quickest
+from profiler.rebalance.tied import with_reader_home
+from profiler.report import Report
+
+LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
+_MORE_MICRO_BATCHES = 4
+_MUCH = 0.05  # of a stage: an operator with less is not named
+_MOST_MOVES = 3  # that are named
+
+
+def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
+    """The slowest stage, and the split that shortens it. ``now``: cycles of an update."""
+    slowest = analysis.slowest(report)
+    if slowest is None:
+        return []
+    name, _, _, times = slowest
+    stages = _paced_by(report)
+    ops = report.ops[
+        report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
+    ]
+    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())] if len(ops) else None
+    share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
+    most_of_it = (
+        f" {share:.0%} of it is {largest['name']}."
+        if largest is not None and share >= _MUCH
+        else ""
+    )
+    most = len(set(costs.ipus))
+    try:
+        best: Split | None = quickest(costs)
+    except ValueError:
+        best = None
+    gain = present.total - best.prediction.total if best is not None else 0
+    title = f"{name} takes {times:.2f} × the mean {name.split()[0]}"
+    waits = Waits(causes=WORK, stages=stages)
+    if best is None or gain <= 0:
+        if most == 1 or times <= 1.1:
+            return []
+        if_even = present.total - what_if(_even(costs), present.assignment).total
+        detail = (
+            f"The others wait for it.{most_of_it} No better split of these Blocks was found. With"
+            f" smaller ones and all stages even {turn(costs)} would take about {if_even:,} cycles"
+            " less."
+        )
+        action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+        return [Insight(title, detail, action, "/rebalance", if_even, at_most=True, waits=waits)]
+    assignment = best.prediction.assignment
+    used = len(set(assignment.ipus))
+    fewer = f" on {units.count(used, 'IPU')}" if used < most else ""
+    moves = _moves(costs, assignment)
+    detail = (
+        f"The others wait for it.{most_of_it} The quickest split{fewer} moves {moves}:"
+        f" {gain / now:.1%} fewer cycles."
+    )
+    action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
+    where = f"/rebalance?starts={in_address(assignment)}"
+    change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
+    return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
+
+
+def _paced_by(report: Report) -> tuple[int, ...]:
+    """The stages of the IPU that works longest on a micro-batch."""
+    table = analysis.ipu_costs(report)
+    ipu = table["ipu"].iloc[int(table["cycles"].to_numpy().argmax())]
+    return tuple(report.stages.loc[report.stages["ipu"] == ipu, "stage"].tolist())
+
+
+def _moves(costs: Costs, assignment: Assignment) -> str:
+    """Blocks that get another stage, in words: the first few."""
+    stages = assignment.stage_of(len(costs))
+    moves = [
+        f"{name} to stage {there}"
+        for name, here, there in zip(costs.names, costs.stage.tolist(), stages, strict=True)
+        if here != there
+    ]
+    said = ", ".join(moves[:_MOST_MOVES])
+    more = len(moves) - _MOST_MOVES
+    return f"{said} and {units.count(more, 'more Block')}" if more > 0 else said
+
+
+def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
+    """Weights that Blocks on two IPUs share, and what it gains to read them where they are."""
+    findings = []
+    ties = costs.cuts.ties
+    for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
+        home, reader = blocks[0], blocks[-1]
+        together = with_reader_home(present.assignment, costs.stage.tolist(), home, reader)
+        if together is None:
+            continue
+        prediction = what_if(costs, together)
+        gain = present.total - prediction.total
+        if gain <= 0 or prediction.problems:
+            continue
+        ipu, other = together.ipus[-1], present.assignment.ipus[-1]
+        detail = (
+            f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
+            f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
+            f" in every pipeline cycle. With both on IPU {ipu} {turn(costs)} takes {gain:,} cycles"
+            " less."
+        )
+        action = (
+            f"Begin {costs.names[reader]} as a stage of its own on IPU {ipu}, behind the others:"
+            f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
+        )
+        change = {"starts": list(together.starts), "ipus": list(together.ipus)}
+        title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
+        waits = Waits(causes=("copy between IPUs",))
+        found = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
+        findings.append(found)
+    return findings
+
+
+def _even(costs: Costs) -> Costs:
+    """The same work, as much of it in every stage."""
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
+    scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
+    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
+
+
+def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
+    """What more micro-batches a weight update gain, a sample.
+
+    Fewer ramps, and an update that more share: one change with two causes, whose gains add up.
+    """
+    many = costs.micro_batches * _MORE_MICRO_BATCHES
+    longer = what_if(replace(costs, micro_batches=many), present.assignment)
+    ramps, update = _ramps_and_update(present)
+    _, later = _ramps_and_update(longer)
+    of_update = update - later // _MORE_MICRO_BATCHES
+    of_ramps = present.total - longer.total // _MORE_MICRO_BATCHES - of_update
+    name = "gradientAccumulation" if costs.training else "deviceIterations"
+    spoken = "gradient accumulation" if costs.training else "device iterations"
+    instead = f"{spoken} of {many} instead of {costs.micro_batches}"
+    change = {name: many}
+    findings = []
+    if ramps:
+        findings.append(
+            Insight(
+                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
+                f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each"
+                " time.",
+                f"{instead} has them less often: {of_ramps:,} cycles less for as many samples",
+                "/pipeline",
+                of_ramps,
+                change=change,
+                waits=Waits(phases=("ramp-up", "ramp-down")),
+            )
+        )
+    if update and costs.training:
+        findings.append(
+            Insight(
+                f"the weight update at its end takes {update / max(1, present.total):.0%} of"
+                f" {turn(costs)}",
+                f"All-reduce, optimiser and its state take {update:,} cycles, however many"
+                " micro-batches share them.",
+                f"{instead} has it less often: {of_update:,} cycles less for as many samples",
+                "/pipeline",
+                of_update,
+                change=change,
+                waits=Waits(phases=("update",)),
+            )
+        )
+    return findings
+
+
+def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
+    """Cycles of ramp-up and ramp-down, and of what comes after the last pipeline cycle."""
+    schedule = prediction.schedule
+    phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
+    ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
+    return ramps, int(lengths[phases == "update"].sum())
+
+
+def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """What all wait for the host, and what sends it less."""
+    none, now = np.zeros(len(costs), dtype=np.int64), present.total
+    streams = costs.streams
+    silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
+    cycles = now - what_if(replace(costs, streams=silent), present.assignment).total
+    overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
+    if overlapped:
+        detail = (
+            "What I/O tiles move takes longer than the work beside it, or comes before the first"
+            " and after the last."
+        )
+    elif streams.out_once:
+        detail = (
+            "Inputs move at the start of each pipeline cycle, outputs once at the end of"
+            f" {turn(costs)}, while nobody computes."
+        )
+    else:
+        detail = (
+            "Inputs and outputs move at the start and end of each pipeline cycle, while nobody"
+            " computes."
+        )
+    title = (
+        f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
+        f" {cycles / max(1, now):.0%} of it"
+    )
+    waits = Waits(causes=("host I/O",))
+    changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
+    saved, action, change = changes[0] if changes else (0, "", {})
+    overlap = _overlap(costs, present, overlapped)
+    said = " ".join(words for words in (detail, _largest_transfers(report)) if words)
+    if saved < int(LEAST_SHARE * now):
+        less = "Make inputs smaller (dtypes, sizes), or on the device"
+        words = f"{overlap}. {less}" if overlap else less
+        return [Insight(title, said, words, "/pipeline", cycles, at_most=True, waits=waits)]
+    words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
+    return [Insight(title, said, words, "/pipeline", saved, change=change, waits=waits)]
+
+
+def _largest_transfers(report: Report) -> str:
+    """The largest tensor each way, in words."""
+    tensors = analysis.host_tensors(report)
+    parts = []
+    for way, words in (("in", "comes in"), ("out", "goes back")):
+        mine = tensors[tensors["way"] == way]
+        if len(mine):
+            first = mine.iloc[0]
+            parts.append(
+                f"{first['share']:.0%} of what {words} is {first['name']}"
+                f" ({units.size(int(first['bytes']))} a micro-batch)"
+            )
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _less_to_host(
+    report: Report, costs: Costs, present: Prediction
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Changes that send the host less: cycles that they save, in words, and for programs."""
+    mode = str(report.options.get("outputMode", "Default"))
+    streams = costs.streams
+
+    def saves(less: HostStreams) -> int:
+        return present.total - what_if(replace(costs, streams=less), present.assignment).total
+
+    often = costs.training and not streams.out_once and costs.micro_batches > 1
+    if often and streams.stream_out.any():
+        saved = saves(replace(streams, out_once=True))
+        yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
+    tensors = analysis.host_tensors(report)
+    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= LEAST_RETURNED)]
+    if costs.training and len(returned):
+        first = returned.iloc[0]
+        left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
+        left = np.maximum(left, streams.stream_out > 0)  # the loss still goes: a transfer stays
+        saved = saves(replace(streams, stream_out=left))
+        words = f"Do not return {first['name']} from the model where only the loss is needed"
+        yield saved, words, {"not_returned": str(first["name"])}
+
+
+def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
+    """How to move them beside computing, where PopTorch can."""
+    alone = len(costs.ipus) == 1 or not costs.pipelined  # it refuses it in a pipeline
+    if not alone or overlapped or costs.micro_batches == 1:
+        return ""
+    none = np.zeros(len(costs), dtype=np.int64)
+    beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+    if not costs.streams.out_once:
+        beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+    saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
+    return (
+        f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
+        " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
+        " OutputMode.Sum or All"
+    )
+
+
+def turn(costs: Costs) -> str:
+    """What an iteration of the device is, in words."""
+    return "a weight update" if costs.training else "a device iteration"
+
+
+def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Operators of the slowest stage whose tiles work unevenly.
+
+    They gain at most what an even share of the same work would.
+    """
+    ops = analysis.operators(report)
+    if not len(report.stages):
+        return []
+    ops = ops[
+        ops["stage"].isin(_paced_by(report))
+        & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
+    ]
+    findings = []
+    worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
+    for row in worst:
+        if not 0 <= int(row.block) < len(costs):
+            continue
+        forward = row.direction == Direction.FORWARD
+        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
+        spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
+        less = (
+            replace(costs.cycles, forward=spent)
+            if forward
+            else replace(costs.cycles, backward=spent)
+        )
+        even = what_if(replace(costs, cycles=less), present.assignment)
+        findings.append(
+            Insight(
+                f"{row.name} uses its tiles unevenly, in the slowest stage",
+                f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
+                f" step; its compute is {row.balance:.0%} balanced, which costs"
+                f" {int(row.lost_cycles):,} cycles a micro-batch.",
+                "Change its sizes towards multiples of the tiles, or give it more memory"
+                " (availableMemoryProportion)",
+                f"/operations?op={row.id}",
+                present.total - even.total,
+                at_most=True,
+                waits=Waits(causes=WORK, ops=(int(row.id),)),
+            )
+        )
+    return findings

@@ -1,0 +1,107 @@
+"""What the advisor's levers gain of what the work itself takes, and all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from profiler.advise import Advice, Basis, Levers, advise_on
+from profiler.insights.cycles import WORK
+from profiler.insights.finding import Insight, Waits
+from profiler.rebalance import Prediction
+
+_ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
+_ON_LINKS = ("copy between IPUs", "host I/O")
+
+
+def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
+    """Of each lever that has no other insight what it gains; and of all together.
+
+    Gains are cycles of a weight update of as many samples as now.
+    """
+    if present.problems:
+        return
+    advised = advise_on(basis, splits=False)
+    for one in advised.single:
+        (name,) = one.levers.pulled
+        if name not in _ELSEWHERE:
+            yield _single(basis, one, advised.present)
+    if advised.together is not None:
+        yield _together(basis, advised.together, advised.present)
+
+
+def gain(one: Advice, present: Advice) -> int:
+    """Cycles that as many samples as a weight update has now take less."""
+    return present.cycles - round(one.cycles * present.samples / max(1, one.samples))
+
+
+def _change(levers: Levers) -> dict[str, str]:
+    return {"with": levers.argument}
+
+
+def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
+    title, detail, waits = _words(basis, one)
+    estimate = " (an estimate)" if one.estimate else ""
+    cycles = gain(one, present)
+    return Insight(
+        title,
+        f"{detail} As many samples take {cycles:,} cycles less{estimate}.",
+        "; ".join(one.code),
+        "/pipeline",
+        cycles,
+        change=_change(one.levers),
+        estimate=one.estimate,
+        waits=waits,
+    )
+
+
+def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
+    """Title, detail and what it is about."""
+    levers = one.levers
+    if levers.half:
+        return (
+            "the weights are float32",
+            "In float16 tiles compute at least twice as fast, and half the bytes move.",
+            Waits(causes=(*WORK, *_ON_LINKS)),
+        )
+    if levers.micro_batch:
+        size = levers.micro_batch
+        larger = size > basis.micro_batch
+        detail = (
+            f"With {size} what each step takes to start and what moves of weights is shared by more"
+            " samples."
+            if larger
+            else f"With {size} less has to be held."
+        )
+        return f"a micro-batch has {basis.micro_batch} samples", detail, Waits(causes=WORK)
+    if levers.recompute is not None:
+        if levers.recompute:
+            detail = "With recomputation less is kept for the backward."
+            return "stages keep all their activations", detail, Waits(causes=("stash",))
+        return (
+            "stages run their forward again before the backward",
+            f"There is room to keep it all: {one.fullest:,} bytes of the fullest tile then.",
+            Waits(causes=WORK, directions=("recompute",)),
+        )
+    where = levers.state.replace("-", " ")
+    return (
+        f"optimiser state is {basis.state.replace('-', ' ')}",
+        f"There is room for it {where}: {one.fullest:,} bytes of the fullest tile then.",
+        Waits(causes=("streaming memory", "collective over replicas"), phases=("update",)),
+    )
+
+
+def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
+    cycles = gain(one, present)
+    how = "an estimate; " if one.estimate else ""
+    return Insight(
+        f"together, {len(one.levers.pulled)} levers make {one.gain:.2f} times the speed",
+        f"{one.title[0].upper()}{one.title[1:]}: {one.samples_per_second:,.0f} samples a second"
+        f" instead of {present.samples_per_second:,.0f}, {one.samples:,} samples {basis.turn}"
+        f" instead of {present.samples:,}. As many samples take {cycles:,} cycles less than the"
+        f" {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
+        "; ".join(one.code),
+        "/pipeline",
+        cycles,
+        change=_change(one.levers),
+        estimate=one.estimate,
+    )

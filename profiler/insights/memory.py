@@ -1,0 +1,153 @@
+"""What tiles hold, where they overflow, and what frees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from profiler import analysis, units
+from profiler.advise.levers import LEAST_SHARDED, Basis, elements
+from profiler.advise.relief import in_words, relief_on
+from profiler.enums import Role
+from profiler.insights.finding import Insight
+from profiler.memory import what_fills, what_it_needs
+from profiler.rebalance import Assignment, Costs, what_if
+from profiler.rebalance.choice import Choice
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DEAR = 0.1  # of a weight update: memory that costs more is no advice while there is room
+_ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
+
+
+def overflow(report: Report, basis: Basis | None) -> list[Insight]:
+    """Of each IPU that holds more than it has, its worst tile."""
+    findings = []
+    for over in analysis.overflows(report):
+        tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
+        count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
+        parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
+        findings.append(
+            Insight(
+                f"IPU {over.ipu} overflows: {count} it hold more than they have",
+                f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
+                f" {what_fills(over.largest, over.always_live)}.",
+                _way_out(basis, over.ipu)
+                or f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
+                f"/liveness?ipu={over.ipu}&tile={over.tile}",
+                gain_bytes=over.bytes_over,
+            )
+        )
+    return findings
+
+
+def _way_out(basis: Basis | None, ipu: int) -> str:
+    """What frees most of the IPU's fullest tile, in words."""
+    found = relief_on(basis, ipu) if basis is not None else []
+    return "; ".join(in_words(found))
+
+
+def memory(report: Report, costs: Costs | None) -> list[Insight]:
+    """How full the fullest tile is, and what frees some of it."""
+    fullest = analysis.fullest_tiles(report)
+    limit = report.target.bytes_per_tile
+    if not len(fullest) or fullest.max() > limit:
+        return []
+    ipu = int(fullest.argmax())
+    free = limit - int(fullest[ipu])
+    roomy = fullest[ipu] < _ROOMY * limit
+    findings = [
+        Insight(
+            f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
+            f"{free:,} bytes of it are free."
+            + (" A micro-batch may grow until it is full." if roomy else ""),
+            (
+                "A larger micro-batch uses the tiles better"
+                if roomy
+                else "Little room is left for more: ipu-report advise says what fits"
+            ),
+            f"/memory?ipu={ipu}",
+        )
+    ]
+    held = report.memory(ipu)
+    state = held[held["role"] == Role.OPTIMISER_STATE]
+    size = int(state["max_tile_bytes"].sum())
+    if size > 0.05 * limit:
+        findings += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
+    return findings
+
+
+def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:
+    """What it would take to keep optimiser state in streaming memory.
+
+    It is advised only where that is cheap.
+    """
+    if costs is None or costs.offload or not costs.training:
+        return []
+    stages = Assignment.of(costs.stage.tolist(), costs.ipus)
+    present = what_if(costs, stages)
+    choices = tuple(Choice(costs.recompute, True) for _ in stages.ipus)
+    after = what_if(costs, replace(stages, choices=choices))
+    freed = present.fullest[ipu] - after.fullest[ipu]
+    cost = after.total - present.total
+    share = cost / max(1, present.total)
+    total = int(_states(report).groupby("ipu")["bytes"].sum().max())
+    title = f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}"
+    detail = (
+        "It is needed once a weight update. Off the chip, to read and write"
+        f" {total:,} bytes of the IPU with most would cost {cost:,} cycles an update,"
+        f" {share:.1%} of one, and free {freed:,} bytes of the fullest tile."
+    )
+    if share > _DEAR:
+        action = "Leave it on the chip while the model fits"
+        return [Insight(title, detail, action, f"/memory?ipu={ipu}")]
+    return [
+        Insight(
+            title,
+            detail,
+            "Keep it off the chip where a larger micro-batch needs the room:"
+            " TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
+            f"/memory?ipu={ipu}",
+            gain_bytes=freed,
+            change={"optimiser": "off chip"},
+        )
+    ]
+
+
+def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
+    """What replicated tensor sharding would free: all but 1/R of each large enough state."""
+    replicas = report.target.num_replicas
+    if (
+        replicas == 1
+        or report.options.get("TensorLocations.locationOptimizer.replicatedTensorSharding") is True
+    ):
+        return []
+    states = _states(report)
+    states = states[states["ipu"] == ipu]
+    large = states["bytes"][states["shape"].map(elements) >= LEAST_SHARDED].sum() / max(
+        1, states["bytes"].sum()
+    )
+    gain = int(size * large * (replicas - 1) / replicas)
+    if gain == 0:
+        return []
+    return [
+        Insight(
+            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile"
+            f" of IPU {ipu}",
+            f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
+            f" {LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
+            " instead of gradients all-reduced: as many bytes.",
+            "Share it out: TensorLocations.setOptimizerLocation(..."
+            " useReplicatedTensorSharding(True))",
+            f"/memory?ipu={ipu}",
+            gain_bytes=gain,
+            change={"optimiser": "in parts"},
+        )
+    ]
+
+
+def _states(report: Report) -> pd.DataFrame:
+    variables = report.variables
+    return variables[variables["role"] == Role.OPTIMISER_STATE]

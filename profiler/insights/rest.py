@@ -1,0 +1,109 @@
+"""What of the critical path no other insight speaks of, cause by cause, until little is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler.insights.cycles import WORK
+from profiler.insights.finding import Insight, Waits
+from profiler.rebalance import Costs, Prediction, what_if
+from profiler.rebalance.cuts import Cuts
+from profiler.units import percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORTH = 0.01  # of the path: what takes less goes without a word
+
+_ACTION = {
+    "compute": (
+        "Only more machine or less work makes it shorter: more replicas for more samples a second,"
+        " more IPUs with smaller stages, smaller operators"
+    ),
+    "exchange on chip": (
+        "Larger micro-batches move weights less often; availableMemoryProportion lets products"
+        " exchange in fewer steps"
+    ),
+    "sync": "Fewer, larger steps: larger micro-batches, fewer stages",
+    "stash": "Keep less between forward and backward: fewer stages, or checkpoints in other places",
+    "copy between IPUs": (
+        "Begin stages where less is handed on, or put those that exchange most on one IPU"
+    ),
+    "collective over replicas": "More gradient accumulation has it less often; fewer replicas",
+    "host I/O": "Make inputs and outputs smaller, or fewer",
+    "streaming memory": (
+        "Keep optimiser state or weights on the chip where they fit, or in parts on the replicas;"
+        " more gradient accumulation moves them less often"
+    ),
+}
+
+
+def rest(
+    path: pd.DataFrame, spoken_of: list[Waits], costs: Costs | None, present: Prediction | None
+) -> Iterator[Insight]:
+    """An insight a cause that still has much of the path, with what shortens it.
+
+    The gain is a bound: what the schedule says without that cause, or what it has of the path where
+    no schedule can be asked.
+    """
+    known = np.zeros(len(path), dtype=bool)
+    for one in spoken_of:
+        known |= one.of(path)
+    left = path[~known]
+    total = int(path["cycles"].sum())
+    for cause, mine in left.groupby("cause", sort=False):
+        cycles = int(mine["cycles"].sum())
+        if cycles < _WORTH * total or str(cause) not in _ACTION:
+            continue
+        yield Insight(
+            f"{_what(str(cause))} takes {percent(cycles / total)} of it",
+            f"{cycles:,} cycles of the critical path, {_most(mine)}.",
+            _ACTION[str(cause)],
+            "/pipeline",
+            _bound(str(cause), cycles, costs, present),
+            at_most=True,
+            waits=Waits(causes=(str(cause),)),
+        )
+
+
+def _what(cause: str) -> str:
+    return {
+        "compute": "computing",
+        "sync": "synchronising",
+        "stash": "stashing",
+        "copy between IPUs": "copying between IPUs",
+        "collective over replicas": "exchange between the replicas",
+    }.get(cause, cause)
+
+
+def _most(rows: pd.DataFrame) -> str:
+    """Where most of it is."""
+    of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
+    first = rows.iloc[0]
+    share = of_ipu.max() / max(1, of_ipu.sum())
+    return f"{percent(share)} of them on IPU {of_ipu.idxmax()}, the longest in {first['name']}"
+
+
+def _bound(cause: str, cycles: int, costs: Costs | None, present: Prediction | None) -> int:
+    if costs is None or present is None or cause in WORK[:2]:
+        return cycles
+    without = what_if(_without(costs, cause), present.assignment)
+    return max(0, min(cycles, present.total - without.total)) or cycles
+
+
+def _without(costs: Costs, cause: str) -> Costs:
+    """The costs with none of what a cause takes."""
+    none = np.zeros(len(costs), dtype=np.int64)
+    if cause == "copy between IPUs":
+        return replace(costs, cuts=Cuts(none, none))
+    if cause == "collective over replicas":
+        return replace(costs, reduce=0)
+    if cause == "stash":
+        return replace(costs, stash=replace(costs.stash, base=0.0, rate=0.0))
+    if cause == "sync":
+        return replace(costs, machine=replace(costs.machine, sync=0))
+    return costs

@@ -1,0 +1,123 @@
+"""What was made from a profile, kept in the user's cache directory for the next time.
+
+By the content of the file and by the code that made it: another file or other code is another
+folder. Never beside the profile, which may be a stranger's or on a disk that is not ours. What
+cannot be read back whole is made again, and a directory that cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+import zstandard
+
+MOST_BYTES = 512 << 20  # of everything that is kept; the longest unused goes first
+MOST_OF_ONE = 64 << 20  # unpacked
+_DIGEST_BYTES = 16
+_READ = 1 << 20
+
+
+def directory() -> Path:
+    """``$IPUSCOPE_CACHE``, else ``ipuscope`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    named = os.environ.get("IPUSCOPE_CACHE")
+    if named:
+        return Path(named)
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "ipuscope"
+
+
+@cache
+def code() -> str:
+    """A digest of the code that makes what is kept: sizes and times of its files."""
+    here = Path(__file__).parents[1]
+    digest = _digest()
+    for package in ("profiler", "viewer", "reports", "ipu_exec"):
+        for file in sorted((here / package).rglob("*.py")):
+            state = file.stat()
+            words = f"{file.relative_to(here)} {state.st_size} {state.st_mtime_ns}\n"
+            digest.update(words.encode())
+    return digest.hexdigest()
+
+
+def content(path: str | os.PathLike[str]) -> str:
+    """A digest of a file's bytes. OSError where it cannot be read."""
+    digest = _digest()
+    with open(path, "rb") as file:
+        while piece := file.read(_READ):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def name_of(*words: str | bytes) -> str:
+    """A name for what is kept, from anything that tells it from the rest."""
+    digest = _digest()
+    for one in words:
+        piece = one.encode() if isinstance(one, str) else one
+        digest.update(f"{len(piece)} ".encode() + piece)
+    return digest.hexdigest()
+
+
+class Kept:
+    """Bytes by name, of some profiles as they are now."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """OSError where a profile cannot be read."""
+        self.folder = directory() / name_of(code(), *(content(path) for path in paths))
+
+    def get(self, name: str) -> bytes | None:
+        """What is kept by a name; None where there is nothing whole."""
+        file = self.folder / name
+        try:
+            data = file.read_bytes()
+            os.utime(file)
+            said, packed = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+            if blake2b(packed, digest_size=_DIGEST_BYTES).digest() != said:
+                return None
+            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=MOST_OF_ONE)
+        except (OSError, zstandard.ZstdError):
+            return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep it, for this user only; where that cannot be done, nothing happens."""
+        if len(data) > MOST_OF_ONE:
+            return
+        packed = zstandard.ZstdCompressor(level=1).compress(data)
+        digest = blake2b(packed, digest_size=_DIGEST_BYTES).digest()
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            number, partial = tempfile.mkstemp(dir=self.folder)
+            try:
+                with os.fdopen(number, "wb") as file:
+                    file.write(digest + packed)
+                os.replace(partial, self.folder / name)
+            except BaseException:
+                os.unlink(partial)
+                raise
+
+
+def make_room(most: int = MOST_BYTES) -> None:
+    """Remove what was not asked for longest, until the rest fits."""
+    files = []
+    with suppress(OSError):
+        for file in directory().rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                state = file.stat()
+                files.append((state.st_mtime_ns, state.st_size, file))
+    total = sum(size for _, size, _ in files)
+    for _, size, file in sorted(files):
+        if total <= most:
+            return
+        with suppress(OSError):
+            file.unlink()
+            total -= size
+            file.parent.rmdir()  # where it was the last
+
+
+def _digest() -> blake2b:
+    return blake2b(digest_size=_DIGEST_BYTES)

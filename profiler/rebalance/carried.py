@@ -1,0 +1,118 @@
+"""Tensors that Blocks hand on: where they wait, stage by stage.
+
+A tensor that one Block makes and others use lies on a stage from where it is made, or from the
+beginning of the IPU's turn where it comes from another IPU, until its last use there, or until the
+end of the turn where another IPU gets it. What Blocks touch themselves is in their own peaks
+(`profiler.rebalance.block_memory`); here is what waits while others run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from profiler.enums import Direction, Role
+
+_ROLES = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT)
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+def _no_touches() -> np.ndarray:
+    return np.zeros((0, 0), dtype=bool)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Arrays over tensors: the Block that makes it, int64; ``back``: in its backward, bool.
+
+    ``touched``, bool[tensor, Block], in the same direction, with the maker; ``nbytes``,
+    int64[tensor, tile].
+    """
+
+    maker: np.ndarray = field(default_factory=_none)
+    back: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    touched: np.ndarray = field(default_factory=_no_touches)
+    nbytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.maker)
+
+    @classmethod
+    def of(
+        cls,
+        variables: pd.DataFrame,
+        used: pd.DataFrame,
+        vectors: dict[int, np.ndarray],
+        blocks: int,
+        tiles: int,
+    ) -> Carried:
+        """``used``: columns ``tensor``, ``direction``, ``block`` of every use by an operator.
+
+        ``vectors``: bytes on each tile of ``variables``, by id.
+        """
+        mine = variables[variables["role"].isin(_ROLES) & (variables["tensor"] >= 0)]
+        largest = mine.sort_values("bytes").drop_duplicates("tensor", keep="last")
+        of_tensor: dict[Any, int] = dict(
+            zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
+        )
+        makers, backs, touched, nbytes = [], [], [], []
+        known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
+        for tensor, uses in known.groupby("tensor"):
+            ahead = uses.loc[uses["direction"] == Direction.FORWARD, "block"]
+            behind = uses.loc[uses["direction"] == Direction.BACKWARD, "block"]
+            back = not len(ahead)
+            where = behind if back else ahead
+            if where.nunique() < 2:
+                continue
+            makers.append(int(where.max() if back else where.min()))
+            backs.append(back)
+            touched.append(np.isin(np.arange(blocks), where.to_numpy()))
+            nbytes.append(vectors[of_tensor[tensor]])
+        return cls(
+            np.array(makers, dtype=np.int64),
+            np.array(backs, dtype=bool),
+            np.array(touched, dtype=bool).reshape(-1, blocks),
+            np.array(nbytes, dtype=np.int64).reshape(-1, tiles),
+        )
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """The first Block that touches each."""
+        return self.touched.argmax(axis=1)
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """The last Block that touches each."""
+        count = self.touched.shape[1]
+        last: np.ndarray = count - 1 - self.touched[:, ::-1].argmax(axis=1)
+        return last
+
+    @cached_property
+    def touches_before(self) -> np.ndarray:
+        """How many Blocks before each touch a tensor: int64[tensor, Block + 1]."""
+        before = np.zeros((len(self), self.touched.shape[1] + 1), dtype=np.int64)
+        np.cumsum(self.touched, axis=1, out=before[:, 1:])
+        return before
+
+    @cached_property
+    def over_each_cut(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the tensors that go from a Block to the next one only, forward and backward.
+
+        int64[Block, tile] each, by the first of the two Blocks.
+        """
+        totals = np.zeros((2, self.touched.shape[1], self.nbytes.shape[1]), dtype=np.int64)
+        mine = self.direct
+        np.add.at(totals, (self.back[mine].astype(np.int64), self.first[mine]), self.nbytes[mine])
+        return totals[0], totals[1]
+
+    @cached_property
+    def direct(self) -> np.ndarray:
+        """Which go from a Block to the next one only."""
+        return np.asarray(self.last - self.first == 1)

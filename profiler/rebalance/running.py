@@ -1,0 +1,313 @@
+"""What lies on an IPU's tiles while its Blocks run, besides what lies there all the time.
+
+Stages grow Block by block: of many first Blocks at once, what their stages hold at the most in each
+pass so far (`Growing`). Where a tensor waits while other Blocks run, it is taken to wait for all of
+them that it may (an estimate that is never too low; most tensors go from a Block to the next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.rebalance.block_costs import BlockCosts
+from profiler.rebalance.choice import Choice
+
+
+@dataclass(frozen=True)
+class Own:
+    """What each Block holds in its passes, int64[Block, tile], and what waits for its backward.
+
+    ``again``, bool[Block]: its forward runs again. ``waits``: other micro-batches come between
+    forward and backward, so that what is saved is stashed.
+    """
+
+    forward: np.ndarray
+    again: np.ndarray
+    backward: np.ndarray
+    update: np.ndarray
+    runs_again: np.ndarray
+    waits: bool
+    begin: int  # the first Block of these arrays, but for ``runs_again``, which has all
+
+    @classmethod
+    def of(cls, costs: BlockCosts, choice: Choice, final: bool, some: slice = slice(None)) -> Own:
+        """Of stages that save memory so; ``final``: that no other follows."""
+        memory, cycles = costs.memory, costs.cycles
+        waits = costs.pipelined and costs.training and not final
+        asked = choice.recompute if waits else choice.recompute and costs.recompute
+        runs_again = asked & ((cycles.again if waits else cycles.again_final) > 0)
+        forward, again, backward, update = memory.peak[:, some]
+        mine, ran_again = runs_again[some], memory.ran_again[some]
+        again = np.where((mine & ~ran_again)[:, None], forward, again)
+        again = np.where(mine[:, None], again, 0)
+        otherwise = backward + memory.saved[some]
+        as_profiled = (mine == ran_again)[:, None]
+        backward = np.where(as_profiled, memory.peak_of_backward[some], otherwise)
+        if choice.offload:
+            update = update + memory.state_once[some]
+        return cls(forward, again, backward, update, runs_again, waits, some.start or 0)
+
+    @property
+    def most(self) -> np.ndarray:
+        """The most of any pass: int64[Block, tile]."""
+        largest: np.ndarray = np.maximum.reduce(
+            [self.forward, self.again, self.backward, self.update]
+        )
+        return largest
+
+    def some(self, kind: type[np.integer]) -> Own:
+        """The same in fewer bytes."""
+        passes = (self.forward, self.again, self.backward, self.update)
+        forward, again, backward, update = (np.ascontiguousarray(one, dtype=kind) for one in passes)
+        return replace(self, forward=forward, again=again, backward=backward, update=update)
+
+
+class Growing:
+    """Stages that begin with consecutive Blocks and get Block after Block, alike many each.
+
+    Arrays are [stage, tile].
+    """
+
+    def __init__(
+        self,
+        costs: BlockCosts,
+        own: Own,
+        begin: int,
+        size: int,
+        here: np.ndarray | None = None,
+    ) -> None:
+        """``here``, bool[Block]: that run on the IPU, where a stage is not all of it."""
+        kind = own.forward.dtype
+        self.costs, self.own, self.begin, self.here = costs, own, begin, here
+        self.saved = costs.memory.saved.astype(kind, copy=False)
+        self.tensors = costs.memory.carried
+        self.saves = bool(self.saved.any()) and not (own.waits and not own.runs_again.any())
+        self.updating = costs.memory.updating if costs.memory.updating.any() else None
+        shape = (size, self.saved.shape[1])
+        self.forward, self.again, self.backward, self.update = np.zeros((4, *shape), dtype=kind)
+        # recomputation that comes before any backward, in stages that no other follows
+        self.early = np.zeros(shape, dtype=kind)
+        self.held = np.zeros(shape, dtype=kind)  # saved of the segment, before the newest Block
+        self.kept = np.zeros(shape, dtype=kind)  # ... of the last segment that runs again
+        self.left = np.zeros(shape, dtype=kind)  # by weight updates
+        self.length = 0
+        self.last_again = int(np.flatnonzero(own.runs_again).max(initial=-1))
+        # the Block with which the last segment that runs again begins
+        closed = np.flatnonzero(costs.cycles.closed[: self.last_again + 1])
+        self.last_segment = len(costs) if own.waits else int(closed.max(initial=0))
+
+    def shrink(self, size: int) -> None:
+        """Leave stages out at the end, which the model has no more Blocks for."""
+        for name in ("forward", "again", "early", "backward", "update", "held", "kept", "left"):
+            setattr(self, name, getattr(self, name)[:size])
+
+    def add(self, size: int) -> None:
+        """Each of the first ``size`` stages gets its next Block."""
+        self.shrink(size)
+        here = slice(self.begin + self.length, self.begin + self.length + size)
+        own = self.own
+        if self.length and len(self.tensors):
+            self._arrive(here)
+        mine = slice(here.start - own.begin, here.stop - own.begin)
+        np.maximum(self.update, own.update[mine], out=self.update)
+        if self.updating is not None:
+            self.left += self.updating[here]
+        forward, again, backward = own.forward[mine], own.again[mine], own.backward[mine]
+        if len(self.tensors):
+            forward = self._and_waiting(here, forward, False)
+            again = self._and_waiting(here, again, True)
+            backward = self._and_waiting(here, backward, True)
+        if len(self.costs.cuts.ties):
+            backward = self._and_copies(here, backward)
+        if self.saves and own.waits:
+            again, backward = self._and_made_again(here, again, backward)
+        elif self.saves:
+            forward, again, backward = self._and_saved(here, forward, again, backward)
+        np.maximum(self.forward, forward, out=self.forward)
+        if own.waits:
+            np.maximum(self.again, again, out=self.again)
+        elif self.last_again >= 0:
+            early = np.arange(here.start, here.stop) >= self.last_segment
+            np.maximum(self.again, np.where(early[:, None], 0, again), out=self.again)
+            np.maximum(self.early, np.where(early[:, None], again, 0), out=self.early)
+        np.maximum(self.backward, backward, out=self.backward)
+        self.length += 1
+
+    def _and_made_again(
+        self, here: slice, again: np.ndarray, backward: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """With what earlier Blocks of the segment have made again, in a stage that stashes."""
+        self.held[self.costs.cycles.closed[here]] = 0
+        again, backward = again + self.held, backward + self.held
+        self.held = self.held + self.saved[here]
+        return again, backward
+
+    def _and_saved(
+        self, here: slice, forward: np.ndarray, again: np.ndarray, backward: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same in a stage that no other follows: what is not made again lies there."""
+        block = np.arange(here.start, here.stop)
+        behind = (block > self.last_again)[:, None]
+        closed = self.costs.cycles.closed[here][:, None]
+        begins = np.where(behind, (block == self.last_again + 1)[:, None], closed)
+        if self.last_again < 0:
+            begins = np.zeros_like(begins)
+        begins_behind = begins & behind
+        self.kept = np.where(begins_behind, self.held, self.kept)
+        self.held[begins[:, 0]] = 0
+        again = again + self.held
+        backward = backward + self.held
+        forward = forward + np.where(behind, self.held, 0)
+        backward = backward + np.where(behind, self.kept, 0)
+        rest = self.saved[self.last_again + 1 :].sum(axis=0)
+        again = again + np.where((block >= self.last_segment)[:, None] & ~behind, rest, 0)
+        self.held = self.held + self.saved[here]
+        return forward, again, backward
+
+    # -- tensors that are handed on ---
+
+    def _arrive(self, here: slice) -> None:
+        """Tensors that the newest Blocks are the first to touch, and the others must wait with."""
+        tensors = self.tensors
+        first, block = self._rows(here)
+        for number in np.flatnonzero(~tensors.direct):
+            before, nbytes = tensors.touches_before[number], tensors.nbytes[number]
+            alone = before[block] == before[first]
+            if tensors.back[number]:
+                leaves = (block == tensors.maker[number]) & (tensors.first[number] < first)
+                self.again[alone & leaves] += nbytes.astype(self.again.dtype)
+                self.backward[alone & leaves] += nbytes.astype(self.again.dtype)
+            else:
+                comes = tensors.touched[number, block] & (tensors.maker[number] < first)
+                self.forward[alone & comes] += nbytes.astype(self.forward.dtype)
+
+    def _and_waiting(self, here: slice, values: np.ndarray, back: bool) -> np.ndarray:
+        """With the tensors that pass by the newest Blocks, in the forward or the backward."""
+        tensors = self.tensors
+        first, block = self._rows(here)
+        for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
+            before = tensors.touches_before[number]
+            between = (tensors.first[number] < block) & (block < tensors.last[number])
+            lies = between & ~tensors.touched[number, block] & (before[block] > before[first])
+            if lies.any():
+                values = values + np.where(lies[:, None], tensors.nbytes[number], 0)
+        return values
+
+    def _rows(self, here: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the newest Block of each stage."""
+        first = np.arange(self.begin, self.begin + here.stop - here.start)
+        return first, first + self.length
+
+    def _and_copies(self, here: slice, backward: np.ndarray) -> np.ndarray:
+        """With the weights that come from another IPU, for the newest Blocks or earlier ones."""
+        first, block = self._rows(here)
+        ties = self.costs.cuts.ties
+        for (home, *readers), nbytes in zip(ties.blocks, self.costs.memory.copies, strict=True):
+            away = _away(home, first, self.here)
+            reads = away & np.isin(block, readers)
+            more = np.where(reads[:, None], self.costs.memory.peak_of_copies[block], 0)
+            waits = away & ~reads & _any_between(readers, first, block)
+            backward = backward + more + np.where(waits[:, None], nbytes, 0)
+        return backward
+
+    def edges(self) -> Edges:
+        """What waits for other IPUs, or came from them."""
+        size = len(self.forward)
+        first = np.arange(self.begin, self.begin + size)
+        return Edges.of(self.costs, first, first + self.length - 1, self.here)
+
+    def turns(self, edges: Edges) -> np.ndarray:
+        """The most in the backward, recomputation included: [stage, tile]."""
+        most: np.ndarray = np.maximum(self.early + edges.copies, self.backward)
+        again = self.again if not self.own.waits else self.again + edges.copies
+        return np.maximum(most, again) + edges.in_backward
+
+    def most(self, edges: Edges) -> np.ndarray:
+        """Bytes on each tile at the most, with what waits at the edges: [stage, tile]."""
+        running = np.maximum(self.forward + edges.in_forward, self.turns(edges))
+        most: np.ndarray = np.maximum(running, self.update + self.left)
+        return most
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Of stages, [stage, tile]: what waits all through the forward, and through the backward.
+
+    ``arrived``: gradients that come from other IPUs, from the beginning; ``sent``: activations that
+    go there, from the forward to the end; ``sent_back``: gradients that go, from the backward;
+    ``entered``: activations that come; ``copies``: of weights that come, until the backward reads
+    them last.
+    """
+
+    arrived: np.ndarray
+    sent: np.ndarray
+    sent_back: np.ndarray
+    entered: np.ndarray
+    copies: np.ndarray
+
+    @property
+    def in_forward(self) -> np.ndarray:
+        """All through the forward."""
+        return self.arrived + self.copies
+
+    @property
+    def in_backward(self) -> np.ndarray:
+        """All through the backward, recomputation included."""
+        return self.sent
+
+    @classmethod
+    def of(
+        cls, costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None = None
+    ) -> Edges:
+        """``here``, bool[Block]: that run on the IPU, where these stages are not all of it."""
+        tensors = costs.memory.carried
+        nothing = np.zeros((1, 1), dtype=np.int8)  # leaves the others' types alone
+        copies = _copies(costs, first, last, here) if len(costs.cuts.ties) else nothing
+        if not len(tensors):
+            return cls(nothing, nothing, nothing, nothing, copies)
+        ahead, back = tensors.over_each_cut
+        into = np.where(first > 0, first - 1, len(costs) - 1)  # over the last cut goes nothing
+        arrived, sent = back[last].copy(), ahead[last].copy()
+        sent_back, entered = back[into].copy(), ahead[into].copy()
+        for number in np.flatnonzero(~tensors.direct):
+            maker, before = tensors.maker[number], tensors.touches_before[number]
+            inside = (first <= maker) & (maker <= last)
+            touched = before[last + 1] > before[first]
+            elsewhere = np.asarray(before[-1] > before[last + 1] - before[first])
+            if here is not None:
+                elsewhere = elsewhere & bool((tensors.touched[number] & ~here).any())
+            nbytes = tensors.nbytes[number]
+            leaves, comes = (inside & elsewhere)[:, None], (~inside & touched)[:, None]
+            if tensors.back[number]:
+                arrived += np.where(comes, nbytes, 0)
+                sent_back += np.where(leaves, nbytes, 0)
+            else:
+                sent += np.where(leaves, nbytes, 0)
+                entered += np.where(comes, nbytes, 0)
+        return cls(arrived, sent, sent_back, entered, copies)
+
+
+def _copies(
+    costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None
+) -> np.ndarray:
+    """Bytes of the weights that come to stages from another IPU: [stage, tile]."""
+    total = np.zeros((len(first), costs.machine.tiles), dtype=np.int64)
+    for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.memory.copies, strict=True):
+        comes = _away(home, first, here) & _any_between(readers, first, last + 1)
+        total += np.where(comes[:, None], nbytes, 0)
+    return total
+
+
+def _away(home: int, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
+    """Whether a Block is on another IPU than these stages, which begin behind it."""
+    there: np.ndarray = first > home
+    return there if here is None else there & ~here[home]
+
+
+def _any_between(blocks: Sequence[int], first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Whether one of these is from ``first`` on and before ``end``."""
+    found: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
+    return found

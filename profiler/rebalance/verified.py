@@ -1,0 +1,133 @@
+"""The best few splits, each compiled: what is promised and what comes of it.
+
+Each candidate is a placement file, with which ``ipu-run --compile-only`` compiles the user's script
+in a process of its own, several at once. The script is the caller's: none is taken from a profile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from profiler.analysis import pace
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.many_splits import assignment_cycles
+from profiler.rebalance.parse import profiled
+from profiler.rebalance.what_if import Assignment, Prediction, placement_file, what_if
+from profiler.report import open_report
+
+_ROUNDS = 3  # of moves of a cut by one Block, from the best split
+_IPU_RUN = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A candidate and what its compile gave.
+
+    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of the fullest
+    tile of each IPU. Where it did not compile they are 0 and empty, and ``problem`` says why; one
+    that does not fit has them, and a problem too.
+    """
+
+    prediction: Prediction
+    cycles: int = 0
+    fullest: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
+    """``best``, and the quickest splits near it that the costs do not rule out: ``count`` at most.
+
+    Near it are those that moving cuts by a Block, up to three times, leads to. The profiled split
+    is none: it is compiled already.
+    """
+    seen, newest = {best}, {best}
+    for _ in range(_ROUNDS):
+        newest = {near for one in newest for near in _neighbours(one, len(costs))} - seen
+        seen |= newest
+    own = profiled(costs) if costs.measured else None
+    quickest = sorted(seen - {own}, key=lambda one: (assignment_cycles(costs, one), one.starts))
+    chosen: list[Assignment] = []
+    for one in quickest:
+        if len(chosen) == count:
+            break
+        if not what_if(costs, one).problems:
+            chosen.append(one)
+    return chosen
+
+
+def verify(
+    costs: Costs,
+    wanted: Sequence[Assignment],
+    script: Sequence[str],
+    kind: str = "training",
+    workers: int | None = None,
+    progress: Callable[[Iterable[Verified], int], Iterable[Verified]] | None = None,
+) -> list[Verified]:
+    """Compile a script once for each split, and say what came: those that run, quickest first.
+
+    ``script``: its path and arguments. ``kind``: "training" or "inference". ``workers``: compiles
+    at a time; default: as many as the machine has processors for. ``progress`` is given what comes
+    and how many there are, and passes it on.
+    """
+    at_once = workers or max(1, min(len(wanted), (os.cpu_count() or 2) // 2))
+    with TemporaryDirectory(prefix="ipu-report-") as folder, ThreadPoolExecutor(at_once) as pool:
+        waiting = [
+            pool.submit(_compiled, costs, one, script, kind, Path(folder) / str(number))
+            for number, one in enumerate(wanted)
+        ]
+        came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
+        found = list(progress(came, len(waiting)) if progress is not None else came)
+    return sorted(found, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+
+
+def _compiled(
+    costs: Costs, assignment: Assignment, script: Sequence[str], kind: str, folder: Path
+) -> Verified:
+    prediction = what_if(costs, assignment)
+    folder.mkdir()
+    file = folder / "placement.json"
+    file.write_text(json.dumps(placement_file(costs, assignment)))
+    options = ["--compile-only", "--autoreport", str(folder), "--placement", str(file)]
+    # What this process imports from where, its child does too, wherever it was started.
+    here = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.run(
+        [sys.executable, "-c", _IPU_RUN, *options, *script],
+        env={**os.environ, "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+    )
+    profile = folder / kind
+    last = (process.stderr.strip().splitlines() or [f"no {kind} model was compiled"])[-1]
+    if not (profile / "profile.pop").exists():
+        return Verified(prediction, problem=last)
+    with open_report(profile) as report:
+        fullest = tuple(
+            int(report.tiles(ipu)["total"].max()) for ipu in range(report.target.ipus_per_replica)
+        )
+        over = max(fullest) > costs.machine.bytes_per_tile
+        return Verified(
+            prediction,
+            int(pace(report).cycles),
+            fullest[: max(assignment.ipus) + 1],
+            "does not fit" if over else "",
+        )
+
+
+def _neighbours(assignment: Assignment, blocks: int) -> list[Assignment]:
+    found = []
+    for k in range(1, len(assignment.starts)):
+        for step in (-1, 1):
+            starts = list(assignment.starts)
+            starts[k] += step
+            edges = [*starts, blocks]
+            if edges[k - 1] < edges[k] < edges[k + 1]:
+                found.append(replace(assignment, starts=tuple(starts)))
+    return found

@@ -1,0 +1,127 @@
+"""Compiles of a script with levers pulled, by `ipu-run`: what came of an advice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from profiler.advise import Basis, Levers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one compile: samples a second and the bytes of the fullest tile, or ``error`` in a line.
+
+    ``fits``: not out of memory; ``path``: its profile (None: it left none).
+    """
+
+    samples_per_second: float
+    fullest: int
+    fits: bool
+    error: str
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script with its arguments, whose compiles leave their profiles below ``folder``."""
+
+    path: str
+    arguments: Sequence[str]
+    folder: Path
+    kind: str  # "training" or "inference"
+
+    def compiled(self, name: str, levers: Levers, basis: Basis) -> Outcome:
+        """Compile it with the levers pulled; its profile goes to the folder's ``name``."""
+        here = self.folder / name
+        here.mkdir(parents=True, exist_ok=True)
+        options = ["--with", levers.argument] if levers.argument else ["--compile-only"]
+        if levers.split is not None:
+            options += ["--placement", str(_placement(here, levers, basis))]
+        process = _ipu_run("--profile-dir", str(here), *options, self.path, *self.arguments)
+        profile = here / self.kind / "profile.pop"
+        if not profile.is_file():
+            lines = process.stderr.strip().splitlines()
+            return Outcome(0.0, 0, False, lines[-1] if lines else "it compiled no model", None)
+        return _outcome(profile)
+
+
+def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
+    """A placement file of the split, in which stages save memory as the levers say."""
+    from profiler.rebalance import placement_file
+
+    path = folder / "placement.json"
+    content = placement_file(basis.costs_with(levers), basis.assignment_with(levers))
+    path.write_text(json.dumps(content, indent=1))
+    return path
+
+
+def _ipu_run(*words: str) -> subprocess.CompletedProcess[str]:
+    """What this process imports from where, its child does too."""
+    here = os.pathsep.join([path for path in sys.path if path])
+    command = [sys.executable, "-m", "ipu_exec.run", *words]
+    environment = {**os.environ, "PYTHONPATH": here}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def _outcome(path: Path) -> Outcome:
+    from profiler import analysis, open_report
+
+    with open_report(path) as report:
+        rate = analysis.pace(report).samples_per_second
+        fits = report.meta["state"] != "out of memory"
+        ipus = range(report.target.ipus_per_replica)
+        fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
+    return Outcome(rate if fits else 0.0, fullest, fits, "", path)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A round of a search: what was compiled, what was predicted of it, what came."""
+
+    levers: Levers
+    title: str
+    predicted: float
+    outcome: Outcome
+
+
+def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]:
+    """From the best that was compiled on: advise anew on its profile, compile that, and so on.
+
+    A profile in another precision or with another micro-batch has the costs that were only
+    estimated before. What did not fit is advised on too: how much was missing is then known. Ends
+    where nothing more is predicted to gain.
+    """
+    from profiler import open_report
+    from profiler.advise import Basis, advise_on
+
+    steps = [first]
+    tried = {first.levers}
+    for number in range(2, rounds + 2):
+        last = steps[-1]
+        if last.outcome.path is None:
+            break
+        with open_report(last.outcome.path) as compiled:
+            basis = Basis.of(compiled)
+            advised = advise_on(basis, samples)
+            best = advised.together or next(iter(advised.single), None)
+            if best is None or best.samples_per_second <= _most(steps):
+                break
+            levers = best.levers.over(last.levers)
+            if levers in tried:
+                break
+            tried.add(levers)
+            outcome = script.compiled(f"round{number}", levers, basis)
+            steps.append(Step(levers, best.title, best.samples_per_second, outcome))
+    return steps
+
+
+def _most(steps: Sequence[Step]) -> float:
+    return max(step.outcome.samples_per_second for step in steps)

@@ -1,0 +1,247 @@
+"""What to change so that the model runs faster, over all levers, with the lines to write.
+
+Precision, micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies
+and the split: each alone, and all together, ranked by predicted samples a second under the memory.
+'~' marks estimates. --check SCRIPT compiles the script with each of them and says what came, then
+advises on what was compiled until nothing gains. The script stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from profiler.advise import Advice, Advised, Basis
+    from reports.checks import Outcome, Script, Step
+    from reports.tables import Lines, Page, Table
+
+HELP = "what to change, over all levers, with the gain and the lines to write"
+EXAMPLES = """  ipu-report advise demo/training
+  ipu-report advise --samples 512 demo/training        at most so many samples a weight update
+  ipu-report advise demo/training --check train.py --epochs 3      compile each advice
+  ipu-report advise -o tried demo/training --check train.py        and keep their profiles
+  ipu-report advise --json demo/training | jq '.[0].advice[0].code'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ipu-report advise`."""
+    common.add_profile(parser)
+    parser.add_argument(
+        "--samples",
+        type=common.count,
+        default=0,
+        metavar="N",
+        help="most samples of a weight update (default: 32 times as many as now)",
+    )
+    common.add_top(parser, 8)
+    parser.add_argument(
+        "--rounds",
+        type=common.count,
+        default=3,
+        metavar="N",
+        help="how often --check advises on what it compiled (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="keep the profiles of --check here"
+    )
+    common.add_form(parser)
+    parser.add_argument(
+        "--check",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT",
+        help="the script of the profile with its arguments, last: compile it with each advice",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what to change; 1 where a check was asked for and nothing that was compiled gains."""
+    if args.check is not None and not args.check:
+        raise common.CommandError("--check takes the script and its arguments, last", common.USAGE)
+    failed: list[bool] = []
+    code = common.each_profile(args, lambda report: _page(report, args, failed))
+    return max(code, common.NOT_SO) if any(failed) else code
+
+
+def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
+    from profiler.advise import Basis, advise_on
+    from reports.tables import Page, say
+
+    try:
+        basis = Basis.of(report)
+        advised = advise_on(basis, args.samples)
+    except ValueError as error:
+        raise common.CommandError(str(error)) from error
+    every = [advised.together, *advised.single] if advised.together else [*advised.single]
+    advices = every[: common.top(args)]
+    now = _now(basis, advised)
+    if not advices:
+        words = "No lever that is known gains anything: the model runs as fast as it can so."
+        return Page(str(report.path), (_table(advices), say(now), say(words)))
+    if args.check is None:
+        lines = (say(now), *_lines(advices))
+        return Page(str(report.path), (_table(advices), *lines))
+    outcomes, steps = _checked(report, args, basis, advices)
+    failed.append(_most(steps, outcomes) <= _present(advised))
+    tables = [_table(advices, outcomes)]
+    if len(steps) > 1:
+        tables.append(_rounds(steps))
+    errors = [
+        say(f"{one.title}: {outcome.error}")
+        for one, outcome in zip(advices, outcomes, strict=True)
+        if outcome.error
+    ]
+    lines = (say(now), *_lines(advices), *errors, *_verdict(advised, steps))
+    return Page(str(report.path), (*tables, *lines))
+
+
+def _present(advised: Advised) -> float:
+    return 0.0 if advised.present.problems else advised.present.samples_per_second
+
+
+def _now(basis: Basis, advised: Advised) -> str:
+    present = advised.present
+    if present.problems:
+        return f"As profiled it does not run: {'; '.join(present.problems)}."
+    return (
+        f"As profiled: {present.samples_per_second:,.0f} samples a second, {present.samples:,}"
+        f" samples {basis.turn}, {present.fullest:,} bytes on the fullest tile."
+    )
+
+
+def _checked(
+    report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
+) -> tuple[list[Outcome], list[Step]]:
+    from profiler.advise.search import MORE
+    from reports.checks import Script, Step, search
+
+    with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
+        folder = args.output or Path(scratch)
+        path, *arguments = args.check
+        script = Script(path, arguments, folder, str(report.meta["kind"]))
+        outcomes = [
+            _compiled(script, f"advice{number}", one, basis)
+            for number, one in enumerate(advices, 1)
+        ]
+        ranked = sorted(
+            zip(advices, outcomes, strict=True), key=lambda pair: -pair[1].samples_per_second
+        )
+        best, outcome = ranked[0]
+        if not outcome.samples_per_second:  # nothing fits: go on from the one that says most
+            best, outcome = advices[0], outcomes[0]
+        first = Step(best.levers, best.title, best.samples_per_second, outcome)
+        limit = args.samples or MORE * basis.costs.samples * basis.costs.micro_batches
+        return outcomes, search(script, first, limit, args.rounds)
+
+
+def _compiled(script: Script, name: str, advice: Advice, basis: Basis) -> Outcome:
+    outcome = script.compiled(name, advice.levers, basis)
+    if sys.stderr.isatty():
+        came = outcome.error or f"{outcome.samples_per_second:,.0f} samples a second"
+        print(common.one_line(f"{advice.title}: {came}"), file=sys.stderr)
+    return outcome
+
+
+def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Table:
+    import pandas as pd
+
+    from profiler.advise import Advice
+    from reports.tables import Column, Table, kibibytes, sentence, text
+
+    names = [name for name in Advice.__dataclass_fields__ if name not in ("levers", "problems")]
+    frame = pd.DataFrame(
+        [{name: _plain(getattr(one, name)) for name in names} for one in advices],
+        columns=pd.Index(names),
+    )
+    frame["rate"] = [
+        f"{'~' if one.estimate else ''}{one.samples_per_second:,.0f}" for one in advices
+    ]
+    frame["times"] = [f"{one.gain:.2f}" if one.gain else "" for one in advices]
+    columns = [Column("rate", "samples/s", str), Column("times", "times\nnow", str)]
+    if outcomes is not None:
+        frame["compiled"] = [outcome.samples_per_second for outcome in outcomes]
+        frame["compiled_fullest"] = [outcome.fullest for outcome in outcomes]
+        frame["came"] = [_came(outcome) for outcome in outcomes]
+        columns.append(Column("came", "compiled", text))
+    columns += [
+        Column("samples", "samples\nan update"),
+        Column("fullest", "fullest\ntile KiB", kibibytes),
+        Column("memory", "memory", sentence),
+        Column("title", "change", sentence),
+    ]
+    return Table("advice", frame, tuple(columns))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _came(outcome: Outcome) -> str:
+    if outcome.error:
+        return "does not compile"
+    return f"{outcome.samples_per_second:,.0f}" if outcome.fits else "out of memory"
+
+
+def _rounds(steps: list[Step]) -> Table:
+    import pandas as pd
+
+    from reports.tables import Column, Table, kibibytes, sentence, text
+
+    rows = [
+        (
+            step.title,
+            step.predicted,
+            _came(step.outcome),
+            step.outcome.fullest,
+            step.levers.argument,
+        )
+        for step in steps
+    ]
+    names = ["title", "predicted", "came", "fullest", "argument"]
+    columns = (
+        Column("predicted", "samples/s\npredicted", lambda rate: f"{rate:,.0f}"),
+        Column("came", "compiled", text),
+        Column("fullest", "fullest\ntile KiB", kibibytes),
+        Column("argument", "ipu-run --with", sentence),
+    )
+    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    return Table(
+        "rounds", frame, columns, title="From the best of them on, each advised on the last"
+    )
+
+
+def _lines(advices: list[Advice]) -> list[Lines]:
+    """Each advice with its lines below it."""
+    from reports.tables import Lines, clean
+
+    said = []
+    for number, one in enumerate(advices, 1):
+        words = f"{number}. {one.title[0].upper()}{one.title[1:]}:"
+        below = [f"     {line}" for line in one.code]
+        said.append(Lines(tuple(((clean(line), ""),) for line in (words, *below))))
+    return said
+
+
+def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
+    rates = [step.outcome.samples_per_second for step in steps]
+    return max([*rates, *(outcome.samples_per_second for outcome in outcomes)])
+
+
+def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
+    from reports.tables import say
+
+    best = max(steps, key=lambda step: step.outcome.samples_per_second)
+    rate, now = best.outcome.samples_per_second, _present(advised)
+    if rate <= now:
+        return [say("Nothing that was compiled is faster than the profile.")]
+    times = f", {rate / now:.2f} times the profile's {now:,.0f}" if now else ""
+    words = best.levers.argument
+    given = f": ipu-run --with {words}" if words else ""
+    return [say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{given}.")]

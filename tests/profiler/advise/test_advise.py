@@ -1,0 +1,149 @@
+"""What levers are said to gain, held against a compile with `ipu-run --with`'s own changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_exec
+from examples.models import build, split
+from ipu_exec.options import LEVERS_VARIABLE
+from profiler import Report, analysis, open_report
+from profiler.advise import Advice, Basis, advise, advise_on
+from profiler.enums import Role
+
+# What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
+LEAST, MOST, BYTES = 0.75, 1.5, 0.25
+
+
+class Wide(nn.Module):
+    """Two wide layers, whose output is much to return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(512, 1024), nn.Linear(1024, 512)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with ipu_exec.Block("one"):
+            x = torch.relu(self.one(x))
+        with ipu_exec.Block("two"):
+            x = self.two(x)
+            return x, nn.functional.mse_loss(x, target)
+
+
+def wide(folder: Path) -> Report:
+    model = Wide()
+    options = _options(folder).replicationFactor(2)
+    options.setExecutionStrategy(
+        ipu_exec.PipelinedExecution(ipu_exec.Stage("one").ipu(0), ipu_exec.Stage("two").ipu(1))
+    )
+    return _compiled(model, options, (torch.zeros(8 * 4 * 2, 512), torch.zeros(8 * 4 * 2, 512)))
+
+
+def gpt(folder: Path) -> Report:
+    example = build("gpt2-small", tiny=True)
+    options = _options(folder).setExecutionStrategy(split(example, 2))
+    return _compiled(example.module, options, example.inputs(4))
+
+
+def _options(folder: Path) -> ipu_exec.Options:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
+    options.showCompilationProgressBar(False).outputMode(ipu_exec.OutputMode.All)
+    options.Training.gradientAccumulation(4)
+    return options
+
+
+def _compiled(
+    model: nn.Module, options: ipu_exec.Options, inputs: tuple[torch.Tensor, ...]
+) -> Report:
+    optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1)
+    ipu_exec.trainingModel(model, options, optimizer).compile(*inputs)
+    return open_report(options.profiling().directory / "training")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Of `wide`, as it is."""
+    return wide(tmp_path_factory.mktemp("wide"))
+
+
+def held(one: Advice, report: Report) -> None:
+    """The compile is what was predicted: within a hundredth, or what an estimate may be off."""
+    obtained = analysis.pace(report).samples_per_second
+    fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in range(2))
+    if one.estimate:
+        assert LEAST < obtained / one.samples_per_second < MOST, one
+        assert fullest == pytest.approx(one.fullest, rel=BYTES), one
+    else:
+        assert obtained == pytest.approx(one.samples_per_second, rel=0.01), one
+        assert fullest == pytest.approx(one.fullest, rel=0.1), one
+
+
+@pytest.mark.parametrize("compiled", [wide, gpt])
+def test_an_advice_is_what_its_compile_obtains(
+    compiled: Callable[[Path], Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised = advise(compiled(tmp_path / "before"))
+    assert advised.together is not None
+    assert len(advised.single) > 3
+    now = advised.present.samples_per_second
+    assert now == pytest.approx(
+        analysis.pace(open_report(tmp_path / "before" / "training")).samples_per_second, rel=0.01
+    )
+    assert advised.together.samples_per_second >= advised.single[0].samples_per_second > now
+    for number, one in enumerate((advised.together, *advised.single)):
+        assert one.gain == pytest.approx(one.samples_per_second / now)
+        assert len(one.code) == len(one.levers.pulled)
+        if one.levers.split is None:
+            monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
+            held(one, compiled(tmp_path / str(number)))
+
+
+def test_the_limit_of_samples_is_kept(report: Report) -> None:
+    advised = advise(report, samples=64)
+    assert advised.present.samples == 64
+    assert advised.together is not None
+    assert all(one.samples <= 64 for one in (advised.together, *advised.single))
+    assert not advised.together.levers.micro_batches
+    free = advise(report)
+    assert free.together is not None
+    assert free.together.samples > 64
+
+
+def test_what_gains_nothing_is_not_advised(report: Report) -> None:
+    advised = advise(report)
+    now = advised.present.samples_per_second
+    assert all(one.samples_per_second > now for one in advised.single)
+    assert all(not one.problems for one in advised.single)
+    named = [one.levers.pulled for one in advised.single]
+    assert len(set(named)) == len(named)
+
+
+def test_memory_decides_with_speed(report: Report) -> None:
+    """No micro-batch is advised that would not fit, though it would be faster."""
+    basis = Basis.of(report)
+    most = max(one.levers.micro_batch for one in advise_on(basis).single)
+    assert most > 8
+    memory, machine = basis.costs.memory, basis.costs.machine
+    # so much that the present is too close to call, and any more does not fit
+    filler = int(1.03 * machine.bytes_per_tile) - 30_000
+    full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
+    tight = replace(basis, costs=replace(full, measured=False), _estimates={})
+    assert max((one.levers.micro_batch for one in advise_on(tight).single), default=0) < most
+
+
+def test_half_precision_is_no_lever_of_a_model_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LEVERS_VARIABLE, "half,outputs=loss")
+    halved = wide(tmp_path)
+    weights = halved.variables[halved.variables["role"] == Role.WEIGHT]
+    assert set(weights["dtype"]) == {"float16"}
+    advised = advise(halved)
+    every = (*advised.single, *([advised.together] if advised.together else []))
+    assert not any(one.levers.half or one.levers.outputs for one in every)

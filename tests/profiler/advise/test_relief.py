@@ -1,0 +1,80 @@
+"""What is said to free memory of a tile, held against compiles that do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec.options import LEVERS_VARIABLE
+from profiler import Report, open_report
+from profiler.advise import relief
+from profiler.insights import insights
+from tests.models import Mlp
+
+
+def compiled(folder: Path, ipus: list[int]) -> tuple[Report, str]:
+    """Five layers of 4,096, on IPUs as said, whether they fit or not, and the error."""
+    model = Mlp([4096] * 6, ipus)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(4)
+    optimizer = ipu_exec.optim.AdamW(model.parameters())
+    executor = ipu_exec.trainingModel(model, options, optimizer)
+    inputs = torch.zeros(16, 4096), torch.zeros(16, 4096)
+    said = ""
+    try:
+        executor.compile(*inputs)
+    except ipu_exec.OutOfMemoryError as error:
+        said = error.message
+    return open_report(folder / "training"), said
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    return compiled(tmp_path_factory.mktemp("over"), [0, 0, 0, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def over(refused: tuple[Report, str]) -> Report:
+    return refused[0]
+
+
+def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
+    report, said = refused
+    assert "What frees most of that tile:" in said
+    assert relief(report)[0].command in said
+
+
+def fullest(report: Report, ipu: int) -> int:
+    return int(report.tiles(ipu)["total"].max())
+
+
+def test_what_frees_most_comes_first(over: Report) -> None:
+    found = relief(over)
+    assert over.meta["state"] == "out of memory"
+    assert [one.freed for one in found] == sorted((one.freed for one in found), reverse=True)
+    assert len(found) >= 3
+    assert all(one.command.startswith(("ipu-run --with", "ipu-report")) for one in found)
+    first = insights(over)[0]
+    assert "overflow" in first.title
+    assert found[0].title in first.action
+    assert found[0].command in first.action
+
+
+@pytest.mark.parametrize("what", ["optimiser state off chip", "Block L3 to stage 1"])
+def test_a_compile_frees_what_was_said(
+    over: Report, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = (one for one in relief(over) if one.title == what)
+    moved = what.startswith("Block")
+    if not moved:
+        monkeypatch.setenv(LEVERS_VARIABLE, one.command.split()[2])
+    after, _ = compiled(tmp_path, [0, 0, 0, 1, 1] if moved else [0, 0, 0, 0, 1])
+    assert fullest(over, 0) - fullest(after, 0) == pytest.approx(one.freed, rel=0.2)
+    if one.fits == "fits":
+        assert after.meta["state"] != "out of memory"
+    if moved:
+        assert one.where == "/rebalance?starts=0,3"
+        assert one.command.endswith("--assign 3-2")

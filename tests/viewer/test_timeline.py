@@ -1,0 +1,242 @@
+"""The state that pages of time share: parsed from any address, and what it makes of the lanes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiler import Report, open_report
+from profiler.query import Answer
+from tests.synthetic import synthetic_profile
+from viewer.figures import counters, flame, marks, pipeline, theme, trace
+from viewer.figures.marks import Selection
+from viewer.figures.units import Clock
+from viewer.pages import common, query, selection, timeline
+from viewer.pages import flame as flame_page
+from viewer.pages import pipeline as pipeline_page
+from viewer.pages.timeline import Arrangement
+from viewer.profiles import Profiles
+
+LIGHT, CLOCK = theme.LIGHT, Clock(1e9)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return open_report(synthetic_profile(tmp_path_factory.mktemp("timeline") / "profile.pop"))
+
+
+@pytest.fixture(scope="module")
+def profiles(report: Report) -> Profiles:
+    return Profiles([report])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("30,10,10,5", [5, 10, 30]),
+        ("7,x,-3,900,,1e1", [7, 10]),
+        (None, []),
+        (["3", "1"], [1, 3]),
+    ],
+)
+def test_marks_are_times_within_what_is_shown(words: object, found: list[int]) -> None:
+    assert timeline.marks_of(words, 100) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("10,20", Selection(10, 20)),
+        ("10,20,1,3", Selection(10, 20, (1, 3))),
+        ("10,500", Selection(10, 100)),
+        ("10,20,3,1", Selection(10, 20)),
+        ("20,10", None),
+        ("200,500", None),
+        ("<b>", None),
+        (None, None),
+    ],
+)
+def test_a_selection_is_a_range_within_what_is_shown(
+    words: object, found: Selection | None
+) -> None:
+    assert timeline.selection_of(words, 100) == found
+
+
+@pytest.mark.parametrize("words", ["", "1", "1,2,3", "nan,x", "1e300,0", None])
+def test_a_click_that_makes_no_sense_is_none(words: object) -> None:
+    assert timeline.point_of(words) is None
+
+
+def test_marks_and_a_selection_are_drawn_beside_what_is_there(
+    report: Report, profiles: Profiles
+) -> None:
+    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    figure = pipeline.pipeline(lanes, CLOCK, LIGHT)
+    before = len(figure.layout.shapes), len(figure.layout.annotations)
+    marks.marked(figure, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
+    assert len(figure.layout.shapes) == before[0] + 3
+    assert [note.text for note in figure.layout.annotations[before[1] :]] == [
+        "<b>A</b>",
+        "<b>B</b>",
+    ]
+    frame = figure.layout.shapes[-1]
+    assert (frame.x0, frame.x1, frame.y0, frame.y1) == (10, 50, 0.5, 2.5)
+
+
+def groups(*members: list[int]) -> list[pipeline.Lane]:
+    return [pipeline.Lane(one[0], np.array(one), one[0]) for one in members]
+
+
+def arranged(opened: set[int], pinned: list[int]) -> list[tuple[int, list[int], bool]]:
+    lanes = pipeline._arranged(groups([0], [1, 2, 3], [4, 5]), opened, pinned)
+    return [(one.shown, one.members.tolist(), one.pinned) for one in lanes]
+
+
+def test_a_lane_opens_and_a_pinned_ipu_stands_above_its_own() -> None:
+    folded = [(0, [0], False), (1, [1, 2, 3], False), (4, [4, 5], False)]
+    assert arranged(set(), []) == folded
+    each = [(ipu, [ipu], False) for ipu in (1, 2, 3)]
+    assert arranged({2}, []) == [folded[0], *each, folded[2]]
+    assert arranged(set(), [1, 5, 0]) == [
+        (1, [1], True),
+        (5, [5], True),
+        (0, [0], True),
+        (2, [2, 3], False),
+        (4, [4], False),
+    ]
+
+
+def test_every_ipu_is_drawn_once_however_lanes_are_arranged(
+    report: Report, profiles: Profiles
+) -> None:
+    lanes = timeline.lanes_of(profiles, report, 0, 0, Arrangement(False, (), (2,)))
+    assert lanes.shown.tolist() == [2, 0, 1, 3]
+    assert lanes.lane.tolist() == [1, 2, 0, 3]
+    for lane, ipu in enumerate(lanes.shown.tolist()):
+        here = lanes.task_rows.of(lane)
+        rows = lanes.tasks.iloc[lanes.task_rows.source[here]]
+        assert set(rows["ipu"]) == {ipu}
+
+
+def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles) -> None:
+    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    task = lanes.tasks[lanes.tasks["ipu"] == 2].iloc[5]
+    middle = (task["start"] + task["end"]) / 2 - lanes.origin
+    found = pipeline.task_at(lanes, middle, 2.1)
+    assert found is not None
+    assert lanes.tasks.iloc[found].equals(task)
+    assert pipeline.task_at(lanes, middle, 77) is None
+    assert pipeline.task_at(lanes, -5, 2) is None
+    words = json.dumps(
+        pipeline_page.task_details(report, lanes, (middle, 2.1), CLOCK),
+        default=lambda o: o.to_plotly_json(),
+    )
+    assert str(task["name"]) in words
+    assert f"/operations?stage={task['stage']}" in words or task["stage"] < 0
+
+
+def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Profiles) -> None:
+    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    window = (rows.end * 0.25, rows.end * 0.5)
+    each = [trace.by_kind(rows, window, [ipu]) for ipu in range(4)]
+    whole = {name: cycles for name, cycles, _ in trace.by_kind(rows, window)}
+    assert sum(cycles for one in each for _, cycles, _ in one) == pytest.approx(
+        sum(whole.values()), abs=20
+    )
+    assert timeline.ipus_in(rows, (1, 2)) == [1, 2]
+    assert selection.aggregated(report, rows, window, "operator", []) == []
+
+
+def test_a_flame_of_all_ipus_has_every_ipus_steps(report: Report, profiles: Profiles) -> None:
+    flames = timeline.rows_of(profiles, report, 0, 0, None, "flame")
+    flat = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    assert trace.by_kind(flames, None) == trace.by_kind(flat, None)
+    assert sorted(set(flames.ipu.tolist())) == [0, 1, 2, 3]
+    assert [name for name in flames.names if name.startswith("IPU")] == [
+        f"IPU {ipu}" for ipu in range(4)
+    ]
+    path = timeline.path_on_rows(profiles, report, 0, 0, flames, Arrangement())
+    assert path is not None
+    assert {flames.names[row] for row in path.ipu} <= {f"IPU {ipu}" for ipu in range(4)}
+
+
+def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles: Profiles) -> None:
+    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat").rows
+    for at in (0, len(rows.start) // 2, len(rows.start) - 1):
+        assert rows.at(0, rows.start[at]) == at
+        assert rows.at(0, rows.end[at] - 0.5) == at
+    assert rows.at(0, rows.end.max()) == -1
+    assert rows.at(1, 0) == rows.at(-1, 0) == -1
+
+
+def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:
+    rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
+    known = timeline.counters_of(profiles, report, rows)
+    of = counters.tracks(rows, known)
+    whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
+    figure = counters.drawn(of, *whole, CLOCK, LIGHT)
+    live = np.asarray(figure.data[0].y)
+    assert live.max() * 2**20 == pytest.approx(report.liveness(2)["total"].max(), rel=1e-6)
+    assert np.asarray(figure.data[1].y).max() <= 100
+    edges = np.linspace(0, rows.end, 400) + rows.origin
+    part = slice(100, 200)
+    every, some = counters.over_time(of, edges), counters.over_time(of, edges[100:201])
+    for one, other in zip(every, some, strict=True):
+        assert np.allclose(one[part], other)
+
+
+def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles: Profiles) -> None:
+    nodes = flame_page.tree_of(profiles, report, None, "cycles", "module", False)
+    from profiler.analysis import hierarchy
+
+    shown = hierarchy.visible(nodes, (), 1 / 1400)
+    for form in flame.FORMS:
+        figure = flame.drawn(shown, (), form, str, LIGHT, bytes_of=False, compared=False)
+        ids = set(figure.data[0].ids)
+        assert len(ids) == len(figure.data[0].ids)
+        assert set(figure.data[0].parents) - {""} <= ids
+        assert len(figure.to_json()) < 1_000_000
+
+
+def test_a_path_in_an_address_leads_back_to_itself() -> None:
+    for path in ((), ("a",), ("a b", "c/d.e")):
+        assert flame.path_of(flame.id_of(path)) == path
+
+
+def test_a_chart_takes_columns_that_are_there_and_have_numbers() -> None:
+    frame = pd.DataFrame({"name": ["<b>", None], "n": [1, None], "m": [2.5, 3]}, dtype=object)
+    assert query.columns_to_draw(frame, "gone", "gone") == ("name", "n")
+    assert query.columns_to_draw(frame, "n", "m") == ("n", "m")
+    assert query.columns_to_draw(frame[["name"]], None, None) == ("name", None)
+    bars = query.drawn(frame, "name", "n", "bars", LIGHT)
+    assert list(bars.layout.yaxis.ticktext) == ["&lt;b&gt;", "NULL"]
+    assert len(query.drawn(frame.head(0), "name", "n", "bars", LIGHT).layout.annotations) == 1
+
+
+def test_a_table_of_an_answer_holds_any_name_and_number() -> None:
+    large = (1 << 62) + 1
+    answer = Answer(("a.b", "a.b", "d3.x"), ((large, "<i>", 1.5),), cut=False)
+    _, grid = query._table(answer, LIGHT)
+    assert grid.rowData == [{"c0": str(large), "c1": "<i>", "c2": 1.5}]
+    assert [column["headerName"] for column in grid.columnDefs] == ["a.b", "a.b:1", "d3.x"]
+
+
+def view_of(report: Report, page: str, **params: str) -> common.View:
+    return common.View(Profiles([report]), page, params, LIGHT)
+
+
+def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> None:
+    view = view_of(report, "memory", ipu="99", tile="5000")
+    common.ipu_choice(view)
+    common.number_field(view, "tile", "tile", 0, 15)
+    assert view.said == [
+        "There is no IPU “99” here; this is 0.",
+        "There is no tile 5000: there are 0 to 15; none is chosen.",
+    ]
+    fine = view_of(report, "memory", ipu="1", tile="5")
+    common.ipu_choice(fine)
+    common.number_field(fine, "tile", "tile", 0, 15)
+    assert fine.said == []

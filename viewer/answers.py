@@ -1,0 +1,188 @@
+"""Answers that the server gave, kept for the next time: in memory, and in the user's cache.
+
+A callback's answer follows from the profiles, the code and the request. What took a moment is kept
+(`profiler.kept`), so that a page that was seen once costs next to nothing, however large the
+profile; what a first opening needs is prepared while the first page is read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from dash import Dash
+from flask import Response, g, request
+
+from profiler import ProfileError, kept, schema
+from viewer.profiles import Profiles
+
+LEAST_SECONDS = 0.015  # of the server's thread: what is quicker is answered anew
+PREPARED = "ipuscope.prepared"  # in the environment of a request that no browser made
+MOST_BYTES = 96 << 20  # in memory
+_log = logging.getLogger(__name__)
+_PATH = "_dash-update-component"
+_ELSEWHERE = ("path", "search")  # of where the browser is: only the frame's own callback asks
+
+
+class Answers:
+    """Answers by request, of profiles as they are now. May be shared between threads."""
+
+    def __init__(self, profiles: Profiles) -> None:
+        self._profiles = profiles
+        self._lock = threading.RLock()
+        self._stamps: Any = None
+        self._kept: kept.Kept | None = None
+        self._recent: OrderedDict[str, bytes] = OrderedDict()
+        self._size = 0
+
+    def get(self, name: str) -> bytes | None:
+        """The answer to a request, if it is known. ProfileError where a file is gone."""
+        with self._lock:
+            self._follow()
+            if name in self._recent:
+                self._recent.move_to_end(name)
+                return self._recent[name]
+            answer = self._kept.get(name) if self._kept is not None else None
+            if answer is not None:
+                self._remember(name, answer)
+            return answer
+
+    def put(self, name: str, answer: bytes) -> None:
+        """Keep an answer. ProfileError where a file is gone."""
+        with self._lock:
+            self._follow()
+            self._remember(name, answer)
+            if self._kept is not None:
+                self._kept.put(name, answer)
+
+    def _remember(self, name: str, answer: bytes) -> None:
+        self._size += len(answer) - len(self._recent.pop(name, b""))
+        self._recent[name] = answer
+        while self._size > MOST_BYTES and self._recent:
+            self._size -= len(self._recent.popitem(last=False)[1])
+
+    def _follow(self) -> None:
+        """A profile that was written anew has other answers."""
+        reports = [self._profiles.get(at) for at in range(len(self._profiles))]
+        stamps = self._profiles.stamps()
+        if stamps == self._stamps:
+            return
+        self._stamps, self._size = stamps, 0
+        self._recent.clear()
+        paths = [report.path for report in reports]
+        growing = any(path.name.endswith(schema.PARTIAL_SUFFIX) for path in paths)
+        try:
+            self._kept = None if growing else kept.Kept(paths)
+        except OSError:
+            self._kept = None
+
+
+def keep(app: Dash, profiles: Profiles) -> Answers:
+    """Let an app give answers that it gave before. Called after its guard, which comes first."""
+    answers = Answers(profiles)
+
+    @app.server.before_request
+    def known() -> Response | None:
+        if request.method != "POST" or not request.path.endswith(_PATH):
+            return None
+        name = _name(request.get_json(silent=True))
+        if name is None:
+            return None
+        try:
+            answer = answers.get(name)
+        except ProfileError:
+            return None  # the callback says so, on the page
+        if answer is not None:
+            return Response(answer, mimetype="application/json")
+        g.unknown = name, time.thread_time()
+        return None
+
+    @app.server.after_request
+    def learn(response: Response) -> Response:
+        name, start = g.pop("unknown", (None, 0.0))
+        if name is None or response.status_code != 200 or not response.is_json:
+            return response
+        took = time.thread_time() - start
+        wanted = took >= LEAST_SECONDS or PREPARED in request.environ
+        if wanted and _lasting(response.get_json(silent=True)):
+            with suppress(ProfileError):
+                answers.put(name, response.get_data())
+        return response
+
+    return answers
+
+
+def _lasting(answer: Any) -> bool:
+    """Whether an answer is nothing but its outputs: a failure sets others (`set_props`)."""
+    return isinstance(answer, dict) and set(answer) <= {"response", "multi"}
+
+
+def _name(body: Any) -> str | None:
+    """What tells a callback's request from others; None for what is none."""
+    if not isinstance(body, dict) or not isinstance(body.get("output"), str):
+        return None
+    frame = "page.children" in body["output"]
+    said = {
+        "output": body["output"],
+        "inputs": _values(body.get("inputs") or [], frame),
+        "state": _values(body.get("state") or [], frame),
+        "changed": body.get("changedPropIds") or [],
+    }
+    return kept.name_of(json.dumps(said, sort_keys=True))
+
+
+def _values(parts: Any, frame: bool) -> Any:
+    """Values of inputs or states by their components, what has none left out."""
+    if isinstance(parts, list):
+        return [_values(one, frame) for one in parts]
+    if not isinstance(parts, dict):
+        return parts
+    value = parts.get("value")
+    if parts.get("id") == "where" and isinstance(value, dict) and not frame:
+        value = {name: one for name, one in value.items() if name not in _ELSEWHERE}
+    return [parts.get("id"), parts.get("property"), value]
+
+
+# -- what a first opening needs ---
+
+
+class Preparation:
+    """Pages whose first answers are worked out in the background, and how far that is.
+
+    ``begin(where)`` starts it, once; pages are gone through one by one.
+    """
+
+    def __init__(self, total: int, prepare: Callable[[int, dict[str, Any]], None]) -> None:
+        self.total, self.done = total, 0
+        self._prepare = prepare
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, where: dict[str, Any]) -> None:
+        """Start it for the theme of the first request; again: nothing."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, args=(where,), daemon=True)
+                self._thread.start()
+
+    def _run(self, where: dict[str, Any]) -> None:
+        for at in range(self.total):
+            try:
+                self._prepare(at, where)
+            except Exception:  # whoever opens the page sees what is wrong with it
+                _log.debug("page %d could not be prepared", at, exc_info=True)
+            self.done = at + 1
+        kept.make_room()
+
+    @property
+    def words(self) -> str:
+        """How far it is; "" once it is through."""
+        if self.done >= self.total:
+            return ""
+        return f"Preparing pages: {self.done} of {self.total}, once for this profile"

@@ -1,0 +1,63 @@
+// Names and roles that Dash's controls and plotly's figures lack, put right whenever a part of the page is drawn anew:
+// a control is named by the label above it, a choice of a few is a group of radio buttons, a figure by its card.
+(function () {
+  let count = 0;
+  const idOf = (element) => {
+    if (!element.id) { element.id = 'named-' + (count += 1); }
+    return element.id;
+  };
+  function set(element, attributes) {
+    Object.entries(attributes).forEach(([name, value]) => {
+      if (value === null) { element.removeAttribute(name); }
+      else if (element.getAttribute(name) !== value) { element.setAttribute(name, value); }
+    });
+  }
+
+  function control(element) {
+    const label = element.querySelector(':scope > .label');
+    if (!label) { return; }
+    const id = idOf(label);
+    element.querySelectorAll('.dash-radioitems').forEach((group) => {
+      set(group, { role: 'radiogroup', 'aria-labelledby': id });
+      group.querySelectorAll('label').forEach((option) => set(option, { role: null, 'aria-selected': null }));
+    });
+    element.querySelectorAll('.dash-dropdown-wrapper').forEach((wrapper) => {
+      const button = wrapper.querySelector('button.dash-dropdown'), target = wrapper.querySelector('.dash-dropdown-focus-target');
+      const chosen = button?.querySelector('.dash-dropdown-value');
+      if (button) { set(button, { 'aria-labelledby': chosen ? id + ' ' + idOf(chosen) : id }); }
+      if (target) { set(target, { 'aria-hidden': null, 'aria-label': label.textContent + ': ' + (chosen?.textContent || '') }); }
+    });
+    element.querySelectorAll('input.dash-input-element').forEach((input) => set(input, { 'aria-labelledby': id }));
+    element.querySelectorAll('.buttons').forEach((group) => set(group, { role: 'group', 'aria-labelledby': id }));
+  }
+
+  function figure(plot) {
+    const card = plot.closest('.card'), title = card?.querySelector('h2')?.textContent || 'figure';
+    const note = card?.querySelector('header .note')?.textContent || '';
+    const time = plot.layout?.meta?.page ? ' Keys: A and D move, W and S zoom, F shows all.' : '';
+    set(plot, { role: 'figure', tabindex: '0', 'aria-label': (title + '. ' + note + time).trim() });
+    plot.querySelectorAll('.modebar-btn').forEach((button) => set(button, { 'aria-label': button.dataset.title || 'tool', role: 'button' }));
+  }
+
+  function repair() {
+    document.querySelectorAll('.control').forEach(control);
+    document.querySelectorAll('nav.side a.nav').forEach((link) => {
+      set(link, { 'aria-current': link.classList.contains('here') ? 'page' : null });
+    });
+    document.querySelectorAll('.js-plotly-plot').forEach(figure);
+    document.querySelectorAll('.bar-chart').forEach((chart) => {
+      set(chart, { role: 'figure', 'aria-label': chart.closest('.card')?.querySelector('h2')?.textContent || 'bars' });
+    });
+    document.querySelectorAll('.ag-floating-filter-input input, .ag-floating-filter-body input').forEach((input) => {
+      if (!input.getAttribute('aria-label')) { set(input, { 'aria-label': 'filter' }); }
+    });
+    document.querySelectorAll('.scroll').forEach((part) => set(part, { tabindex: '0', role: 'region', 'aria-label': part.closest('.card')?.querySelector('h2')?.textContent || 'list' }));
+  }
+
+  let waiting = false;
+  new MutationObserver(() => {
+    if (waiting) { return; }
+    waiting = true;
+    setTimeout(() => { waiting = false; repair(); }, 60);
+  }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ['aria-selected', 'aria-hidden', 'data-title'] });
+})();

@@ -1,0 +1,222 @@
+// Figures of time in the browser: wheel, keys, marks, selection, and a click on anything. A figure says in layout.meta
+// whose parameters it asks by (page, x, y), the unit of its x-axis (scale), how long the whole is (end, in cycles) and
+// whether its rows are lanes (timeline, lanes). What is there is moved in the next frame; the server's answer refines it.
+(function () {
+  const put = (page, param, value) => window.dash_clientside.set_props({ page, param }, { value });
+  const value = (param) => new URLSearchParams(window.location.search).get(param) || '';
+  const metaOf = (plot) => plot?.layout?.meta || {};
+  const figures = () => Array.from(document.querySelectorAll('.js-plotly-plot')).filter((plot) => metaOf(plot).page);
+  const alike = (plot) => figures().filter((one) => String(metaOf(one).x) === String(metaOf(plot).x));
+  // The figure in focus or under the pointer, or else the first that has time, or else the first.
+  const main = () => {
+    const focused = document.activeElement?.closest?.('.js-plotly-plot');
+    const here = [focused, hovered].find((one) => one && document.contains(one) && metaOf(one).page);
+    return here || figures().find((one) => metaOf(one).timeline) || figures()[0];
+  };
+  const drawn = (plot, axis) => plot._fullLayout[axis].range.map(Number);
+
+  // -- moving what is there, until the server has drawn it anew ----------------------------------------
+  const targets = new Map();  // by the parameters that a figure asks by: where it is moved to
+  const followed = new WeakSet();
+
+  function transform(plot, to) {
+    const full = plot._fullLayout, axis = full.xaxis, [low, high] = drawn(plot, 'xaxis');
+    const size = (to[1] - to[0]) || 1, scale = (high - low) / size, shift = (low - to[0]) / size * axis._length;
+    const still = Math.abs(scale - 1) < 1e-9 && Math.abs(shift) < 1e-6;
+    plot.classList.toggle('moving', !still);
+    Object.values(full._plots).forEach((part) => {
+      part.plot.attr('transform', `translate(${part.xaxis._offset + shift},${part.yaxis._offset}) scale(${scale},1)`);
+      part.clipRect?.attr('transform', `translate(${-shift / scale},0) scale(${1 / scale},1)`);
+    });
+    plot.querySelectorAll('.layer-below .shapelayer, .shapelayer, .annotation').forEach((one) => {
+      one.style.visibility = still ? '' : 'hidden';
+    });
+    plot.querySelectorAll('.xtick > text').forEach((tick) => {
+      const at = axis._offset + (Number(tick.__data__?.x) - to[0]) / size * axis._length;
+      tick.setAttribute('transform', `translate(${at},0)`);
+      const inside = at >= axis._offset - 1 && at <= axis._offset + axis._length + 1;
+      tick.style.visibility = inside ? '' : 'hidden';
+    });
+  }
+
+  function follow(plot) {
+    if (followed.has(plot)) { return; }
+    followed.add(plot);
+    plot.on('plotly_afterplot', () => {
+      const target = targets.get(String(metaOf(plot).x));
+      if (!target) { transform(plot, drawn(plot, 'xaxis')); return; }
+      const scale = metaOf(plot).scale || 1, range = drawn(plot, 'xaxis');
+      const pixel = (range[1] - range[0]) / (plot._fullLayout.xaxis._length || 1);
+      const to = target.range.map((one) => one * scale);
+      const there = to.every((one, at) => Math.abs(one - range[at]) <= Math.max(1.5 * scale, pixel));
+      if (there || performance.now() - target.since > 8000) {
+        transform(plot, range);
+        if (there) { targets.delete(String(metaOf(plot).x)); }
+      } else {
+        transform(plot, to);  // an answer to an earlier turn of the wheel
+      }
+    });
+  }
+
+  // Shows a window, in cycles (or whatever the parameters count), at once, and asks the server for it.
+  function show(plot, low, high, whole) {
+    const end = metaOf(plot).end;
+    if (end && !whole) {
+      const size = Math.max(1, Math.min(high - low, end));
+      low = Math.max(0, Math.min(low, end - size));
+      high = low + size;
+    }
+    const meta = metaOf(plot), key = String(meta.x), before = targets.get(key) || {};
+    const target = { range: [low, high], since: performance.now(), asked: before.asked || 0, timer: before.timer };
+    targets.set(key, target);
+    requestAnimationFrame(() => alike(plot).forEach((one) => {
+      follow(one);
+      const at = targets.get(key);
+      if (at) { transform(one, at.range.map((number) => number * (metaOf(one).scale || 1))); }
+    }));
+    clearTimeout(target.timer);
+    const ask = () => {
+      target.asked = performance.now();
+      put(meta.page, meta.x[0], whole ? '' : String(Math.floor(low)));
+      put(meta.page, meta.x[1], whole ? '' : String(Math.ceil(high)));
+    };
+    target.timer = setTimeout(ask, performance.now() - target.asked > 120 ? 0 : 60);
+  }
+
+  function windowOf(plot) {
+    const target = targets.get(String(metaOf(plot).x)), scale = metaOf(plot).scale || 1;
+    return target ? target.range : drawn(plot, 'xaxis').map((one) => one / scale);
+  }
+
+  function move(by, factor) {
+    const plot = main();
+    if (!plot) { return; }
+    const [low, high] = windowOf(plot), span = high - low, middle = (low + high) / 2 + by * span;
+    show(plot, middle - span * factor / 2, middle + span * factor / 2);
+  }
+  function fit() {
+    const plot = main();
+    if (!plot) { return; }
+    if (metaOf(plot).end) { show(plot, 0, metaOf(plot).end, true); }
+    else { window.Plotly.relayout(plot, { 'xaxis.autorange': true }); }
+  }
+
+  // -- where the pointer is ---------------------------------------------------------------------------
+  function pointOf(plot, event) {
+    const box = plot.getBoundingClientRect(), full = plot._fullLayout, axis = full.xaxis;
+    const [low, high] = windowOf(plot);
+    const part = (event.clientX - box.left - axis._offset) / axis._length;
+    const down = (event.clientY - box.top - full.yaxis._offset) / full.yaxis._length;
+    const [bottom, top] = drawn(plot, 'yaxis');
+    return { x: low + part * (high - low), row: top + down * (bottom - top), part, down };
+  }
+  const plotAt = (event) => {
+    const plot = event.target.closest?.('.js-plotly-plot');
+    return plot && metaOf(plot).page && event.target.closest('.draglayer') ? plot : null;
+  };
+  let pointer = null, hovered = null;
+  document.addEventListener('mousemove', (event) => {
+    const plot = plotAt(event);
+    hovered = plot;
+    pointer = plot && metaOf(plot).timeline ? { plot, ...pointOf(plot, event) } : null;
+  }, { passive: true });
+
+  // The wheel: along x; with Shift along y, where a figure can be zoomed there.
+  document.addEventListener('wheel', (event) => {
+    const plot = plotAt(event);
+    if (!plot || event.ctrlKey) { return; }
+    const meta = metaOf(plot), factor = Math.exp(Math.max(-1, Math.min(1, (event.deltaY || event.deltaX) / 400)));
+    event.preventDefault();
+    event.stopPropagation();
+    if (event.shiftKey && meta.y) {
+      const box = plot.getBoundingClientRect(), axis = plot._fullLayout.yaxis, [low, high] = drawn(plot, 'yaxis');
+      const at = 1 - (event.clientY - box.top - axis._offset) / axis._length;
+      const middle = low + Math.min(1, Math.max(0, at)) * (high - low);
+      put(meta.page, meta.y[0], String(Math.floor(middle - (middle - low) * factor)));
+      put(meta.page, meta.y[1], String(Math.ceil(middle + (high - middle) * factor)));
+      return;
+    }
+    const [low, high] = windowOf(plot), at = Math.min(1, Math.max(0, pointOf(plot, event).part));
+    const middle = low + at * (high - low);
+    show(plot, middle - (middle - low) * factor, middle + (high - middle) * factor);
+  }, { capture: true, passive: false });
+
+  // -- a drag with Shift selects, a click asks --------------------------------------------------------
+  let selecting = null, pressed = null;
+  document.addEventListener('mousedown', (event) => {
+    const plot = plotAt(event);
+    if (!plot || event.button !== 0 || !metaOf(plot).timeline) { return; }
+    pressed = { plot, x: event.clientX, y: event.clientY };
+    if (!event.shiftKey) { return; }
+    event.preventDefault();
+    event.stopPropagation();
+    const frame = document.createElement('div');
+    frame.className = 'selecting';
+    document.body.append(frame);
+    selecting = { plot, frame, from: pointOf(plot, event), x: event.clientX, y: event.clientY };
+  }, true);
+  document.addEventListener('mousemove', (event) => {
+    if (!selecting) { return; }
+    const { frame, x, y } = selecting;
+    Object.assign(frame.style, { left: Math.min(x, event.clientX) + 'px', top: Math.min(y, event.clientY) + 'px',
+      width: Math.abs(event.clientX - x) + 'px', height: Math.abs(event.clientY - y) + 'px' });
+  }, true);
+  document.addEventListener('mouseup', (event) => {
+    const moved = pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) > 4;
+    if (selecting) {
+      const { plot, frame, from } = selecting, to = pointOf(plot, event);
+      frame.remove();
+      selecting = null;
+      if (moved) {
+        const rows = metaOf(plot).rows || 0, limit = (row) => Math.max(0, Math.min(rows - 1, Math.round(row)));
+        const [low, high] = [from.x, to.x].sort((a, b) => a - b);
+        const span = [Math.max(0, Math.floor(low)), Math.ceil(high)];
+        const lanes = rows ? [from.row, to.row].map(limit).sort((a, b) => a - b) : [];
+        put(metaOf(plot).page, 'select', [...span, ...lanes].join(','));
+      }
+    } else if (pressed && !moved) {
+      const at = pointOf(pressed.plot, event);
+      put(metaOf(pressed.plot).page, 'at', Math.floor(at.x) + ',' + at.row.toFixed(2));
+    }
+    pressed = null;
+  }, true);
+
+  // -- lanes: a click on a name opens or closes it, P pins it ------------------------------------------
+  const list = (param) => value(param).split(',').filter((one) => one);
+  function toggled(param, one) {
+    const known = list(param);
+    return known.includes(String(one)) ? known.filter((other) => other !== String(one)) : [...known, String(one)];
+  }
+  document.addEventListener('click', (event) => {
+    const clear = event.target.closest?.('[data-clear]');
+    if (clear && main()) { put(metaOf(main()).page, clear.dataset.clear, ''); return; }
+    const tick = event.target.closest?.('.ytick'), plot = tick?.closest('.js-plotly-plot');
+    const lane = (metaOf(plot).lanes || [])[Number(tick?.querySelector('text')?.__data__?.x)];
+    if (lane && lane[1] >= 0) { put(metaOf(plot).page, 'opened', toggled('opened', lane[1]).join(',')); }
+  });
+  function pin() {
+    const lane = pointer && (metaOf(pointer.plot).lanes || [])[Math.round(pointer.row)];
+    if (lane) { put(metaOf(pointer.plot).page, 'pins', toggled('pins', lane[0])); }
+  }
+
+  // -- marks: M at the pointer, or in the middle; with Shift what is between the last two is selected ---
+  function mark() {
+    const plot = pointer?.plot || figures().find((one) => metaOf(one).timeline);
+    if (!plot) { return; }
+    const [low, high] = windowOf(plot), near = (high - low) * 6 / (plot._fullLayout.xaxis._length || 600);
+    const at = Math.round(pointer ? pointer.x : (low + high) / 2);
+    const known = list('marks').map(Number), old = known.find((one) => Math.abs(one - at) <= near);
+    const marks = old === undefined ? [...known, at] : known.filter((one) => one !== old);
+    put(metaOf(plot).page, 'marks', marks.join(','));
+  }
+  function measure() {
+    const plot = main(), marks = list('marks').map(Number).slice(-2).sort((a, b) => a - b);
+    if (plot && marks.length === 2) { put(metaOf(plot).page, 'select', marks.join(',')); }
+  }
+  function clear() {
+    const plot = main();
+    if (plot && value('select')) { put(metaOf(plot).page, 'select', ''); }
+  }
+
+  window.ipuscopeTimeline = { move, fit, mark, measure, pin, clear };
+})();

@@ -1,0 +1,94 @@
+"""The rows that a query gives, as a chart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
+
+from viewer.figures import units
+from viewer.figures.theme import Theme
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMS = ("bars", "line", "points")
+MOST_POINTS = 2000
+_MOST_BARS = 60
+_NAME = 40  # characters of a label
+
+
+def numeric(column: pd.Series) -> bool:
+    """Whether a column has numbers, and nothing else but NULL."""
+    return any(_is_number(value) for value in column) and all(
+        value is None or _is_number(value) for value in column
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def chart(frame: pd.DataFrame, x: str, y: str, form: str, theme: Theme) -> go.Figure:
+    """Column ``y``, numbers, over column ``x``, in the order of the rows.
+
+    ``form``: of `FORMS`. Bars are horizontal, one a row, of the first rows; a line and points have
+    ``x`` as numbers where it has them.
+    """
+    if form == "bars":
+        return _bars(frame.head(_MOST_BARS), x, y, theme)
+    shown = frame.head(MOST_POINTS)
+    words = not numeric(shown[x])
+    figure = go.Figure(
+        go.Scatter(
+            x=[_label(value) for value in shown[x]] if words else shown[x].tolist(),
+            y=shown[y].tolist(),
+            mode="lines" if form == "line" else "markers",
+            line={"color": theme.accent, "width": 2},
+            marker={"color": theme.accent, "size": 7},
+            hovertemplate="%{x}: %{y:,}<extra></extra>",
+        )
+    )
+    return figure.update_layout(
+        theme.layout(
+            360,
+            xaxis={"title": {"text": _label(x)}, "type": "category" if words else "linear"},
+            yaxis={"title": {"text": _label(y)}, "exponentformat": "SI"},
+            showlegend=False,
+        )
+    )
+
+
+def _bars(frame: pd.DataFrame, x: str, y: str, theme: Theme) -> go.Figure:
+    labels = [_label(value) for value in frame[x]]
+    figure = go.Figure(
+        go.Bar(
+            x=frame[y].tolist(),
+            y=list(range(len(labels))),  # rows of equal names stay apart
+            customdata=labels,
+            orientation="h",
+            marker={"color": theme.accent, "line": {"width": 0}},
+            hovertemplate="%{customdata}: %{x:,}<extra></extra>",
+        )
+    )
+    return figure.update_layout(
+        theme.layout(
+            76 + 22 * max(1, len(labels)),
+            bargap=0.25,
+            margin={"l": 24 + 7 * max(map(len, labels), default=4), "r": 16, "t": 12, "b": 48},
+            xaxis={"title": {"text": _label(y)}, "rangemode": "tozero", "exponentformat": "SI"},
+            yaxis={
+                "range": [len(labels) - 0.5, -0.5],
+                "tickvals": list(range(len(labels))),
+                "ticktext": labels,
+                "showgrid": False,
+                "zeroline": False,
+                "automargin": False,
+            },
+            showlegend=False,
+        )
+    )
+
+
+def _label(value: object) -> str:
+    return units.plain(units.shortened("NULL" if value is None else str(value), _NAME))

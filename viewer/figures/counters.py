@@ -1,0 +1,146 @@
+"""Counters under a trace: live bytes, tiles at work, bytes over links, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from profiler.analysis import counters
+from profiler.analysis.counters import OfSteps
+from viewer.figures import lod
+from viewer.figures.memory import MIB
+from viewer.figures.theme import Theme
+from viewer.figures.trace import Trace
+from viewer.figures.units import Clock
+
+BINS = 600
+HEIGHT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The slices of an IPU in time order, and what is so during each.
+
+    Cycles, as the slices count them; bytes live; tiles at work; bytes sent a cycle.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    live: np.ndarray
+    tiles: np.ndarray
+    rate: np.ndarray
+
+
+def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
+    """Of each row of steps whose IPU ``known`` has (`counters.of_steps`)."""
+    found = []
+    for row in rows.rows_of_steps():
+        of_ipu = known.get(int(rows.ipu[row]))
+        if of_ipu is None:
+            continue
+        here = rows.rows.of(row)
+        start, end = rows.rows.start[here], rows.rows.end[here]
+        step = rows.step[rows.rows.source[here]]
+        live, tiles, sent = (
+            counters.at_slices(of_ipu, step, name) for name in ("live", "tiles", "link")
+        )
+        found.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
+    return found
+
+
+def drawn(
+    of: Sequence[Track],
+    end: int,
+    origin: int,
+    tiles: int,
+    clock: Clock,
+    theme: Theme,
+    window: tuple[float, float] | None = None,
+    left: int = 64,
+) -> go.Figure:
+    """The counters of the IPUs that are shown, between two cycles (default: all).
+
+    ``end``: how long the whole is, ``origin``: what the slices count from, in cycles; ``tiles``: of
+    an IPU; ``left``: the margin of the figure above, in pixels.
+    """
+    low, high = window or (0.0, float(max(1, end)))
+    half = (high - low) / 2  # a margin for dragging
+    edges = np.linspace(low - half, high + half, BINS + 1) + origin
+    live, busy, link = over_time(of, edges)
+    middle = ((edges[:-1] + edges[1:]) / 2 - origin) * clock.scale
+    count = max(1, len(of))
+    hz = clock.hz / 1e9
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.13)
+    lines = (
+        ("live MiB", live / MIB, "%{y:,.1f} MiB live, at most"),
+        ("tiles at work", 100 * busy / (tiles * count), "%{y:.0f} % of the tiles at work"),
+        ("GB/s sent", link * hz, "%{y:,.1f} GB/s over links"),
+    )
+    colours = (theme.accent, theme.muted, _LINK[theme.name])
+    for row, ((name, values, words), colour) in enumerate(zip(lines, colours, strict=True), 1):
+        figure.add_trace(
+            go.Scatter(
+                x=middle.astype(np.float64),
+                y=values.astype(np.float32),
+                name=name,
+                mode="lines",
+                line={"width": 1, "shape": "hvh", "color": colour},
+                fill="tozeroy",
+                fillcolor=colour,
+                hovertemplate=words + "<extra></extra>",
+            ),
+            row=row,
+            col=1,
+        )
+    figure.update_layout(
+        theme.layout(
+            HEIGHT,
+            margin={"l": left, "r": 16, "t": 22, "b": 44},
+            showlegend=False,
+            hovermode="x",
+        )
+    )
+    shown = [low * clock.scale, high * clock.scale]
+    style = {"showgrid": False, "zeroline": False, "linecolor": theme.line, "range": shown}
+    figure.update_xaxes(**style, matches="x")
+    figure.update_xaxes(tickfont={"size": 12}, exponentformat="SI")
+    title = {"text": clock.title, "font": {"size": 12, "color": theme.muted}, "standoff": 8}
+    figure.update_xaxes(title=title, row=3, col=1)
+    figure.update_yaxes(rangemode="tozero", nticks=3, gridcolor=theme.line, fixedrange=True)
+    figure.update_yaxes(automargin=False, zerolinecolor=theme.line, tickfont={"size": 11})
+    figure.update_yaxes(range=[0, 100], ticksuffix="%", row=2, col=1)
+    for row, (name, _, _) in enumerate(lines, 1):
+        figure.add_annotation(
+            x=0,
+            xref="paper",
+            y=1,
+            yref=f"y{row if row > 1 else ''} domain",
+            text=name,
+            showarrow=False,
+            xanchor="left",
+            yanchor="bottom",
+            font={"size": 11, "color": theme.muted},
+        )
+    return figure
+
+
+_LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
+
+
+def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Live bytes (the most in each bin), tiles at work (mean), bytes sent a cycle (mean), in sum.
+
+    ``edges`` in cycles as the slices count them.
+    """
+    live, busy, link = np.zeros((3, len(edges) - 1))
+    for track in of:
+        part = lod.inside(track.start, track.end, edges[0], edges[-1])
+        start, end = track.start[part], track.end[part]
+        live += counters.most(start, end, track.live[part], edges)
+        busy += counters.mean(start, end, track.tiles[part], edges)
+        link += counters.mean(start, end, track.rate[part], edges)
+    return live, busy, link

@@ -1,0 +1,160 @@
+"""Trees of cycles or bytes (`profiler.analysis.hierarchy`) as flame graph and as treemap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+
+from profiler.analysis.hierarchy import MIXED, Node, Path
+from viewer.figures import units
+from viewer.figures.memory import KINDS, kind_of
+from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme
+
+FORMS = ("flame", "treemap")
+SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the names of a path
+_ROW = 26  # pixels of a level
+_LABEL = 60  # characters
+# How the causes of `critical_path.CAUSES` are drawn.
+_BY_CAUSE = {
+    "compute": "compute",
+    "exchange on chip": "exchange",
+    "sync": "sync",
+    "stash": "exchange",
+    "copy between IPUs": "exchange between IPUs",
+    "collective over replicas": "exchange between IPUs",
+    "host I/O": "host I/O",
+    "streaming memory": "host I/O",
+}
+# Less than before, as before, more: blue and orange are told apart by colour-blind people.
+_DIVERGING = {
+    "light": ((0.0, "#0072b2"), (0.5, "#d3d8de"), (1.0, "#c25700")),
+    "dark": ((0.0, "#3d9be0"), (0.5, "#4a5460"), (1.0, "#f07c32")),
+}
+
+
+def id_of(path: Path) -> str:
+    """A node's name in a figure and in an address."""
+    return SEPARATOR.join(path)
+
+
+def path_of(id: str) -> Path:
+    """The path that `id_of` wrote."""
+    return tuple(id.split(SEPARATOR)) if id else ()
+
+
+def drawn(
+    nodes: list[Node],
+    at: Path,
+    form: str,
+    words: Callable[[float], str],
+    theme: Theme,
+    bytes_of: bool,
+    compared: bool,
+) -> go.Figure:
+    """The nodes from ``at`` down (`hierarchy.visible`), as wide, or as large, as what they sum up.
+
+    ``form``: of `FORMS`. ``words``: a number as people read it. ``bytes_of``: colours are those of
+    memory, else of what IPUs do; ``compared``: of the difference to before.
+    """
+    whole = max(1, nodes[0].width)
+    parents = [id_of(one.path[:-1]) if one.path else None for one in nodes]
+    names = ["all" if not one.path else one.path[-1] for one in nodes]
+    what = {
+        "ids": [id_of(one.path) or "all" for one in nodes],
+        "parents": ["" if one is None else one or "all" for one in parents],
+        "labels": [units.plain(units.shortened(name, _LABEL)) for name in names],
+        "values": [one.width for one in nodes],
+        "customdata": [_hover(one, whole, words, compared) for one in nodes],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "branchvalues": "total",
+        "sort": True,
+        "level": id_of(at) or "all",
+        "marker": _marker(nodes, theme, bytes_of, compared),
+        "textfont": {"size": 12},
+        "outsidetextfont": {"size": 12, "color": theme.card},  # of what all is in
+        "pathbar": {"visible": bool(at), "thickness": 24, "textfont": {"size": 12}},
+        "textinfo": "label+percent root",
+    }
+    depth = max(len(one.path) for one in nodes) - len(at) + 1
+    if form == "treemap":
+        trace = go.Treemap(**what, tiling={"pad": 2})
+        height = 620
+    else:
+        trace = go.Icicle(**what, tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1})
+        height = _ROW * depth + 70
+    figure = go.Figure(trace)
+    margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
+    small = {"minsize": 10, "mode": "hide"}
+    return figure.update_layout(theme.layout(max(200, height), margin=margin, uniformtext=small))
+
+
+def _hover(node: Node, whole: int, words: Callable[[float], str], compared: bool) -> str:
+    lines = [f"<b>{units.plain(units.shortened(id_of(node.path) or 'all', 90))}</b>"]
+    if compared:
+        change = node.value - node.before
+        sign = "+" if change >= 0 else "−"
+        lines += [
+            f"this profile {words(node.value)}, the other {words(node.before)}",
+            f"{sign}{words(abs(change))}",
+        ]
+    else:
+        lines.append(f"{words(node.value)}, {units.percent(node.width / whole)} of all")
+    return units.text_of(lines)
+
+
+def _marker(nodes: list[Node], theme: Theme, bytes_of: bool, compared: bool) -> dict[str, object]:
+    line = {"width": 0.5, "color": theme.card}
+    if not compared:
+        colour = memory_colour if bytes_of else activity_colour
+        return {"colors": [colour(one.kind, theme) for one in nodes], "line": line}
+    share = [(one.value - one.before) / max(1, one.value, one.before) for one in nodes]
+    return {
+        "colors": share,
+        "colorscale": _DIVERGING[theme.name],
+        "cmin": -1,
+        "cmax": 1,
+        "line": line,
+        "showscale": True,
+        "colorbar": {
+            "title": {"text": "less here · more here", "side": "right", "font": {"size": 12}},
+            "tickformat": "+.0%",
+            "thickness": 14,
+            "outlinewidth": 0,
+        },
+    }
+
+
+def activity_colour(kind: str, theme: Theme) -> str:
+    """Of a direction, or of a cause."""
+    if kind == MIXED:
+        return theme.muted
+    if kind in BY_DIRECTION:
+        return ACTIVITIES[BY_DIRECTION[kind]].colour(theme)
+    return ACTIVITIES[NAMES.index(_BY_CAUSE.get(kind, "compute"))].colour(theme)
+
+
+def memory_colour(kind: str, theme: Theme) -> str:
+    """Of a variable's role, or of the category of what belongs to the program."""
+    if kind == MIXED:
+        return theme.muted
+    _, _, light, dark = KINDS[kind_of(kind, kind)]
+    return dark if theme.name == "dark" else light
+
+
+def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, str]]:
+    """(name, colour) of the kinds that are drawn, in the order of `KINDS` or `ACTIVITIES`."""
+    kinds = {one.kind for one in nodes}
+    mixed = [("several", theme.muted)] if MIXED in kinds else []
+    kinds -= {MIXED}
+    if bytes_of:
+        found = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
+        ordered = [(row[0], found[row[0]]) for row in KINDS if row[0] in found]
+        return [*ordered, *mixed]
+    names = {_activity(kind) for kind in kinds}
+    named = [(one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names]
+    return [*named, *mixed]
+
+
+def _activity(kind: str) -> str:
+    return NAMES[BY_DIRECTION[kind]] if kind in BY_DIRECTION else _BY_CAUSE.get(kind, "compute")

@@ -1,0 +1,72 @@
+"""Marked times and a selection, drawn over a figure of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from viewer.figures.theme import Theme
+from viewer.figures.units import Clock
+
+MOST_MARKS = 26  # each has a letter
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A range of time, in cycles, and of rows (first, last), None for all."""
+
+    low: int
+    high: int
+    rows: tuple[int, int] | None = None
+
+
+def marked(
+    figure: go.Figure,
+    marks: Sequence[int],
+    selection: Selection | None,
+    clock: Clock,
+    theme: Theme,
+) -> go.Figure:
+    """The figure with a line and a letter at each mark (cycles), and a frame around the selection.
+
+    What the figure has of shapes and notes stays.
+    """
+    shapes: list[Any] = list(figure.layout.shapes)
+    notes: list[Any] = list(figure.layout.annotations)
+    for at, mark in enumerate(marks[:MOST_MARKS]):
+        x = mark * clock.scale
+        line = {"color": theme.text, "width": 1.5, "dash": "dash"}
+        shapes.append({"type": "line", "x0": x, "x1": x, "yref": "paper", "line": line})
+        shapes[-1] |= {"y0": 0, "y1": 1}
+        notes.append(
+            {
+                "x": x,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "top",
+                "text": f"<b>{chr(ord('A') + at)}</b>",
+                "showarrow": False,
+                "bgcolor": theme.text,
+                "font": {"color": theme.card, "size": 11},
+                "borderpad": 2,
+            }
+        )
+    if selection is not None:
+        rows = selection.rows
+        shapes.append(
+            {
+                "type": "rect",
+                "x0": selection.low * clock.scale,
+                "x1": selection.high * clock.scale,
+                "y0": 0 if rows is None else rows[0] - 0.5,
+                "y1": 1 if rows is None else rows[1] + 0.5,
+                "yref": "paper" if rows is None else "y",
+                "fillcolor": theme.accent,
+                "opacity": 0.18,
+                "line": {"color": theme.accent, "width": 2},
+            }
+        )
+    return figure.update_layout(shapes=shapes, annotations=notes)

@@ -1,0 +1,67 @@
+"""The viewer's figures of a report, for notebooks: ``report.figures.pipeline()`` and the others."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from profiler import Report, analysis
+from profiler.analysis import critical_path
+from viewer.figures import memory, pipeline, theme, waterfall
+from viewer.figures.pipeline import Lanes
+from viewer.figures.theme import Theme
+from viewer.figures.units import Clock
+
+_HEAT_SHAPE = (400, 240)  # steps x tiles: as many as are seen
+
+
+class Figures:
+    """Each a plotly figure. ``colours``: "light" or "dark"; ``unit``: "cycles" or "µs"."""
+
+    def __init__(self, report: Report, colours: str = "light", unit: str = "cycles") -> None:
+        self._report = report
+        self._theme: Theme = theme.theme(colours)
+        self._clock = Clock(report.target.clock_hz, unit)
+
+    def pipeline(self, run: int = 0, iteration: int = 0) -> go.Figure:
+        """What each IPU works on, from ramp-up to ramp-down, and the critical path."""
+        return pipeline.pipeline(self._lanes(run, iteration), self._clock, self._theme)
+
+    def busy(self, run: int = 0, iteration: int = 0) -> go.Figure:
+        """Where each IPU's cycles go."""
+        return pipeline.busy(self._lanes(run, iteration), self._clock, self._theme)
+
+    def stages(self) -> go.Figure:
+        """Cycles of a micro-batch on each stage."""
+        return pipeline.stage_costs(self._report.stages, self._clock, self._theme)
+
+    def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
+        """What an update waits for, as a waterfall of the critical path."""
+        path = critical_path.critical_path(self._report, run, iteration)
+        return waterfall.waterfall(critical_path.waterfall(path), self._clock, self._theme)
+
+    def tiles(self) -> go.Figure:
+        """How full the fullest tile of each IPU is."""
+        limit = self._report.target.bytes_per_tile
+        return memory.headroom(analysis.fullest_tiles(self._report), limit, self._theme)
+
+    def memory(self) -> go.Figure:
+        """What the memory of each IPU is for."""
+        return memory.categories(self._report.memory(), self._theme)
+
+    def liveness(self, ipu: int = 0) -> go.Figure:
+        """Live bytes over tiles and program steps of an IPU."""
+        report = self._report
+        program = report.program_steps(ipu)
+        bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
+        values = report.liveness_map(ipu, shape=_HEAT_SHAPE)
+        limit = report.target.bytes_per_tile
+        return memory.heat_map(values, *bounds, program, limit, self._theme)
+
+    def _lanes(self, run: int, iteration: int) -> Lanes:
+        report = self._report
+        return pipeline.lanes(
+            report.tasks(run, iteration=iteration),
+            report.steps(run, iteration=iteration),
+            report.pipeline_cycles(run, iteration),
+            report.stages,
+        )

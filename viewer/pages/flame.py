@@ -1,0 +1,215 @@
+"""Flame graph: cycles or bytes over modules, operators and stages, of one profile or of two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
+from dash.exceptions import PreventUpdate
+
+from profiler import Report
+from profiler.analysis import hierarchy
+from profiler.analysis.hierarchy import Node, Path
+from viewer.figures import flame as figures
+from viewer.figures import units
+from viewer.figures.units import Clock
+from viewer.pages import common
+from viewer.pages.common import Page, View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "flame"
+_LEAST = 1 / 1400  # of the width: less than a pixel
+_MOST_ROWS = 30
+_ORDERS = (
+    ("module", "module, operator, stage"),
+    ("stage", "stage, module, operator"),
+    ("block", "Block, module, operator"),
+    ("aten", "ATen, module, operator"),
+)
+
+
+def layout(view: View) -> Any:
+    """The page; its callbacks draw it."""
+    measures = [("cycles", "cycles"), ("bytes", "bytes")]
+    if not len(view.report.runs):
+        measures = measures[1:]
+    return [
+        common.controls(
+            view,
+            common.switch(view, "measure", "of", measures, measures[0][0]),
+            common.choice(view, "order", "over", _ORDERS, "module", wide=True),
+            common.switch(
+                view, "layers", "layers", (("each", "each"), ("together", "together")), "each"
+            ),
+            common.switch(
+                view, "form", "as", (("flame", "flame graph"), ("treemap", "treemap")), "flame"
+            ),
+            common.other_switch(view, "difference to the other profile"),
+            common.hidden(view, "at"),
+        ),
+        *common.predicted(view),
+        common.figure_card(
+            "Flame graph",
+            "flame-graph",
+            note="The widest on the left. Click a part to see it alone, its top to go back.",
+            height=260,
+            controls=[html.Div(id="flame-legend", className="legend")],
+        ),
+        common.card("What it is made of", common.filled("flame-parts")),
+    ]
+
+
+def leaves_of(
+    profiles: Profiles, report: Report, measure: str, order: str, together: bool
+) -> pd.DataFrame:
+    """The leaves of a report's tree, kept. None without a schedule where cycles are asked for."""
+
+    def make() -> pd.DataFrame:
+        if measure == "bytes" or not len(report.runs):
+            return hierarchy.leaves_of_bytes(report, order, together)
+        return hierarchy.leaves_of_cycles(report, order, together)
+
+    return profiles.made(report, ("leaves", measure, order, together), make)
+
+
+def tree_of(
+    profiles: Profiles, report: Report, other: Report | None, *what: Any
+) -> dict[Path, Node]:
+    """The tree of a report, beside that of another."""
+    before = leaves_of(profiles, other, *what) if other is not None else None
+    key = ("tree", None if before is None else id(before), *what)
+    return profiles.made(
+        report, key, lambda: hierarchy.tree(leaves_of(profiles, report, *what), before)
+    )
+
+
+# A click on a part shows it alone; on the top of what is shown, what it is in.
+_CLICK = """
+function(click, at) {
+    const point = click && click.points && click.points[0];
+    if (!point || point.id === undefined) { return window.dash_clientside.no_update; }
+    const known = (id) => (id === 'all' || !id ? '' : String(id));
+    return known(point.id) === (at || '') ? known(point.parent) : known(point.id);
+}
+"""
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "at"), "value"),
+        Input("flame-graph", "clickData"),
+        common.param_state(NAME, "at"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
+        Input({"part": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def into(clicks: list[int | None]) -> Any:
+        if not any(clicks) or not isinstance(ctx.triggered_id, dict):
+            return no_update
+        return ctx.triggered_id["part"]
+
+    @app.callback(
+        Output("flame-graph", "figure"),
+        Output("flame-legend", "children"),
+        Output("flame-parts", "children"),
+        *common.param_input(NAME, "profile", "measure", "order", "layers", "form", "other", "at"),
+        common.theme_state(),
+    )
+    def draw(
+        profile: Any,
+        measure: Any,
+        order: Any,
+        layers: Any,
+        form: Any,
+        other: Any,
+        at: Any,
+        where: Any,
+    ) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        if order not in hierarchy.ORDERS:
+            raise PreventUpdate
+        bytes_of = measure == "bytes" or not len(report.runs)
+        second = common.other_of(profiles, profile, other)
+        what = ("bytes" if bytes_of else "cycles", order, layers == "together")
+        nodes = tree_of(profiles, report, second, *what)
+        here = figures.path_of(str(at or ""))
+        here = here if here in nodes else ()
+        shown = hierarchy.visible(nodes, here, _LEAST)
+        theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
+        words = units.size if bytes_of else clock.both
+        which = form if form in figures.FORMS else figures.FORMS[0]
+        compared = second is not None
+        figure = figures.drawn(shown, here, which, words, theme, bytes_of, compared)
+        legend = [] if compared else figures.legend(shown, theme, bytes_of)
+        named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
+        return figure, named, _parts(nodes, here, words, compared)
+
+
+def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any:
+    """Where this is, and what is directly in it, widest first; each a button that leads there."""
+    inside = [node for path, node in nodes.items() if len(path) == len(at) + 1]
+    inside = [node for node in inside if node.path[: len(at)] == at and node.width]
+    inside.sort(key=lambda one: -one.width)
+    whole = max(1, nodes[at].value)
+    heads = ["", "this profile", "share", "the other", "difference"]
+    heads = heads if compared else ["", "in sum", "share"]
+    rows = []
+    for node in inside[:_MOST_ROWS]:
+        leads = any(len(path) > len(node.path) for path in _below(nodes, node.path))
+        cells = [words(node.value), units.percent(node.value / whole)]
+        if compared:
+            sign = "+" if node.value >= node.before else "−"
+            cells += [words(node.before), sign + words(abs(node.value - node.before))]
+        name = _button(node.path, node.path[-1]) if leads else node.path[-1]
+        rows.append(html.Tr([html.Td(name), *(html.Td(one, className="n") for one in cells)]))
+    if len(inside) > _MOST_ROWS:
+        rest = html.Td(f"and {len(inside) - _MOST_ROWS:,} smaller", colSpan=len(heads))
+        rows.append(html.Tr([rest]))
+    table = html.Table(
+        [
+            html.Thead(
+                html.Tr([html.Th(word, className="n") if word else html.Td("") for word in heads])
+            ),
+            html.Tbody(rows),
+        ],
+        className="plain",
+    )
+    return [_trail(at), table, _operators(at)]
+
+
+def _below(nodes: dict[Path, Node], path: Path) -> Any:
+    return (one for one in nodes if one[: len(path)] == path)
+
+
+def _trail(at: Path) -> Any:
+    """From the root to here."""
+    steps: list[Any] = [_button((), "all")] if at else [html.B("all")]
+    for depth in range(1, len(at) + 1):
+        last = depth == len(at)
+        name = at[depth - 1]
+        steps += [f" {figures.SEPARATOR} ", html.B(name) if last else _button(at[:depth], name)]
+    return html.P(steps, className="trail")
+
+
+def _button(path: Path, name: str) -> Any:
+    return html.Button(name, id={"part": figures.id_of(path)}, className="link", n_clicks=0)
+
+
+def _operators(at: Path) -> Any:
+    if not at or "*" in at[-1]:
+        return None
+    find = at[-1]
+    href = f"/operations?{common.query(find=find)}"
+    return html.P(dcc.Link(f"Operators with “{units.shortened(find, 40)}”", href=href))
+
+
+PAGE = Page("/flame", "Flame graph", layout, register, "Where cycles and bytes are, by module")

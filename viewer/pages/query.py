@@ -1,0 +1,254 @@
+"""Query: read-only SQL on the profile, as a table and a chart, with examples.
+
+The statement that ran is in the address.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, State, dcc, html
+
+from profiler import Report, records, schema
+from profiler import query as queries
+from viewer.figures import answers, units
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "query"
+SECONDS = 10
+MOST_ROWS = 2000
+ANSWER_BYTES = 1 << 20
+_MOST_CHARACTERS = 4000  # of a statement: it has to fit into an address
+_EXACT = 1 << 53  # whole numbers that a browser takes as they are
+
+EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("Stages: what a micro-batch costs", "SELECT stage, cycles, ipu FROM stage_cycles"),
+    (
+        "Operators by ATen",
+        "SELECT aten, sum(cycles) AS cycles, count(*) AS operators\n"
+        "FROM op_cycles GROUP BY aten ORDER BY cycles DESC LIMIT 30",
+    ),
+    (
+        "The most expensive operators",
+        "SELECT name, cycles, direction, block FROM op_cycles LIMIT 30",
+    ),
+    (
+        "Program steps by type",
+        "SELECT type, sum(cycles) AS cycles, count(*) AS steps\n"
+        "FROM program_steps GROUP BY type ORDER BY cycles DESC",
+    ),
+    (
+        "Tensors that travel most between IPUs",
+        "SELECT name, sum(bytes) AS bytes, count(*) AS moves\n"
+        "FROM moved_tensors WHERE source >= 0 AND target >= 0\n"
+        "GROUP BY name ORDER BY bytes DESC LIMIT 30",
+    ),
+    (
+        "The largest variables",
+        "SELECT name, bytes, role, category, ipu FROM variables ORDER BY bytes DESC LIMIT 30",
+    ),
+    ("Memory left on the fullest tile", "SELECT ipu, free_bytes, fullest_tile FROM tile_headroom"),
+    (
+        "When stage 0 works on which micro-batch",
+        'SELECT start, micro_batch, direction, "end" - start AS cycles\n'
+        "FROM stage_micro_batches WHERE run = 0 AND iteration = 0 AND stage = 0 ORDER BY start",
+    ),
+)
+
+
+def layout(view: View) -> Any:
+    """The page; a statement in its address is asked at once."""
+    asked = view.params.get("sql", "")[:_MOST_CHARACTERS] or EXAMPLES[0][1]
+    return [
+        common.controls(
+            view,
+            common.control(
+                "example",
+                dcc.Dropdown(
+                    id="query-example",
+                    options=[
+                        {"value": str(at), "label": title} for at, (title, _) in enumerate(EXAMPLES)
+                    ],
+                    placeholder="choose one",
+                    searchable=False,
+                    className="widest",
+                ),
+            ),
+            common.hidden(view, "sql", asked),
+        ),
+        common.card(
+            "SQL",
+            html.Label("One SELECT", htmlFor="query-text", className="label"),
+            dcc.Textarea(
+                id="query-text",
+                value=asked,
+                maxLength=_MOST_CHARACTERS,
+                spellCheck=False,
+                className="code",
+            ),
+            html.Div(
+                [
+                    html.Button(
+                        "Run", id="query-run", className="strong", title="Ctrl+Enter", n_clicks=0
+                    ),
+                    html.Details([html.Summary("Tables and views"), _known()]),
+                ],
+                className="under beside",
+            ),
+            note=f"Only reading; at most {MOST_ROWS:,} rows and {SECONDS} seconds.",
+        ),
+        common.card("Rows", common.filled("query-rows")),
+        common.figure_card(
+            "Chart",
+            "query-chart",
+            controls=[
+                common.switch(view, "form", "as", [(one, one) for one in answers.FORMS], "bars"),
+                _column(view, "x", "along"),
+                _column(view, "y", "how much"),
+            ],
+        ),
+    ]
+
+
+def _column(view: View, name: str, label: str) -> Any:
+    """A choice whose options come with the answer."""
+    value = view.params.get(name)
+    options = [{"value": value, "label": value}] if value else []
+    return common.control(
+        label,
+        dcc.Dropdown(
+            id=common.param_id(view.page, name), options=options, value=value, clearable=False
+        ),
+    )
+
+
+def _known() -> Any:
+    """What can be asked: every table and view with its columns."""
+    tables = [
+        (record.table, ", ".join(column.name for column in schema.columns(record)))
+        for record in records.TABLES
+    ]
+    views = [(view.name, view.columns) for view in schema.VIEWS]
+    return common.facts(sorted([*tables, *views]))
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+    app.clientside_callback(
+        "function(clicks, text) {"
+        " return clicks && text ? text : window.dash_clientside.no_update; }",
+        Output(common.param_id(NAME, "sql"), "value"),
+        Input("query-run", "n_clicks"),
+        State("query-text", "value"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output("query-text", "value"),
+        Output(common.param_id(NAME, "sql"), "value", allow_duplicate=True),
+        Input("query-example", "value"),
+        prevent_initial_call=True,
+    )
+    def example(which: Any) -> Any:
+        _, sql = EXAMPLES[common.whole(which, 0, 0, len(EXAMPLES) - 1)]
+        return sql, sql
+
+    @app.callback(
+        Output("query-rows", "children"),
+        Output(common.param_id(NAME, "x"), "options"),
+        Output(common.param_id(NAME, "x"), "value"),
+        Output(common.param_id(NAME, "y"), "options"),
+        Output(common.param_id(NAME, "y"), "value"),
+        *common.param_input(NAME, "profile", "sql"),
+        State(common.param_id(NAME, "x"), "value"),
+        State(common.param_id(NAME, "y"), "value"),
+        common.theme_state(),
+    )
+    def rows(profile: Any, sql: Any, x: Any, y: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        try:
+            answer = answer_of(profiles, report, sql)
+        except queries.QueryError as error:
+            return common.message(f"No answer: {error}.", "error"), [], None, [], None
+        frame = answer.frame()
+        x, y = columns_to_draw(frame, x, y)
+        names = [{"value": name, "label": name} for name in frame.columns]
+        numbers = [one for one in names if answers.numeric(frame[one["value"]])]
+        return _table(answer, common.theme_of(where)), names, x, numbers, y
+
+    @app.callback(
+        Output("query-chart", "figure"),
+        *common.param_input(NAME, "profile", "sql", "x", "y", "form"),
+        common.theme_state(),
+    )
+    def chart(profile: Any, sql: Any, x: Any, y: Any, form: Any, where: Any) -> Any:
+        theme = common.theme_of(where)
+        report = profiles.get(common.whole(profile, 0))
+        try:
+            frame = answer_of(profiles, report, sql).frame()
+        except queries.QueryError:
+            return common.nothing(theme, "There are no rows.")
+        return drawn(frame, x, y, form, theme)
+
+
+def answer_of(profiles: Profiles, report: Report, sql: Any) -> queries.Answer:
+    """The answer to a statement, kept for table and chart. QueryError where there is none."""
+    words = str(sql or "").strip()
+    if len(words) > _MOST_CHARACTERS:
+        raise queries.QueryError(f"a statement may have {_MOST_CHARACTERS:,} characters")
+    return profiles.made(
+        report,
+        ("query", words),
+        lambda: queries.select(report, words, SECONDS, MOST_ROWS, ANSWER_BYTES),
+    )
+
+
+def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, str | None]:
+    """The columns of a chart: those asked for where they are, else the first that it can have."""
+    names = [str(name) for name in frame.columns]
+    numbers = [name for name in names if answers.numeric(frame[name])]
+    along = str(x) if x in names else names[0] if names else None
+    others = [name for name in numbers if name != along] or numbers
+    return along, str(y) if y in numbers else others[0] if others else None
+
+
+def drawn(frame: pd.DataFrame, x: Any, y: Any, form: Any, theme: Any) -> go.Figure:
+    """The chart, or why there is none."""
+    along, much = columns_to_draw(frame, x, y)
+    if not len(frame) or along is None or much is None:
+        return common.nothing(theme, "No column has numbers." if len(frame) else "No rows.")
+    return answers.chart(
+        frame, along, much, form if form in answers.FORMS else answers.FORMS[0], theme
+    )
+
+
+def _table(answer: queries.Answer, theme: Any) -> Any:
+    """The rows to sort and filter; columns go by their place, as a name may be anything."""
+    frame = answer.frame()
+    columns = []
+    for at, name in enumerate(frame.columns):
+        numbers = answers.numeric(frame[name])
+        whole = numbers and all(value is None or value == int(value) for value in frame[name])
+        form = "" if not numbers else ",.0f" if whole else ",.6g"
+        columns.append(Column(f"c{at}", str(name), form, width=150 if numbers else 0))
+    shown = frame.set_axis([column.name for column in columns], axis=1).map(_cell)
+    count = units.count(len(frame), "row")
+    more = f"the first {count}; there are more" if answer.cut else count
+    return [
+        html.P(more, className="note", role="status"),
+        common.table("query-table", shown, columns, theme, height=400),
+    ]
+
+
+def _cell(value: object) -> object:
+    """A value as a browser takes it: beyond what it counts exactly, as text."""
+    return str(value) if isinstance(value, int) and abs(value) > _EXACT else value
+
+
+PAGE = Page("/query", "Query", layout, register, "Read-only SQL on the profile")

@@ -1,0 +1,349 @@
+"""What Pipeline, Execution trace and Liveness share: a window of time, marks, a selection, lanes.
+
+All of it is in the address, in cycles from the beginning of what is shown, so that it holds from
+page to page. assets/timeline.js writes it: wheel and keys move the window, M marks, a drag with
+Shift selects, a click asks for what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dash import Input, State, html
+
+from profiler import Report
+from profiler.analysis.counters import OfSteps, of_steps
+from viewer.figures import pipeline as pipeline_figures
+from viewer.figures import trace as trace_figures
+from viewer.figures.counters import Track, tracks
+from viewer.figures.marks import MOST_MARKS, Selection
+from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes
+from viewer.figures.trace import Trace
+from viewer.figures.units import Clock
+from viewer.pages import common, waits
+from viewer.pages.common import View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_PINS = 16
+LANES = ("lanes", "opened", "pins")
+
+
+# -- controls ---
+
+
+def hidden(view: View) -> list[Any]:
+    """The state that no control shows."""
+    return [common.hidden(view, name) for name in ("from", "to", "marks", "select", "at", "opened")]
+
+
+def lane_controls(view: View) -> list[Any]:
+    """Whether like lanes are folded, and which IPUs have a lane of their own at the top."""
+    count = view.report.target.num_ipus
+    if count < 2:
+        return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
+    options = (("folded", "folded"), ("all", "each"))
+    return [
+        common.switch(view, "lanes", "like lanes", options, fold_default(view.report)),
+        common.several(
+            view, "pins", "pinned", [(str(ipu), f"IPU {ipu}") for ipu in range(count)], "no IPU"
+        ),
+    ]
+
+
+def fold_default(report: Report) -> str:
+    """Whether like lanes are folded where nobody said: where there are many."""
+    return "folded" if report.target.num_ipus > FEW else "all"
+
+
+def inputs(page: str, *names: str) -> list[Input]:
+    """The window, the marks and the selection, after other parameters of the page."""
+    return common.param_input(page, *names, "from", "to", "marks", "select")
+
+
+def states(page: str, *names: str) -> list[State]:
+    """As `inputs`, for a callback that something else sets off."""
+    return [State(one.component_id, "value") for one in inputs(page, *names)]
+
+
+def pixels(where: Any) -> int:
+    """Columns of the figures: as the browser said its window is wide."""
+    width = common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 0, 8000)
+    return max(300, width - MARGINS)
+
+
+def numbers(value: Any, most: int) -> list[int]:
+    """Whole numbers between commas, or of a list, each once; what is none is left out."""
+    parts = value if isinstance(value, list) else str(value or "").split(",")
+    found = (common.whole(part, -1) for part in parts[: 4 * most])
+    return list(dict.fromkeys(number for number in found if number >= 0))[:most]
+
+
+def marks_of(value: Any, end: int) -> list[int]:
+    """The marked times, in order: cycles within what is shown."""
+    return sorted(time for time in numbers(value, MOST_MARKS) if time <= end)
+
+
+def selection_of(value: Any, end: int) -> Selection | None:
+    """What is selected: ``low,high,first row,last row``, all rows without the last two."""
+    parts = [common.whole(part, -1) for part in str(value or "").split(",")[:4]]
+    if len(parts) < 2 or not 0 <= parts[0] < parts[1]:
+        return None
+    rows = (parts[2], parts[3]) if len(parts) == 4 and 0 <= parts[2] <= parts[3] else None
+    low, high = min(parts[0], end), min(parts[1], end)
+    return Selection(low, high, rows) if high > low else None
+
+
+def run_of(report: Report, run: Any) -> int:
+    """The run that a parameter says."""
+    return common.whole(run, 0, 0, max(0, len(report.runs) - 1))
+
+
+def iteration_of(report: Report, run: int, iteration: Any) -> int:
+    """The device iteration of it that a parameter says."""
+    return common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
+
+
+def in_time(low: Any, high: Any, end: int) -> list[Any]:
+    """What is said of a window that is not in what is shown."""
+    if not (str(low or "") and str(high or "")) or common.window(low, high, end) is not None:
+        return []
+    words = f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown."
+    return [common.message(words, "warning")]
+
+
+# -- lanes and rows ---
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """Which lanes there are: folded or not, which are opened, which IPUs are pinned."""
+
+    fold: bool = False
+    opened: tuple[int, ...] = ()
+    pinned: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, lanes: Any, opened: Any, pins: Any) -> Arrangement:
+        """As an address says."""
+        fold = lanes == "folded"
+        return cls(
+            fold,
+            tuple(numbers(opened, MOST_PINS)) if fold else (),
+            tuple(numbers(pins, MOST_PINS)),
+        )
+
+
+def lanes_of(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int,
+    arrangement: Arrangement = Arrangement(),
+) -> Lanes:
+    """A device iteration ready to be drawn, with its steps where there is room for them."""
+
+    def make() -> Lanes:
+        tasks = report.tasks(run, iteration=iteration)
+        cycles = report.pipeline_cycles(run, iteration)
+        how = (arrangement.fold, arrangement.opened, arrangement.pinned)
+        path = waits.chain(profiles, report, run, iteration)
+        lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, *how, path)
+        if len(lanes.shown) > FEW:
+            return lanes
+        steps = _steps(report, run, iteration, lanes.shown)
+        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, path)
+
+    return profiles.made(report, ("lanes", run, iteration, arrangement), make)
+
+
+def _steps(
+    report: Report, run: int, iteration: int | None, shown: Sequence[int] | np.ndarray
+) -> pd.DataFrame:
+    """The steps of the IPUs that are shown."""
+    import pandas as pd
+
+    if len(shown) == report.target.num_ipus:
+        return report.steps(run, iteration=iteration)
+    return pd.concat([report.steps(run, int(ipu), iteration) for ipu in shown])
+
+
+def rows_of(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int | None,
+    ipu: int | None,
+    form: str,
+    arrangement: Arrangement = Arrangement(),
+) -> Trace:
+    """The trace ready to be drawn, of one IPU or of all lanes, at the most `FEW` of them.
+
+    ``iteration`` None: the whole call. ``form``: "flat", or "flame" by module path.
+    """
+
+    def make() -> Trace:
+        lanes = (
+            [(ipu, f"IPU {ipu}")]
+            if ipu is not None
+            else _named(profiles, report, run, iteration or 0, arrangement)
+        )
+        if form == "flame":
+            names = report.ops["name"]
+            flames = [
+                (
+                    name if len(lanes) > 1 else "task",
+                    trace_figures.flame(
+                        report.steps(run, one, iteration), report.tasks(run, one, iteration), names
+                    ),
+                )
+                for one, name in lanes
+            ]
+            return trace_figures.stacked(flames)
+        steps = _steps(report, run, iteration, [one for one, _ in lanes])
+        return trace_figures.flat(steps, report.target.num_ipus, lanes)
+
+    return profiles.made(report, ("trace", run, iteration, ipu, form, arrangement), make)
+
+
+def _named(
+    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
+) -> list[tuple[int, str]]:
+    """The IPUs that have a row, with its name; of many, those longest on the critical path."""
+    lanes = lanes_of(profiles, report, run, iteration, arrangement)
+    length = lanes.path.end - lanes.path.start
+    weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
+    pinned = np.array([one.pinned for one in lanes.arranged])
+    best = np.lexsort((-weight, ~pinned))[:FEW]
+    chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
+    return [(one.shown, one.mark + name) for one, name in chosen]
+
+
+def path_on_rows(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int | None,
+    rows: Trace,
+    arrangement: Arrangement,
+) -> CriticalPath | None:
+    """The critical path by the rows that are shown; None over a whole call."""
+    if iteration is None:
+        return None
+    path = waits.chain(profiles, report, run, iteration)
+    row = _row_of_ipus(profiles, report, run, iteration, rows, arrangement)[path.ipu]
+    there = row >= 0
+    return CriticalPath(row[there], path.start[there], path.end[there])
+
+
+def _row_of_ipus(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int,
+    rows: Trace,
+    arrangement: Arrangement,
+) -> np.ndarray:
+    """The first row of each IPU, or of the one that is drawn for it; -1 where it has none."""
+    row = np.full(report.target.num_ipus, -1)
+    ipus, first = np.unique(rows.ipu, return_index=True)
+    row[ipus[ipus >= 0]] = first[ipus >= 0]
+    if len(ipus) > 1:
+        lanes = lanes_of(profiles, report, run, iteration, arrangement)
+        row = row[lanes.shown[lanes.lane]]
+    return row
+
+
+def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
+    """The counters of the rows, which ``key`` tells from others of the report."""
+    return profiles.made(
+        report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
+    )
+
+
+def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
+    """What the steps of the rows' IPUs hold, by IPU; replicas do as the first does."""
+    ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
+    in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
+    made = [
+        profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
+    ]
+    return dict(zip(ipus, made, strict=True))
+
+
+# -- figures ---
+
+
+def keep_zoom(
+    figure: Any,
+    page: str,
+    clock: Clock,
+    window: tuple[float, float] | None,
+    key: Any,
+    end: int,
+    lanes: Sequence[pipeline_figures.Lane] = (),
+    rows: int = 0,
+) -> None:
+    """Zoom comes from the address, legend switches stay as they are.
+
+    The browser is told how to ask for another part, how long the whole is (``end``, cycles), what a
+    click on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
+    """
+    common.zoomable(figure, page, clock.scale, end=end).update_layout(
+        uirevision="same",
+        xaxis={"uirevision": f"{window}{key}{clock.unit}"},
+        legend={"uirevision": "same"},
+    )
+    figure.layout.meta = {
+        **figure.layout.meta,
+        "timeline": True,
+        "lanes": [[one.shown, one.group] for one in lanes],
+        "rows": rows,
+    }
+
+
+def lanes_in(lanes: Lanes, rows: tuple[int, int] | None) -> list[int] | None:
+    """The IPUs that are drawn in a range of lanes; None for all."""
+    if rows is None:
+        return None
+    return lanes.shown[rows[0] : rows[1] + 1].tolist()
+
+
+def ipus_in(rows: Trace, selected: tuple[int, int] | None) -> list[int] | None:
+    """The IPUs of a range of a trace's rows; None for all."""
+    if selected is None:
+        return None
+    return np.unique(rows.ipu[selected[0] : selected[1] + 1]).tolist()
+
+
+def point_of(value: Any) -> tuple[float, float] | None:
+    """A click: the cycle, from the beginning of what is shown, and the row (with its fraction)."""
+    try:
+        cycle, row = (float(part) for part in str(value or "").split(","))
+    except ValueError:
+        return None
+    return (cycle, row) if abs(cycle) < 1 << 53 and abs(row) < 1 << 20 else None
+
+
+def measured(marks: Sequence[int], selection: Selection | None, clock: Clock) -> Any:
+    """What lies between marks, and how long the selection is."""
+    parts: list[Any] = []
+    if marks:
+        names = [chr(ord("A") + at) for at in range(len(marks))]
+        between = [
+            f"{one} → {other}: {clock.both(after - before)}"
+            for one, other, before, after in zip(names, names[1:], marks, marks[1:], strict=False)
+        ]
+        at = [f"{name} at {clock.both(mark)}" for name, mark in zip(names, marks, strict=True)]
+        parts += [html.Span(words) for words in (between or at)]
+        parts.append(html.Button("Clear marks", className="quiet", **{"data-clear": "marks"}))  # type: ignore[arg-type]
+    if selection is not None:
+        parts.append(html.B(f"Selected: {clock.both(selection.high - selection.low)}"))
+        parts.append(html.Button("Clear selection", className="quiet", **{"data-clear": "select"}))  # type: ignore[arg-type]
+    return html.Div(parts, className="measured", role="status") if parts else None
