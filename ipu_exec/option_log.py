@@ -88,13 +88,16 @@ _KINDS = {
     "set / vector": _LISTS,
     "map": _TABLES.split(),
 }
-_OWN = ("patterns", "patterns_level")  # set by `Options._Popart.setPatterns`
+_OWN = ("patterns", "patterns_level", "patternsLevel")  # set by `Options._Popart.setPatterns`
 _PHASED, _SHARDED, _PIPELINED = 2, 1, 0
 
 
 def log_options(options: Options) -> None:
     """Say every option in the debug log. Error for a setting that PopART does not have."""
     settings = check_popart(options._Popart.settings)
+    if options.use_model is not None:
+        state = "Enabled" if options.use_model else "Disabled"
+        logger.info("From the user configuration: Ipu model: %s", state)
     if not logger.isEnabledFor(logging.DEBUG):
         return
     for name, value in {**dict(_named(options)), **settings}.items():

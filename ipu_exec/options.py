@@ -491,7 +491,8 @@ class TensorLocationOptions(_Group):
             or num_tiles % 2
         ):
             raise UsageError(
-                f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}"
+                "TensorLocations.numIOTiles must be an even number between 32 and 192."
+                f" It is {num_tiles!r}"
             )
         return self._set(num_io_tiles=num_tiles)
 

@@ -26,7 +26,9 @@ def acquire(holder: object, ipu_id: int | None, ipus: int) -> None:
                 " this process. Call detachFromDevice() on that model first, or leave useIpuId out"
             )
         _HOLDERS[holder] = ipu_id
-    logger.debug("Acquired %d IPU(s): running on device Id %d.", ipus, ipu_id or 0)
+        logger.debug("Acquired IPU device with id %d, running on device.", ipu_id)
+    else:
+        logger.debug("Acquired %d IPU(s): running on device Id %d.", ipus, 0)
 
 
 def give_back(holder: object) -> None:

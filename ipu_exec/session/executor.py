@@ -214,7 +214,7 @@ class PoplarExecutor:
         """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
-                "Trying to load an engine on an offline device: these options compile but do not"
+                "Trying to run a model on an offline device: these options compile but do not"
                 " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
                 " connectionType(ConnectionType.Always)"
             )
@@ -527,9 +527,13 @@ class PoplarExecutor:
                 short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
                 for short, anchor in self._options.anchored_tensors.items()
             }
-        check_updatable(self._options.updatable_named_buffers, self._model)
-        if not self._attached and self._options.connection_type is not ConnectionType.Never:
-            self._attach(executable)
+        try:
+            check_updatable(self._options.updatable_named_buffers, self._model)
+            if not self._attached and self._options.connection_type is not ConnectionType.Never:
+                self._attach(executable)
+        except Error:
+            self._release()
+            raise
         self._executable = executable
         self._attach_optimiser()
 
@@ -963,10 +967,13 @@ class PoplarExecutor:
         trainer = self._trainer() if self._trainer is not None else None
         if trainer is not None:
             trainer.copyWeightsToHostIfNeeded()
+        self._send_weights()
+        self._attach_optimiser()
+
+    def _send_weights(self) -> None:
         self._buffers.forget()
         logger.debug("Writing weights from host to IPU memory")
         self._device.copy_to_device(tensors_of(self._model))
-        self._attach_optimiser()
 
     def detachFromDevice(self) -> None:
         """Give the device back; what was compiled stays. Error where it is not attached."""

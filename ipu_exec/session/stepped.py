@@ -80,6 +80,9 @@ class SteppedExecutor(PoplarExecutor):
         self.device_iterations = device_iterations
         self._options._freeze()
 
+    def _send_weights(self) -> None:
+        """Nothing: its trainer trains the module's own weights."""
+
     def _settled_modes(self) -> Modes:
         """None: its trainer runs the module itself, in the mode that it has at each step."""
         return ()
@@ -102,6 +105,7 @@ class SteppedExecutor(PoplarExecutor):
     def running(self) -> Iterator[list[bool | int | float]]:
         """Around a forward; gives what it reads off tensors, where the compiled program does."""
         self._attached = True
+        self._optimiser_went_on()
         if self._executable.contents:
             with on_ipu(), Reads() as reads:
                 yield reads.values

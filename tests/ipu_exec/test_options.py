@@ -76,7 +76,7 @@ def test_input_groups_share_their_input() -> None:
         (lambda o: o.setAvailableMemoryProportion({"0": 0.2}), "'0' is no IPU"),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 1.5}), "at most 1, not 1.5"),
         (lambda o: o.target("mk9"), "known: mk1, mk2, c600, bow"),
-        (lambda o: o.TensorLocations.numIOTiles(33), "even number from 32 to 192"),
+        (lambda o: o.TensorLocations.numIOTiles(33), "even number between 32 and 192"),
         (lambda o: o._Popart.setPatterns(["InPlace"]), "_Popart.setPatterns takes a dict"),
         (
             lambda o: o._Popart.set("defaultPrefetchBufferingDepth", 0),

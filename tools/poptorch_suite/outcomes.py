@@ -12,7 +12,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one test: "passed", "failed", "skipped", or "cut" where it ended with its process."""
+    """Of one test: "passed", "failed", "skipped", or "cut" where it ended with its process.
+
+    Of a file that imports what is not there: "not collected".
+    """
 
     test: str
     kind: str
@@ -38,7 +41,7 @@ def read(path: Path) -> dict[str, Outcome]:
         if row["when"] == "start":
             outcomes[test] = Outcome(test, "cut")
         elif row["when"] == "collect":
-            outcomes[test] = Outcome(test, "failed", row.get("text", ""))
+            outcomes[test] = Outcome(test, "not collected", row.get("text", ""))
         elif outcomes[test].kind in ("cut", "passed"):  # a failing teardown fails the test
             outcomes[test] = Outcome(test, row["outcome"], row.get("text", ""))
     return outcomes
