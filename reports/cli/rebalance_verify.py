@@ -176,7 +176,10 @@ def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(came, "compiling", count, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return came
+    return track(came, "compiling", count, console=console, transient=True)
 
 
 def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:
