@@ -65,7 +65,8 @@ class Carried:
         known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
         tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
         block = known["block"].to_numpy()
-        ahead, behind = np.zeros((2, len(tensors), blocks), dtype=bool)
+        ahead = np.zeros((len(tensors), blocks), dtype=bool)
+        behind = np.zeros_like(ahead)
         for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
             here = (known["direction"] == direction).to_numpy()
             uses[row[here], block[here]] = True
