@@ -70,8 +70,8 @@ class Carried:
         for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
             here = (known["direction"] == direction).to_numpy()
             uses[row[here], block[here]] = True
-        back = ~ahead.any(axis=1)
-        touched = np.where(back[:, None], behind, ahead)
+        back: np.ndarray = ~ahead.any(axis=1)
+        touched: np.ndarray = np.where(back[:, None], behind, ahead)
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]
         first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
