@@ -146,11 +146,6 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
-        "--lenient",
-        action="store_true",
-        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
-    )
-    parser.add_argument(
         "--with",
         dest="levers",
         metavar="LEVERS",
@@ -159,6 +154,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             " weight update), recompute=yes|no, outputs=all|final|loss,"
             " state=on-chip|off-chip|in-parts, with commas between"
         ),
+    )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
     )
     launching.add_arguments(parser)
     parser.add_argument(

@@ -44,7 +44,7 @@ class Answers:
     def get(self, name: str) -> bytes | None:
         """The answer to a request, if it is known. ProfileError where a file is gone."""
         with self._lock:
-            self._follow()
+            self.follow()
             if name in self._recent:
                 self._recent.move_to_end(name)
                 return self._recent[name]
@@ -56,7 +56,7 @@ class Answers:
     def put(self, name: str, answer: bytes) -> None:
         """Keep an answer. ProfileError where a file is gone."""
         with self._lock:
-            self._follow()
+            self.follow()
             self._remember(name, answer)
             if self._kept is not None:
                 self._kept.put(name, answer)
@@ -67,8 +67,8 @@ class Answers:
         while self._size > MOST_BYTES and self._recent:
             self._size -= len(self._recent.popitem(last=False)[1])
 
-    def _follow(self) -> None:
-        """A profile that was written anew has other answers."""
+    def follow(self) -> None:
+        """A profile that was written anew has other answers. ProfileError where it is gone."""
         reports = [self._profiles.get(at) for at in range(len(self._profiles))]
         stamps = self._profiles.stamps()
         if stamps == self._stamps:
@@ -86,6 +86,8 @@ class Answers:
 def keep(app: Dash, profiles: Profiles) -> Answers:
     """Let an app give answers that it gave before. Called after its guard, which comes first."""
     answers = Answers(profiles)
+    with suppress(ProfileError):
+        answers.follow()  # reads each file once: better now than with the first page
 
     @app.server.before_request
     def known() -> Response | None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.profile import reports
+
 PAGE = Path(__file__).parents[2] / "docs" / "profile-performance.md"
 TIMES = 5
 HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
@@ -241,20 +243,39 @@ def main() -> None:
     parser.add_argument(
         "--only", metavar="WORDS", help="only models with this in their name; writes no page"
     )
+    parser.add_argument(
+        "--reports",
+        nargs="+",
+        metavar="NAME=PROFILE",
+        help="write only what reports take, on profiles that are there",
+    )
     args = parser.parse_args()
+    if args.reports:
+        profiles = {
+            name: Path(path) for name, _, path in (word.partition("=") for word in args.reports)
+        }
+        found = reports.section(profiles)
+        print("\n".join(found))
+        before = PAGE.read_text().split(reports.TITLE)[0].rstrip()
+        PAGE.write_text("\n".join([before, "", *found]))
+        return
     lines = ["# How fast profiles are written and read", ""]
     lines += [
         "Made by `python -m benchmarks.profile`. "
         + str(__doc__).split("\n\n")[1].split(". ", 1)[1],
         "",
     ]
-    for case in CASES:
-        if args.only and args.only not in case.model:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        profiles = {}
+        for case in CASES:
+            if args.only and args.only not in case.model:
+                continue
             found = measure(case, Path(folder))
-        print("\n".join(found), flush=True)
-        lines += found
+            print("\n".join(found), flush=True)
+            lines += found
+            profiles[case.model] = Path(folder) / f"{case.model}-{case.ipus}.pop"
+        if not args.only:
+            lines += reports.section(profiles)
     if not args.only:
         PAGE.write_text("\n".join(lines))
 

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.viewer import pages
 from profiler import open_report
+from profiler.reader import find_profile
 from tests.synthetic import synthetic_profile
 from viewer.screenshots import FLAGS, SIZE, find_browser, settled
 
@@ -234,7 +236,20 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=[*SIZES, "heat"], help="one profile; the page is not written then"
     )
+    parser.add_argument(
+        "--pages",
+        nargs="+",
+        metavar="NAME=PROFILE",
+        help="write only what the server takes for each page, on profiles that are there",
+    )
     args = parser.parse_args()
+    if args.pages:
+        words = (word.partition("=") for word in args.pages)
+        found = pages.section({name: find_profile(path) for name, _, path in words})
+        print("\n".join(found))
+        before = PAGE.read_text().split(pages.TITLE)[0].rstrip()
+        PAGE.write_text("\n".join([before, "", *found]))
+        return
     results = []
     with tempfile.TemporaryDirectory() as folder:
         for name, micro_batches in SIZES.items():
@@ -257,7 +272,8 @@ def main() -> None:
             results.append(measure("heat map", path, "/liveness", "liveness-heat", args.zooms))
             print(table(results[-1:]).splitlines()[-1], flush=True)
     if args.only is None:
-        PAGE.write_text(table(results))
+        kept = PAGE.read_text().partition(pages.TITLE)  # of real models: --pages
+        PAGE.write_text(table(results) + "".join(("\n", *kept[1:]) if kept[1] else ()))
     print(table(results))
 
 

@@ -62,23 +62,23 @@ class Carried:
         of_tensor: dict[Any, int] = dict(
             zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
         )
-        makers, backs, touched, nbytes = [], [], [], []
-        known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
-        for tensor, uses in known.groupby("tensor"):
-            ahead = uses.loc[uses["direction"] == Direction.FORWARD, "block"]
-            behind = uses.loc[uses["direction"] == Direction.BACKWARD, "block"]
-            back = not len(ahead)
-            where = behind if back else ahead
-            if where.nunique() < 2:
-                continue
-            makers.append(int(where.max() if back else where.min()))
-            backs.append(back)
-            touched.append(np.isin(np.arange(blocks), where.to_numpy()))
-            nbytes.append(vectors[of_tensor[tensor]])
+        known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
+        tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
+        block = known["block"].to_numpy()
+        ahead, behind = np.zeros((2, len(tensors), blocks), dtype=bool)
+        for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
+            here = (known["direction"] == direction).to_numpy()
+            uses[row[here], block[here]] = True
+        back = ~ahead.any(axis=1)
+        touched = np.where(back[:, None], behind, ahead)
+        handed_on = touched.sum(axis=1) > 1
+        touched, back = touched[handed_on], back[handed_on]
+        first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
+        nbytes = [vectors[of_tensor[tensor]] for tensor in tensors[handed_on].tolist()]
         return cls(
-            np.array(makers, dtype=np.int64),
-            np.array(backs, dtype=bool),
-            np.array(touched, dtype=bool).reshape(-1, blocks),
+            np.where(back, last, first),
+            back,
+            touched,
             np.array(nbytes, dtype=np.int64).reshape(-1, tiles),
         )
 

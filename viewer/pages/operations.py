@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "operations"
+MOST_ROWS = 1500  # half a megabyte
 _SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _COLUMNS = (
     Column("name", "operator"),
@@ -171,7 +172,15 @@ def register(app: Dash, profiles: Profiles) -> None:
             )
         if group in dict(_GROUPS[1:]):
             frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
-        return common.table("operations-grid", frame, columns, common.theme_of(where), height=460)
+        rows, theme = frame.head(MOST_ROWS), common.theme_of(where)
+        grid = common.table("operations-grid", rows, columns, theme, height=460)
+        if len(rows) == len(frame):
+            return grid
+        words = (
+            f"The {len(rows):,} of most cycles, of {len(frame):,}: choose a stage, a group or a"
+            " name for others."
+        )
+        return [html.P(words, className="note"), grid]
 
     @app.callback(
         Output("operations-chosen", "children"),

@@ -1,0 +1,90 @@
+"""What the viewer's server takes for every page's layout and each callback that fills it.
+
+Without a browser (`viewer.first_answers`), in a process of its own for each opening: the first one
+works everything out, the second finds what was kept. CPU of the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TITLE = "## Real models: what the server takes for each page"
+Times = dict[str, tuple[float, int]]  # "page: callback" -> CPU seconds, bytes of the answer
+
+
+def opening(path: Path, cache: Path) -> Times:
+    """Of a viewer that is started now."""
+    command = [sys.executable, "-m", "benchmarks.viewer.pages", str(path)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "IPUSCOPE_CACHE": str(cache)},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return {name: (seconds, size) for name, seconds, size in json.loads(done.stdout)}
+
+
+def section(profiles: dict[str, Path]) -> list[str]:
+    """Lines of the page: a row a callback; the first profile is what the others are held against.
+
+    Callbacks that take less than a millisecond everywhere are left out.
+    """
+    found = {}
+    for name, path in profiles.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = opening(path, Path(folder)), opening(path, Path(folder))
+    base = next(iter(profiles))
+    heads = [f"{name}: first / kept | answer" for name in profiles]
+    lines = [
+        TITLE,
+        "",
+        "By `python -m benchmarks.viewer --pages NAME=PROFILE ...`: milliseconds of CPU that the"
+        " server takes, where nothing is kept of the profile and in a viewer that is started"
+        " after that, and the kilobytes of the answer.",
+        "",
+        f"| page: what | {' | '.join(heads)} |",
+        f"| --- |{' ---: | ---: |' * len(profiles)}",
+    ]
+    for what in found[base][0]:
+        cells = []
+        for first, kept in found.values():
+            cells.append(f"{first[what][0] * 1e3:.0f} / {kept[what][0] * 1e3:.0f}")
+            cells.append(f"{kept[what][1] / 1e3:.0f}")
+        if any(first[what][0] >= 1e-3 for first, _ in found.values()):
+            lines.append(f"| {what} | {' | '.join(cells)} |")
+    sums = []
+    for first, kept in found.values():
+        totals = [sum(seconds for seconds, _ in times.values()) for times in (first, kept)]
+        sums += [f"{totals[0] * 1e3:.0f} / {totals[1] * 1e3:.0f}", ""]
+    lines.append(f"| all of them | {' | '.join(sums)} |")
+    return [*lines, ""]
+
+
+def _measure(path: Path) -> list[tuple[str, float, int]]:
+    from profiler import open_report
+    from viewer.app import PAGES, create_app
+    from viewer.first_answers import FirstAnswers
+
+    first = FirstAnswers(create_app(open_report(path)), PAGES)
+    found = []
+    for page in PAGES:
+        asked = first.of_page(page, {"theme": "light", "width": 1148})
+        start = time.process_time()
+        for what, request in asked:
+            if what != "layout":
+                start = time.process_time()
+            answer = first.ask(request)
+            taken = time.process_time() - start
+            found.append((f"{page.name}: {what}", taken, len(answer)))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(Path(sys.argv[1]))))
