@@ -70,7 +70,7 @@ class Carried:
         for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
             here = (known["direction"] == direction).to_numpy()
             uses[row[here], block[here]] = True
-        back: np.ndarray = ~ahead.any(axis=1)
+        back: np.ndarray = np.array(~ahead.any(axis=1), dtype=bool)
         touched: np.ndarray = np.where(back[:, None], behind, ahead)
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]
