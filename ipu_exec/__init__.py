@@ -19,6 +19,8 @@ if _find_spec("torch") is None:
         name="torch",
     )
 
+import sys
+
 from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
@@ -88,10 +90,19 @@ from ipu_exec.ops import (
 )
 from ipu_exec.options import Options, TensorLocationSettings
 from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
-from ipu_exec.session.executor import PoplarExecutor, inferenceModel, load, trainingModel
+from ipu_exec.session.executable_file import importPoptorchMetadataFromFile
+from ipu_exec.session.executor import (
+    PoplarExecutor,
+    inferenceModel,
+    load,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name
+_poplar_executor = sys.modules[PoplarExecutor.__module__]
 _logging = logs  # and its own, which its tests reach for
 __version__ = "3.4.0+ipuscope"  # PopTorch's release whose names these are
 logs.from_environment()
@@ -149,6 +160,7 @@ __all__ = [
     "fps",
     "hasMLIRSupportOnPlatform",
     "identity_loss",
+    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
@@ -164,6 +176,8 @@ __all__ = [
     "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "register_custom_op",
     "removeBlocks",
     "serializedMatMul",

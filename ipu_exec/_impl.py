@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from ipu_exec.session.executor import PoplarExecutor
+from ipu_exec.session.wrapped_model import is_wrapped
 
 __all__ = [
     "PoplarExecutor",
     "isDispatchTracing",
+    "isWrapped",
     "rewrapModelIfNecessary",
     "unwrapIfWrapped",
     "unwrapModelIfNecessary",
@@ -25,6 +27,16 @@ def isDispatchTracing() -> bool:
 def unwrapIfWrapped(model: Any) -> Any:
     """The user's model: wrapping it leaves it as it is."""
     return model.model if isinstance(model, PoplarExecutor) else model
+
+
+def isWrapped(obj: Any) -> bool:
+    """Whether it is a module that a training model was made of."""
+    return is_wrapped(obj)
+
+
+def _restoreWrapperIfNecessary(obj: Any) -> Any:
+    """Its argument: copies and files have plain objects here, which nothing has to restore."""
+    return obj
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.errors import Error
+from ipu_exec.errors import Error, warn_once
 
 _depth = 0
 
@@ -35,6 +35,29 @@ class on_ipu:
 def isRunningOnIpu() -> bool:
     """True inside a model that `trainingModel` or `inferenceModel` compiles or runs, else False."""
     return _depth > 0
+
+
+_refusing = False
+
+
+@contextlib.contextmanager
+def refusing(what_only_an_ipu_forbids: bool) -> Iterator[None]:
+    """Inside, `refuse` raises, or warns only."""
+    global _refusing
+    before, _refusing = _refusing, what_only_an_ipu_forbids
+    try:
+        yield
+    finally:
+        _refusing = before
+
+
+def refuse(message: str, location: str = "") -> None:
+    """Error for what runs here and not on an IPU; a warning where that is to pass."""
+    if _refusing:
+        raise Error(
+            f"{message}. Options.lenient() and ipu-run --lenient let it pass", location=location
+        )
+    warn_once(f"{message}. PopTorch refuses it{f' [{location}]' if location else ''}")
 
 
 @contextlib.contextmanager

@@ -105,11 +105,19 @@ class OpNode:
 
 @dataclass(slots=True)
 class BlockInfo:
-    """A Block as the model opened it."""
+    """A Block as the model opened it.
+
+    ``user_id`` is what the model calls it, "" for ``name``. One that it begins on several IPUs is
+    a Block on each, and the names tell them apart: "0", "0@IPU2".
+    """
 
     id: int
     name: str
     ipu_id: int | None
+    user_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.user_id = self.user_id or self.name
 
 
 @dataclass(slots=True)

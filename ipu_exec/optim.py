@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -23,50 +24,33 @@ logger = logging.getLogger("ipu_exec")
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 
 
-# What may be declared constant or variable, and the value at which PopTorch takes it for constant
-# by itself.
-_ATTRIBUTES: dict[str, Any] = {
-    "lr": None,
-    "betas": None,
-    "alpha": None,
-    "eps": 1e-8,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "weight_decay": 0.0,
-    "loss_scaling": 1.0,
-    "velocity_scaling": 1.0,
-    "max_weight_norm": None,
-    "max_grad_norm": None,
-}
-_NEVER_CONSTANT = ("lr",)
-
-
 class VariableAttributes:
     """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
 
-    What nobody marked is constant where it has its default, but the learning rate is not. Only what
-    was marked as constant is held to that: the executor's ``setOptimizer`` refuses another value.
+    Those that its constructor was given; the others are constant. Only what was marked as constant
+    is held to that: the executor's ``setOptimizer`` refuses another value.
     """
 
     def __init__(
         self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]
     ) -> None:
-        self._allowed = tuple(allowed_attributes)
-        self._variable = {self._known(name) for name in variable_attributes}
+        self._variable_attributes = list(variable_attributes)
+        self._allowed_attributes = list(allowed_attributes)
         self._marked: set[str] = set()
 
     def isConstant(self, attr: str) -> bool:
         """Whether the attribute is constant."""
-        return self._known(attr) not in self._variable
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """Its value is compiled in."""
-        self._variable.discard(self._known(attr))
+        known = self._known(attr)
+        self._variable_attributes = [name for name in self._variable_attributes if name != known]
         self._marked.add(attr)
 
     def markAsVariable(self, attr: str) -> None:
         """It may change between calls."""
-        self._variable.add(self._known(attr))
+        self._variable_attributes.append(self._known(attr))
         self._marked.discard(attr)
 
     @property
@@ -75,10 +59,8 @@ class VariableAttributes:
         return tuple(sorted(self._marked))
 
     def _known(self, attr: str) -> str:
-        if attr not in self._allowed:
-            raise Error(
-                f"{attr!r} is not an attribute of this optimiser; it has {', '.join(self._allowed)}"
-            )
+        if attr not in self._allowed_attributes:
+            raise Error(f"Unknown attribute {attr}, allowed values: {self._allowed_attributes}")
         return attr
 
 
@@ -123,7 +105,6 @@ _OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
     """Error for what PopTorch has no update of, so that a script that runs here runs there."""
     for name, what in (
-        ("nesterov", "Nesterov momentum"),
         ("amsgrad", "amsgrad"),
         ("maximize", "maximize=True"),
     ):
@@ -132,6 +113,13 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
                 f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"
             )
     name = type(optimizer).__name__
+    if not {torch.optim.Optimizer, Optimizer, _OneByOne} & set(type(optimizer).__bases__):
+        logger.warning(
+            "Optimizer `%s` subclassed from classes in poptorch.optim or torch.optim are unlikely"
+            " to behave as intended. PopTorch does not run Python optimizer code: an IPU runs its"
+            " own of the class that was subclassed. Here the Python code is what runs",
+            name,
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Error(
             f"{name} evaluates the model as often as the data asks for, and a weight update on an"
@@ -179,49 +167,81 @@ class Optimizer:
     """What PopTorch's optimisers have in common: arguments of theirs that torch does not know.
 
     Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
-    ``isinstance`` of it.
+    ``isinstance`` of it. ``_own``: PopTorch's arguments, and what they are where none are given.
     """
 
-    loss_scaling: float | None
-    variable_attrs: VariableAttributes | None = None
+    _own: ClassVar[dict[str, Any]] = {}
+    loss_scaling: float
+    variable_attrs: VariableAttributes
     bias_correction = True
-    max_grad_norm: float | None = None
-    _ipu_names: optimiser_state.Names | None = None  # once a model was compiled with it
-    _ipu_loaded: Mapping[str, Any] | None = None  # what was loaded before
+    max_grad_norm: float = math.inf
+    ipu_state_is_dirty = False  # the device has not taken what was loaded
+    host_state_is_dirty = False  # the device has gone on since it was read
+    _ipu_names: optimiser_state.Names | None = None  # while a model trains with it
+    _ipu_scale: Callable[[], float] | None = None  # automatic loss scaling's
+    _state_dict: Mapping[str, Any] = MappingProxyType({"ipu_state": None, "ipu_param": None})
 
     def state_dict(self) -> dict[str, Any]:
         """PyTorch's, with ``ipu_state`` and ``ipu_param`` (`ipu_exec.numerics.optimiser_state`)."""
-        ipu: Mapping[str, Any] = self._ipu_loaded or {"ipu_state": None, "ipu_param": None}
-        if self._ipu_names is not None:
-            optimizer = cast(torch.optim.Optimizer, self)
-            ipu = {
-                "ipu_state": optimiser_state.states(optimizer, self._ipu_names),
-                "ipu_param": optimiser_state.values(optimizer, self._ipu_names),
-            }
-        return {**ipu, **super().state_dict()}  # type: ignore[misc]
+        self.read_ipu_state()
+        return self.get_state_dict()
+
+    def get_state_dict(self) -> dict[str, Any]:
+        """The same, as last read or loaded."""
+        return {**self._state_dict, **super().state_dict()}  # type: ignore[misc]
+
+    def read_ipu_state(self) -> None:
+        """Have the host's copy of the device's state, where a device has one."""
+        if self._ipu_names is None:
+            return
+        if not self.host_state_is_dirty:
+            logger.debug("Using cached optimiser state dict")
+            return
+        logger.info("Writing optimiser state tensors from IPU to host.")
+        optimizer = cast(torch.optim.Optimizer, self)
+        scale = self._ipu_scale() if self._ipu_scale is not None else None
+        self._state_dict = {
+            "ipu_state": optimiser_state.states(optimizer, self._ipu_names, scale),
+            "ipu_param": optimiser_state.values(optimizer, self._ipu_names),
+        }
+        self.host_state_is_dirty = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave.
+        """Take what `state_dict` gave, for the next call.
 
         Error for the state of an optimiser of PyTorch's, as in PopTorch.
         """
-        if not {"ipu_state", "ipu_param"} <= set(state_dict):
+        self.set_state_dict(state_dict)
+        super().load_state_dict(dict(state_dict))  # type: ignore[misc]
+
+    def set_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take ``ipu_state`` and ``ipu_param`` of a `state_dict`."""
+        if not state:
+            raise Error("Cannot load optimizer state dictionary because it is empty.")
+        if not {"ipu_state", "ipu_param"} <= set(state):
             raise Error(
                 "Only IPU optimizer states can be loaded onto the IPU. This one has no ipu_state"
                 " and ipu_param: it is of an optimiser of PyTorch's. To take its groups and states"
                 ' all the same, load {"ipu_state": None, "ipu_param": None, **state}'
             )
-        super().load_state_dict(dict(state_dict))  # type: ignore[misc]
-        if state_dict["ipu_state"] is not None:
-            self._ipu_loaded = {
-                name: dict(state_dict[name] or {}) for name in ("ipu_state", "ipu_param")
-            }
-        if self._ipu_names is not None:
-            attach(cast(torch.optim.Optimizer, self), self._ipu_names)
+        self._state_dict = {name: state[name] for name in ("ipu_state", "ipu_param")}
+        self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
 
     def has_state(self) -> bool:
-        """Whether there are IPU states: from a model compiled with this optimiser, or loaded."""
-        return self._ipu_names is not None or self._ipu_loaded is not None
+        """Whether there are IPU states: read from a device, or loaded."""
+        return all(self._state_dict[name] is not None for name in ("ipu_state", "ipu_param"))
+
+    def write_ipu_state(self) -> bool:
+        """Have the device take what was loaded; says whether there was something to take."""
+        if self._ipu_names is None or not self.ipu_state_is_dirty:
+            return False
+        self.ipu_state_is_dirty = False
+        if not self.has_state():
+            return False
+        logger.info("Writing optimiser state tensors from host to IPU memory.")
+        optimizer = cast(torch.optim.Optimizer, self)
+        optimiser_state.load(optimizer, self._ipu_names, self._state_dict["ipu_state"])
+        return True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One weight update.
@@ -229,7 +249,7 @@ class Optimizer:
         The gradients are scaled down first where their norm exceeds ``max_grad_norm``.
         """
         optimizer = cast(torch.optim.Optimizer, self)
-        if self.max_grad_norm is not None and math.isfinite(self.max_grad_norm):
+        if math.isfinite(self.max_grad_norm):
             every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(every, self.max_grad_norm)
         if self.bias_correction:
@@ -238,155 +258,168 @@ class Optimizer:
         _update_without_correction(optimizer, decoupled=isinstance(optimizer, torch.optim.AdamW))
         return loss
 
-    def _keep(self, **extras: Any) -> None:
-        for name, value in extras.items():
-            if name.endswith("accum_type") and value not in (torch.float32, torch.float16):
-                raise Error(
-                    f"{type(self).__name__}: {name} is torch.float32 or torch.float16, not"
-                    f" {value!r}"
-                )
-            least = (
-                0 if name == "max_weight_norm" else math.ulp(0.0)
-            )  # a bound of 0 is none: LAMB is Adam
-            if name in (
-                "loss_scaling",
-                "velocity_scaling",
-                "max_weight_norm",
-                "max_grad_norm",
-            ) and not (value is None or (isinstance(value, (int, float)) and value >= least)):
-                raise Error(f"{type(self).__name__}: {name} is a number above 0, not {value!r}")
-            setattr(self, name, value)
-        self._extra_names = (*extras, "variable_attrs")
-        defaults = cast(torch.optim.Optimizer, self).defaults
-        values = {
-            name: defaults[name] if name in defaults else getattr(self, name, None)
-            for name in _ATTRIBUTES
+    def _make(self, params: Params, arguments: Mapping[str, Any]) -> None:
+        """Make torch's optimiser of the ``arguments`` of a constructor, and keep PopTorch's.
+
+        An argument that is None was not given. Which were given is what may change later.
+        """
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None and name not in ("self", "params", "__class__")
         }
-        allowed = [name for name in _ATTRIBUTES if name in defaults or name in extras]
-        variable = [n for n in allowed if n in _NEVER_CONSTANT or values[n] != _ATTRIBUTES[n]]
-        self.variable_attrs = VariableAttributes(variable, allowed)
+        super().__init__(  # type: ignore[call-arg]
+            params, **{name: value for name, value in given.items() if name not in self._own}
+        )
+        self._keep(given)
+
+    def _keep(self, given: Mapping[str, Any]) -> None:
+        for name, default in self._own.items():
+            value = given.get(name, default)
+            _check_own(type(self).__name__, name, value)
+            setattr(self, name, value)
+        defaults = cast(torch.optim.Optimizer, self).defaults
+        allowed = [*defaults, *(name for name in _GLOBAL if name in self._own)]
+        self.variable_attrs = VariableAttributes(given, allowed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Torch's state and PopTorch's arguments.
 
         Torch drops attributes that it does not know from a copy.
         """
-        pickled = {
-            name: getattr(self, name)
-            for name in (*self._extra_names, "_extra_names", "_ipu_loaded")
-        }
+        if self._ipu_names is not None and self.host_state_is_dirty:
+            self.read_ipu_state()
+        kept = (*self._own, "variable_attrs")
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
-        return {**state, **pickled}
+        return {
+            **state,
+            **{name: getattr(self, name) for name in kept},
+            "_state_dict": dict(self._state_dict),
+            "ipu_state_is_dirty": self.has_state(),
+        }
+
+
+_GLOBAL = ("loss_scaling", "max_weight_norm")  # of PopTorch's, what may change between calls
+
+
+def _check_own(kind: str, name: str, value: Any) -> None:
+    if name.endswith("accum_type") and value not in (torch.float32, torch.float16):
+        raise Error(
+            f"{kind}: {name} is torch.float32 or torch.float16, not {value!r}. Accumulation types"
+            " must be either torch.float32 or torch.float16"
+        )
+    numbers = ("loss_scaling", "velocity_scaling", "max_weight_norm", "max_grad_norm")
+    least = 0 if name == "max_weight_norm" else math.ulp(0.0)  # a bound of 0 is none: LAMB is Adam
+    number = isinstance(value, (int, float)) and value >= least
+    if name in numbers and not number and value is not None:
+        raise Error(f"{kind}: {name} is a number above 0, not {value!r}")
+
+
+_ACCUMULATION: dict[str, Any] = {
+    "loss_scaling": 1.0,
+    "accum_type": torch.float32,
+    "first_order_momentum_accum_type": torch.float32,
+    "second_order_momentum_accum_type": torch.float32,
+}
 
 
 class SGD(Optimizer, torch.optim.SGD):
-    """`torch.optim.SGD`; ``loss_scaling`` multiplies the loss and divides the gradients."""
+    """`torch.optim.SGD`; ``loss_scaling`` multiplies the loss and divides the gradients.
+
+    With ``use_combined_accum`` a group may have a ``velocity_scaling``.
+    """
+
+    _own: ClassVar = {
+        "loss_scaling": 1.0,
+        "velocity_scaling": 1.0,
+        "use_combined_accum": False,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        "max_grad_norm": math.inf,
+    }
+    velocity_scaling: float
+    use_combined_accum: bool
 
     def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        maximize: bool = False,
+        lr: float | None = None,
+        momentum: float | None = None,
+        dampening: float | None = None,
+        weight_decay: float | None = None,
+        nesterov: bool | None = None,
+        maximize: bool | None = None,
         foreach: bool | None = None,
-        differentiable: bool = False,
-        loss_scaling: float | None = 1.0,
-        velocity_scaling: float = 1.0,
-        use_combined_accum: bool = False,
-        accum_type: torch.dtype = torch.float32,
-        velocity_accum_type: torch.dtype = torch.float32,
+        differentiable: bool | None = None,
+        loss_scaling: float | None = None,
+        velocity_scaling: float | None = None,
+        use_combined_accum: bool | None = None,
+        accum_type: torch.dtype | None = None,
+        velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum,
-            dampening,
-            weight_decay,
-            nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            differentiable=differentiable,
-        )
-        self._keep(
-            loss_scaling=loss_scaling,
-            velocity_scaling=velocity_scaling,
-            use_combined_accum=use_combined_accum,
-            accum_type=accum_type,
-            velocity_accum_type=velocity_accum_type,
-            max_grad_norm=max_grad_norm,
-        )
+        self._make(params, locals())
+        if self.use_combined_accum:
+            self.defaults["velocity_scaling"] = self.velocity_scaling
+            for group in self.param_groups:
+                group.setdefault("velocity_scaling", self.velocity_scaling)
+        elif velocity_scaling is not None:
+            logger.warning(
+                "velocity_scaling value ignored when using the separate variant"
+                " (use_combined_accum=False)"
+            )
 
 
 class Adam(Optimizer, torch.optim.Adam):
     """`torch.optim.Adam` with PopTorch's arguments."""
 
+    _own: ClassVar = {**_ACCUMULATION, "bias_correction": True, "max_grad_norm": math.inf}
+
     def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
         foreach: bool | None = None,
-        maximize: bool = False,
-        loss_scaling: float | None = 1.0,
-        accum_type: torch.dtype = torch.float32,
-        first_order_momentum_accum_type: torch.dtype = torch.float32,
-        second_order_momentum_accum_type: torch.dtype = torch.float32,
-        bias_correction: bool = True,
+        maximize: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        bias_correction: bool | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize
-        )
-        _check_without_correction(self, bias_correction)
-        self._keep(
-            loss_scaling=loss_scaling,
-            accum_type=accum_type,
-            first_order_momentum_accum_type=first_order_momentum_accum_type,
-            second_order_momentum_accum_type=second_order_momentum_accum_type,
-            bias_correction=bias_correction,
-            max_grad_norm=max_grad_norm,
-        )
+        self._make(params, locals())
+        _check_without_correction(self, self.bias_correction)
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` with PopTorch's arguments."""
 
+    _own: ClassVar = Adam._own
+
     def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
         foreach: bool | None = None,
-        maximize: bool = False,
-        loss_scaling: float | None = 1.0,
-        accum_type: torch.dtype = torch.float32,
-        first_order_momentum_accum_type: torch.dtype = torch.float32,
-        second_order_momentum_accum_type: torch.dtype = torch.float32,
-        bias_correction: bool = True,
+        maximize: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        bias_correction: bool | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize
-        )
-        _check_without_correction(self, bias_correction)
-        self._keep(
-            loss_scaling=loss_scaling,
-            accum_type=accum_type,
-            first_order_momentum_accum_type=first_order_momentum_accum_type,
-            second_order_momentum_accum_type=second_order_momentum_accum_type,
-            bias_correction=bias_correction,
-            max_grad_norm=max_grad_norm,
-        )
+        self._make(params, locals())
+        _check_without_correction(self, self.bias_correction)
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -397,41 +430,26 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     eps)``, ``w = w - m``.
     """
 
+    _own: ClassVar = {**_ACCUMULATION, "use_tf_variant": False}
+
     def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
+        lr: float | None = None,
+        alpha: float | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        centered: bool | None = None,
         foreach: bool | None = None,
-        maximize: bool = False,
-        loss_scaling: float | None = 1.0,
-        accum_type: torch.dtype = torch.float32,
-        first_order_momentum_accum_type: torch.dtype = torch.float32,
-        second_order_momentum_accum_type: torch.dtype = torch.float32,
-        use_tf_variant: bool = False,
+        maximize: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        use_tf_variant: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            alpha,
-            eps,
-            weight_decay,
-            momentum,
-            centered,
-            foreach=foreach,
-            maximize=maximize,
-        )
-        self._keep(
-            loss_scaling=loss_scaling,
-            accum_type=accum_type,
-            first_order_momentum_accum_type=first_order_momentum_accum_type,
-            second_order_momentum_accum_type=second_order_momentum_accum_type,
-            use_tf_variant=use_tf_variant,
-        )
+        self._make(params, locals())
 
     use_tf_variant: bool
 
@@ -473,36 +491,34 @@ class LAMB(_OneByOne):
     Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
+    _own: ClassVar = {**_ACCUMULATION, "bias_correction": True, "max_weight_norm": None}
+
     def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        bias_correction: bool = True,
-        loss_scaling: float | None = 1.0,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        bias_correction: bool | None = None,
+        loss_scaling: float | None = None,
         max_weight_norm: float | None = None,
-        accum_type: torch.dtype = torch.float32,
-        first_order_momentum_accum_type: torch.dtype = torch.float32,
-        second_order_momentum_accum_type: torch.dtype = torch.float32,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+        given = {name: value for name, value in locals().items() if value is not None}
+        groups: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+        groups["weight_decay"] = 1e-2
+        groups |= {name: given[name] for name in groups if name in given}
+        least = min(groups[name] for name in ("lr", "eps", "weight_decay"))
+        if least < 0 or not all(0 <= beta < 1 for beta in groups["betas"]):
             raise Error(
                 "LAMB: lr, eps and weight_decay are 0 or more and betas in 0 ... 1 (exclusive),"
-                f" not lr={lr}, eps={eps}, weight_decay={weight_decay}, betas={betas}"
+                f" not {groups}"
             )
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
-        self._keep(
-            loss_scaling=loss_scaling,
-            bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm,
-            accum_type=accum_type,
-            first_order_momentum_accum_type=first_order_momentum_accum_type,
-            second_order_momentum_accum_type=second_order_momentum_accum_type,
-        )
+        torch.optim.Optimizer.__init__(self, params, groups)
+        self._keep(given)
 
     max_weight_norm: float | None
 
@@ -598,16 +614,41 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
-    """Tell one of PopTorch's optimisers its parameters' names in the compiled model.
+def poptorchs(optimizer: Any) -> Optimizer | None:
+    """The optimiser where it is one of PopTorch's, and so has a state on the device."""
+    return optimizer if isinstance(optimizer, Optimizer) else None
 
-    The states that were loaded before go to them.
+
+def attach(
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[Any, tuple[str, int]],
+    scale: Callable[[], float] | None = None,
+) -> None:
+    """A device trains with one of PopTorch's optimisers.
+
+    ``names`` are those of its parameters in the model that was compiled with it, ``scale`` is what
+    automatic loss scaling multiplies the loss by.
+
+    The device takes the states that there are; else the host may read its.
     """
-    if isinstance(optimizer, Optimizer):
-        optimizer._ipu_names = names
-        if optimizer._ipu_loaded is not None:
-            optimiser_state.load(optimizer, names, optimizer._ipu_loaded["ipu_state"])
-            optimizer._ipu_loaded = None
+    ours = poptorchs(optimizer)
+    if ours is None:
+        return
+    trains = ours._ipu_names is not None
+    ours._ipu_names, ours._ipu_scale = names, scale
+    if not trains:
+        ours.ipu_state_is_dirty = ours.has_state()
+        ours.host_state_is_dirty = not ours.has_state()
+        ours.write_ipu_state()
+
+
+def detach(optimizer: torch.optim.Optimizer | None) -> None:
+    """The device is given back: the host keeps its states."""
+    ours = poptorchs(optimizer)
+    if ours is not None and ours._ipu_names is not None:
+        if ours.host_state_is_dirty:
+            ours.read_ipu_state()
+        ours._ipu_names = ours._ipu_scale = None
 
 
 class LARS(_OneByOne):
@@ -619,6 +660,8 @@ class LARS(_OneByOne):
     where an argument is out of range.
     """
 
+    _own: ClassVar = {"loss_scaling": 1.0, "accum_type": torch.float32}
+
     def __init__(
         self,
         params: Params,
@@ -627,7 +670,7 @@ class LARS(_OneByOne):
         weight_decay: float = 1e-4,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
-        loss_scaling: float | None = 1.0,
+        loss_scaling: float = 1.0,
         accum_type: torch.dtype = torch.float32,
     ) -> None:
         settings = {
@@ -641,8 +684,8 @@ class LARS(_OneByOne):
                 f"LARS: momentum is in 0 ... 1 (exclusive) and the rest 0 or more, not {momentum=},"
                 f" {settings}"
             )
-        super().__init__(params, {**settings, "momentum": momentum})
-        self._keep(loss_scaling=loss_scaling, accum_type=accum_type)
+        torch.optim.Optimizer.__init__(self, params, {**settings, "momentum": momentum})
+        self._keep({**settings, "loss_scaling": loss_scaling, "accum_type": accum_type})
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -7,6 +7,7 @@ Read off an optimiser's attributes, so that no pass needs the classes of `ipu_ex
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -51,3 +52,9 @@ def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
     """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
     given = getattr(optimizer, "loss_scaling", None)
     return 1.0 if given is None else float(given)
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """One weight update, also where a script keeps something of its own under the name ``step``."""
+    step = optimizer.step if callable(optimizer.step) else partial(type(optimizer).step, optimizer)
+    step()

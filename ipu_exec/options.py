@@ -23,7 +23,15 @@ from typing import Any, Self
 import torch
 
 from ipu_exec import enums, machine
-from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
+from ipu_exec.annotations import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
 from ipu_exec.checks import check_proportion
 from ipu_exec.enums import (
     CommGroupType,
@@ -44,6 +52,8 @@ PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
+LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
+DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 BUFFERING_DEPTHS = (
     "defaultBufferingDepth",
@@ -72,6 +82,10 @@ class Profiling:
     execution: bool  # runs too, not only what was compiled
     run_count: int
     debug_info: bool = False  # debug.cbor beside it
+
+
+class ConfigFileError(UsageError):
+    """A line of a file of options cannot be set."""
 
 
 class _Group:
@@ -150,6 +164,15 @@ class _Group:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
         return f"{type(self).__name__.strip('_')}({values})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy can be changed, also of options that are in use."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in vars(self).items():
+            copied.__dict__[name] = copy.deepcopy(value, memo)
+        copied._frozen = False
+        return copied
 
 
 def _camel(name: str) -> str:
@@ -384,10 +407,32 @@ class TensorLocationSettings(_Group):
         """Store through I/O tiles."""
         return self._flag("useIOTilesToStore", io_tiles_to_store=use)
 
+    def named(self) -> dict[str, int]:
+        """What is set, by PopTorch's names of it."""
+        return {
+            theirs: int(self._values[own])
+            for theirs, own in _LOCATION_NAMES.items()
+            if self._values[own] is not None
+        }
+
+    def __getitem__(self, name: str) -> int:
+        """By PopTorch's name, such as "onChip". KeyError where it is not set."""
+        return self.named()[name]
+
     @property
     def off_chip(self) -> bool:
         """True where ``useOnChipStorage(False)`` was said."""
         return self._values["on_chip_storage"] is False
+
+
+_LOCATION_NAMES = {
+    "minElementsForOffChip": "min_elements_for_off_chip",
+    "minElementsForReplicatedTensorSharding": "min_elements_for_replicated_tensor_sharding",
+    "onChip": "on_chip_storage",
+    "useReplicatedTensorSharding": "replicated_tensor_sharding",
+    "useIOTilesToLoad": "io_tiles_to_load",
+    "useIOTilesToStore": "io_tiles_to_store",
+}
 
 
 class TensorLocationOptions(_Group):
@@ -446,7 +491,8 @@ class TensorLocationOptions(_Group):
             or num_tiles % 2
         ):
             raise UsageError(
-                f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}"
+                "TensorLocations.numIOTiles must be an even number between 32 and 192."
+                f" It is {num_tiles!r}"
             )
         return self._set(num_io_tiles=num_tiles)
 
@@ -492,6 +538,12 @@ class DistributedOptions(_Group):
         """How many processes run the model."""
         return int(self._values["num_processes"])
 
+    distributed_process_id = processId
+    num_distributed_processes = numProcesses
+
+
+_DistributedOptions = DistributedOptions  # PopTorch's name
+
 
 class JitOptions(_Group):
     """``opts.Jit``: kept for PopTorch's scripts; models are captured by running them."""
@@ -527,6 +579,8 @@ class PopartOptions(_Group):
     def settings(self) -> Mapping[str, Any]:
         """Everything that was set, by PopART's names."""
         return self._values
+
+    options = settings  # PopTorch's name
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
         """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
@@ -576,6 +630,7 @@ class Options(_Group):
             placement_accumulation=None,
             placement_promise={},
             estimate_unknown_operators=False,
+            lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
             tensor_sharding=TensorSharding(),
             available_memory_proportion={},
@@ -589,7 +644,7 @@ class Options(_Group):
             connection_type=ConnectionType.Always,
             sync_pattern=SyncPattern.Full,
             ipu_id=None,
-            use_model=False,
+            use_model=None,
             executable_cache="",
             synthetic_data=False,
             stable_norm=False,
@@ -619,6 +674,8 @@ class Options(_Group):
             self.autoreport_dir = autoreport_dir
         if profile_dir is not None:
             self.profile_dir = profile_dir
+        if os.environ.get(DEFAULTS_VARIABLE):
+            self.from_json(os.environ[DEFAULTS_VARIABLE])
 
     # -- batches ---
 
@@ -726,6 +783,14 @@ class Options(_Group):
             execution_strategy=type(self.execution_strategy)(*file.stages),
             auto_round_num_ipus=True,
         )
+
+    def lenient(self, enabled: bool = True) -> Self:
+        """Let pass, with a warning, what PopTorch refuses and runs here all the same.
+
+        Losses made of several, ``one_hot`` without a number of classes, upsampling between pixels.
+        ``ipu-run --lenient`` does so for all options.
+        """
+        return self._flag("lenient", lenient=enabled)
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
         """Guess what an operator costs that nobody lowered, rather than stop.
@@ -1002,14 +1067,36 @@ class Options(_Group):
         """
         for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
             if line.split("#")[0].strip():
-                _call(self, line.split("#")[0].strip(), f"{filepath}:{number}")
+                place = f"line {number} of {Path(filepath).name}"
+                _call(self, line.split("#")[0].strip(), place)
+        return self
+
+    def from_json(self, string: str) -> Self:
+        """Set options from a JSON object of methods and their arguments.
+
+        For example ``{"Precision.enableFloatingPointExceptions": true, "_Popart.set": ["a", 1]}``:
+        a list has several arguments, and a member of an enumeration is named as in a script
+        ("ConnectionType.Never"). Error where there is no such method.
+        """
+        try:
+            calls = json.loads(string)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"options are no JSON ({error}): {string!r}") from None
+        for name, given in calls.items():
+            method: Any = self
+            for part in name.split("."):
+                method = getattr(method, part)
+            arguments = given if isinstance(given, list) else [given]
+            method(*(_member(argument) for argument in arguments))
         return self
 
     def clone(self) -> Self:
         """A copy that can be changed."""
-        copied = copy.deepcopy(self)
-        copied._freeze(False)
-        return copied
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{name}={getattr(self, name)!r}" for name in _GROUPS)
+        return f"{super().__repr__()[:-1]}, {groups})"
 
     def flat(self) -> dict[str, Any]:
         """Every option by dotted name ("Training.gradientAccumulation").
@@ -1031,7 +1118,8 @@ class Options(_Group):
             name: value.value if isinstance(value, Enum) else _json(value)
             for name, value in named.items()
         }
-        return {**self.flat(), **numbers}
+        popart = {f"_Popart.{name}": value for name, value in self._Popart.settings.items()}
+        return {**self.flat(), **popart, **numbers}
 
     def _freeze(self, frozen: bool = True) -> None:
         for group in (self, *(getattr(self, name) for name in _GROUPS)):
@@ -1078,13 +1166,46 @@ def _call(options: Options, line: str, place: str) -> None:
         named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
         method(*arguments, **named)
     except (SyntaxError, ValueError, AttributeError, TypeError, Error) as error:
-        raise UsageError(f"cannot set an option from {line!r}: {error}", location=place) from None
+        raise ConfigFileError(f"{type(error).__name__} at {place}: {error}\n> {line}") from None
 
 
 def _argument(node: ast.expr) -> Any:
+    """A literal, a member of an enumeration, or what a constructor of PopTorch's makes."""
     if isinstance(node, ast.Attribute):
         kind, member = ast.unparse(node).removeprefix("poptorch.").split(".")
         if kind == "torch":
             return getattr(torch, member)
         return getattr(enums, kind)[member]
+    if isinstance(node, ast.Call):
+        return _made(node)
     return ast.literal_eval(node)
+
+
+def _made(call: ast.Call) -> Any:
+    *before, name = ast.unparse(call.func).removeprefix("poptorch.").split(".", 1)
+    arguments = [_argument(node) for node in call.args]
+    named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
+        return getattr(_made(call.func.value), call.func.attr)(*arguments, **named)
+    known = {kind.__name__: kind for kind in _CONSTRUCTORS}
+    if before or name not in known:
+        raise ValueError(f"{ast.unparse(call.func)} is none of {', '.join(known)}")
+    return known[name](*arguments, **named)
+
+
+_CONSTRUCTORS = (
+    PipelinedExecution,
+    ShardedExecution,
+    SerialPhasedExecution,
+    ParallelPhasedExecution,
+    Phase,
+    Stage,
+    TensorLocationSettings,
+)
+
+
+def _member(value: Any) -> Any:
+    """The member of an enumeration that a string names; other values as they are."""
+    kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
+    found = getattr(enums, kind, None) if member else None
+    return found[member] if isinstance(found, type) and issubclass(found, Enum) else value

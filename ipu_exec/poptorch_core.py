@@ -11,12 +11,14 @@ from typing import NoReturn
 from ipu_exec.context import isRunningOnIpu as isCompilingWithDispatcher
 from ipu_exec.errors import Error, RecoverableError, UnrecoverableError
 from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion
+from ipu_exec.option_log import validate as _validateOptions
 
 __all__ = [
     "Error",
     "RecoverableError",
     "TestErrorType",
     "UnrecoverableError",
+    "_validateOptions",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "isCompilingWithDispatcher",

@@ -8,6 +8,7 @@ added up within a group only; Mean divides them by all replicas, as PopART's los
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +102,8 @@ def resolve(
 
 def check_optimiser(optimizer: torch.optim.Optimizer, groupings: Groupings) -> None:
     """Error for an update that mixes values of different replicas, as a norm over them would."""
-    norms = (
-        type(optimizer).__name__ in ("LAMB", "LARS")
-        or getattr(optimizer, "max_grad_norm", None) is not None
+    norms = type(optimizer).__name__ in ("LAMB", "LARS") or math.isfinite(
+        getattr(optimizer, "max_grad_norm", None) or math.inf
     )
     if groupings and norms:
         raise UsageError(

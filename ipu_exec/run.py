@@ -27,6 +27,7 @@ from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
+    LENIENT_VARIABLE,
     LEVERS_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
@@ -154,6 +155,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             " state=on-chip|off-chip|in-parts, with commas between"
         ),
     )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
+    )
     launching.add_arguments(parser)
     parser.add_argument(
         "-m",
@@ -209,6 +215,8 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
         os.environ[LEVERS_VARIABLE] = args.levers
     if args.compile_only or args.levers is not None:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
+    if args.lenient:
+        os.environ[LENIENT_VARIABLE] = "1"
     if args.profile_dir is not None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 

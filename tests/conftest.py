@@ -33,7 +33,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     count = sum(NO_BROWSER in str(report.longrepr) for report in skipped)
     if count:
         terminalreporter.write_line(
-            f"{count} tests of the viewer were skipped: there is no chromium."
+            f"{count} test{'s' * (count > 1)} of the viewer skipped: there is no chromium."
             " Install one: make browser",
             yellow=True,
         )

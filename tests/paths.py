@@ -6,3 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
+
+# pages that tools/site_pages.py makes while the site is built
+MADE = {ROOT / "docs" / "reference" / name for name in ("commands.md", "python.md")}

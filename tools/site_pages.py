@@ -24,6 +24,7 @@ REFERENCE = {
     ),
     "profiler.analysis": "What a profile comes to.",
     "profiler.insights": "What limits a run, and what to change.",
+    "profiler.advise": "What to change, all levers together; what frees memory.",
     "profiler.rebalance": "Costs of Blocks, what another split would give, the best split.",
     "viewer": "The viewer as a Dash app.",
     "ipu_exec": "PopTorch's names: [each, and what becomes of it](../compatibility.md).",

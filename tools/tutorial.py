@@ -65,7 +65,7 @@ def run(line: str, folder: Path, tiny: bool) -> str:
     """What a command of the page prints; CalledProcessError where it fails."""
     for whole, part in TINY.items() if tiny else ():
         line = line.replace(whole, part)
-    words = [word for word in shlex.split(line) if word != "PYTHONPATH=."]
+    words = shlex.split(line)
     command = [sys.executable, "-W", "ignore", "-m", PROGRAMS[words[0]], *words[1:]]
     paths = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}

@@ -1,1 +1,1 @@
-"""How much of what the levers gain `ipu-report advise` finds: docs/advice.md."""
+"""Scripts that `ipu-report advise` is tried on: docs/advice.md."""

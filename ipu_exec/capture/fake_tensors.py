@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from ipu_exec.capture.torch_versions import fake_copy
+from ipu_exec.optimiser_attributes import take_step
 
 
 class FakeTensors:
@@ -78,7 +79,7 @@ def make_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor
     for parameter in trained.values():
         parameter.grad = torch.zeros_like(parameter)
     with _ScalarsAsTwo():
-        optimizer.step()
+        take_step(optimizer)
     for name, parameter in trained.items():
         parameter.grad = gradients[name]
 

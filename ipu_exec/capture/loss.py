@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.context import refuse
 from ipu_exec.errors import Error
 from ipu_exec.structures import learn
 
-logger = logging.getLogger("ipu_exec")
 _LOSS_MARK = "_ipu_exec_loss"
 
 
@@ -66,10 +65,9 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, with a warning where an unmarked loss combines several losses.
+    """`find_loss`; refused where an unmarked loss combines several losses.
 
-    PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to
-    be marked.
+    Each of torch's losses is one to PopTorch, and what is made of several has to be marked.
     """
     loss = find_loss(returned, frozen)
     if is_marked_loss(loss):
@@ -87,9 +85,9 @@ def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
         else:
             to_see += [before for before, _ in node.next_functions]
     if len(losses) > 1:
-        logger.warning(
-            "Multiple independent losses found in graph: the loss is made of %d, and PopTorch"
-            " refuses it. Return poptorch.identity_loss(loss, 'none') of it",
-            len(losses),
+        refuse(
+            "Multiple independent losses found in graph. Graph must have one final loss. Wrap final"
+            f" graph loss in poptorch.identity_loss. It is made of {len(losses)}: return"
+            " poptorch.identity_loss(loss, 'none') of it"
         )
     return loss

@@ -37,6 +37,7 @@ from ipu_exec.capture.replacements import (
     zero_outside_mask,
 )
 from ipu_exec.capture.sharding import is_distributed, own_share
+from ipu_exec.context import refuse
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import (
     BlockInfo,
@@ -101,7 +102,7 @@ class Recorder(TorchDispatchMode):
         self._writers: dict[int, int] = {}  # storage -> last op that wrote it
         self._first_uses: dict[int, int] = {}  # storage -> first op that used it
         self._nodes = AutogradNodes()
-        self._blocks: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int | None], int] = {}  # (user_id, ipu_id) -> index
         self._name_counts: dict[str, int] = {}
         self._scopes = name_scopes()
         self._paused = False
@@ -342,6 +343,12 @@ class Recorder(TorchDispatchMode):
         """An operator behind the last Block, and one inside a MultiConv."""
         if self.direction != Direction.FORWARD:
             return
+        if "upsample_" in op.aten and "nearest" not in op.aten:
+            refuse(
+                f"Unsupported upsample mode {op.aten}: currently only 'nearest' is supported by"
+                " PopTorch",
+                f"{op.file}:{op.line}" if op.file else "",
+            )
         if block_ended() and self.graph.outside < 0 and not is_view(op.aten):
             self.graph.outside = op.id
         group = multi_conv()
@@ -433,11 +440,19 @@ class Recorder(TorchDispatchMode):
         block = current_block()
         if block is None:
             return -1
-        name = str(block.user_id)
-        if name not in self._blocks:
-            self._blocks[name] = len(self.graph.blocks)
-            self.graph.blocks.append(BlockInfo(self._blocks[name], name, block.ipu_id))
-        return self._blocks[name]
+        use = (str(block.user_id), block.ipu_id)
+        if use not in self._blocks:
+            self._blocks[use] = self._begun_block(*use)
+        return self._blocks[use]
+
+    def _begun_block(self, user_id: str, ipu_id: int | None) -> int:
+        """The Block of a use that was not met yet: a name's uses on other IPUs are Blocks apart."""
+        known = next((block for block in self.graph.blocks if block.user_id == user_id), None)
+        if known is not None and ipu_id in (None, known.ipu_id):
+            return known.id
+        name = user_id if known is None else f"{user_id}@IPU{ipu_id}"
+        self.graph.blocks.append(BlockInfo(len(self.graph.blocks), name, ipu_id, user_id))
+        return self.graph.blocks[-1].id
 
 
 def _dtype(tensor: torch.Tensor) -> str:

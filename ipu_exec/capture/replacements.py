@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ipu_exec.capture.origins import source_line
 from ipu_exec.capture.recurrent import whole_layers
-from ipu_exec.context import replaced
+from ipu_exec.context import refuse, replaced
 
 
 @contextlib.contextmanager
@@ -25,9 +26,25 @@ def torch_as_on_ipu() -> Iterator[None]:
         _ctc_of_numbers(),
         _dense_embedding(),
         _copies_of_nothing(),
+        _counted_classes(),
         whole_layers(),
     ):
         yield
+
+
+def _counted_classes() -> contextlib.AbstractContextManager[None]:
+    one_hot = torch.nn.functional.one_hot
+
+    def counted(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if num_classes < 0:
+            refuse(
+                "OneHot num classes must be specified and must be constant. It is as many as the"
+                " largest value asks for here: say num_classes",
+                str(source_line()),
+            )
+        return one_hot(tensor, num_classes)
+
+    return replaced({"one_hot": counted}, torch.nn.functional)
 
 
 def ctc_loss_of_longest_targets(

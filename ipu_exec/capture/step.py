@@ -38,6 +38,7 @@ from ipu_exec.capture.sharding import (
 from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
+from ipu_exec.optimiser_attributes import take_step
 from ipu_exec.sharding_plan import TensorSharding
 from profiler.enums import Direction, Role
 
@@ -308,7 +309,7 @@ class _Run:
             recorder.direction = Direction.UPDATE
             begin = len(graph.ops)
             with self._without_twins(self.optimizer):
-                self.optimizer.step()
+                take_step(self.optimizer)
             stepped = len(graph.ops)
             for name, parameter in self.trained.items() if self.step.accumulate else ():
                 if parameter.grad is not None and name not in self.twins:

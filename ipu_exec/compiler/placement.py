@@ -97,7 +97,11 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
     check_blocks(graph, strategy)
     stages = resolve_stages(strategy, graph.blocks, begins_outside(graph))
     pipelined = strategy.execution is Execution.PIPELINED and len(stages) > 1
-    placement = replace(place(graph, stages, pipelined), phases=strategy.phases)
+    if pipelined:
+        check_uses(graph.blocks, stages)
+    phased = strategy.execution is Execution.PHASED
+    phases = [phase for phase, _ in _named_places(strategy, graph.blocks)] if phased else ()
+    placement = replace(place(graph, stages, pipelined), phases=tuple(phases))
     if placement.phases:
         check_phases(graph, placement)
     attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
@@ -362,9 +366,9 @@ def resolve_stages(
     IPU 0.
     """
     if strategy.execution is Execution.PHASED:
-        return [_phased_stage(stage, blocks) for stage in strategy.stages]
+        return [place for _, place in _named_places(strategy, blocks)]
     if strategy.stages:
-        places = [_named_stage(stage, blocks) for stage in strategy.stages]
+        places = [place for _, place in _named_places(strategy, blocks)]
     else:
         places = _automatic_stages(strategy.auto_stage, blocks)
         if begins_outside and places and places[0].ipu:
@@ -378,35 +382,60 @@ def resolve_stages(
     return merged or [StagePlace(0, ())]
 
 
-def _named_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
-    if stage.ipu is not None:
-        return StagePlace(stage.ipu, stage.blocks)
-    wanted = {
-        block.ipu_id: block.name
-        for block in blocks
-        if block.name in stage.blocks and block.ipu_id is not None
-    }
-    if len(wanted) > 1:
-        (one, first), (two, second) = list(wanted.items())[:2]
-        raise UsageError(
-            f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU"
-            f" {two}. Give the stage its IPU with .ipu(n), or put the Blocks into two stages"
-        )
-    return StagePlace(stage.default_ipu, stage.blocks)
+def check_uses(blocks: Sequence[BlockInfo], stages: Sequence[StagePlace]) -> None:
+    """Error where a pipeline begins a Block on several IPUs: a Block belongs to one stage."""
+    ipus = {name: stage.ipu for stage in stages for name in stage.blocks}
+    first: dict[str, int] = {}
+    for block in blocks:
+        ipu = ipus.get(block.name, first.get(block.user_id, 0))
+        if first.setdefault(block.user_id, ipu) != ipu:
+            raise UsageError(
+                f"Block {block.user_id!r} begins on IPU {first[block.user_id]} and on IPU {ipu}: in"
+                " a pipeline a Block is a part of one stage, and a stage is on one IPU. Give the"
+                " second use a user_id of its own, or use poptorch.ShardedExecution"
+            )
 
 
-def _phased_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
-    """Phases keep their stages apart.
-
-    A stage that nobody put anywhere is where its phase's group is.
-    """
-    place = _named_stage(stage, blocks)
-    asked = [
-        block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None
+def _named_places(
+    strategy: StrategyOptions, blocks: Sequence[BlockInfo]
+) -> list[tuple[int, StagePlace]]:
+    """The stages that the strategy names, each with its phase."""
+    named = {name for stage in strategy.stages for name in stage.blocks}
+    uses: dict[str, list[BlockInfo]] = {}
+    for block in blocks:
+        uses.setdefault(block.name if block.name in named else block.user_id, []).append(block)
+    pipelined = strategy.execution is Execution.PIPELINED
+    return [
+        (stage.phase, place)
+        for stage in strategy.stages
+        for place in _places(stage, uses, pipelined)
     ]
-    if stage.ipu is not None:
-        return place
-    return StagePlace(asked[0] if asked else stage.default_ipu, place.blocks)
+
+
+def _places(
+    stage: StageOptions, uses: Mapping[str, Sequence[BlockInfo]], pipelined: bool
+) -> list[StagePlace]:
+    """A named stage on its IPU: the strategy's, else its Blocks', else the next in order.
+
+    Outside pipelines it is on as many IPUs as its Blocks begin on.
+    """
+    own: list[BlockInfo] = []
+    for name in stage.blocks:
+        own += uses.get(name, [BlockInfo(-1, name, None)])
+    asked = [block.ipu_id for block in own if block.ipu_id is not None]
+    default = next(iter(asked), stage.default_ipu)
+    ipus: dict[int, list[BlockInfo]] = {}
+    for block in own:
+        wanted = default if block.ipu_id is None else block.ipu_id
+        ipus.setdefault(wanted if stage.ipu is None else stage.ipu, []).append(block)
+    if pipelined and len(ipus) > 1:
+        (one, (first, *_)), (two, (second, *_)) = list(ipus.items())[:2]
+        raise UsageError(
+            f"{stage} is on two IPUs: Block {first.user_id!r} asks for IPU {one}, Block"
+            f" {second.user_id!r} for IPU {two}. Give the stage its IPU with .ipu(n), or put the"
+            " Blocks into two stages"
+        )
+    return [StagePlace(ipu, tuple(block.name for block in on)) for ipu, on in ipus.items()]
 
 
 def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[StagePlace]:

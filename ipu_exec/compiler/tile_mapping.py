@@ -98,7 +98,7 @@ class TileMapping:
         So is an accumulator that is on the chip only then.
         """
         places = self.residency.places
-        waits = gradient in places.remote and not self.placement.phases
+        waits = gradient in (self.residency.moving if self.placement.phases else places.remote)
         accumulates = self.graph.storages[gradient].role == Role.ACCUMULATOR
         return waits and accumulates and gradient not in places.split
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Anchor:
 
 
 def tensor_names(graph: Graph) -> list[str]:
-    """Every name that can be anchored, sorted."""
+    """Every name of the graph that can be anchored, sorted."""
     names = {
         storage.name
         for storage in graph.storages.values()
@@ -98,6 +98,7 @@ class Watch:
     """Keeps anchored tensors during a call. ``anchors`` have canonical names.
 
     ``exceptions``: looks at all others too, and raises an Error for a floating-point exception.
+    ``others``: anchored tensors that are not the graph's, as they are when it is asked.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Watch:
         plan: CallPlan,
         training: bool,
         exceptions: bool = False,
+        others: Callable[[], Mapping[str, torch.Tensor]] | None = None,
     ) -> None:
+        self._others = others
         self._model, self._anchors, self._plan, self._training = model, anchors, plan, training
         self._exceptions = exceptions
         self._kept = {short: Outputs(self._plan_of(anchor)) for short, anchor in anchors.items()}
@@ -134,6 +137,8 @@ class Watch:
         self._found |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
         }
+        if self._others is not None:
+            self._found |= self._others()
         hooks = [
             parameter.register_hook(
                 lambda gradient, name=name: self._keep(GRADIENT + name, gradient)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.lockstep import Members, ReplicaState, Turns, norms_together
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
-from ipu_exec.optimiser_attributes import loss_scaling
+from ipu_exec.optimiser_attributes import loss_scaling, take_step
 from ipu_exec.replica_groups import run, spread
 
 logger = logging.getLogger("ipu_exec")
@@ -163,9 +163,13 @@ class ReplicaBuffers:
                     name: buffer.clone() for name, buffer in model.named_buffers()
                 }
 
-    def forget(self) -> None:
-        """Start again from the model's buffers."""
-        self._kept.clear()
+    def forget(self, names: Iterable[str] = ()) -> None:
+        """Start again from the model's buffers, or from those of these names only."""
+        if not names:
+            self._kept.clear()
+        for kept in self._kept.values():
+            for name in names:
+                kept.pop(name, None)
 
 
 def infer(
@@ -254,7 +258,7 @@ def train(
                 precision.scaler.update(total.values(), together)
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
-                optimizer.step()
+                take_step(optimizer)
             spread(model, plan.groupings)
             if watch is not None:
                 watch.updated(iteration)

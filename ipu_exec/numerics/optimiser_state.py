@@ -1,7 +1,7 @@
 """``ipu_state`` and ``ipu_param``, which PopTorch's optimisers add to PyTorch's ``state_dict``.
 
 Tensors under PopART's names [POPART, willow/include/popart/names.hpp], [POPTORCH,
-tests/optimizers_test.py]: ``Accl1___model.weight`` is the first moment of the parameter ``weight``.
+tests/optimizers_test.py]: ``Accl1___weight`` is the first moment of the parameter ``weight``.
 Both are None until a model was compiled with the optimiser. ``load_state_dict`` takes ``ipu_state``
 back, and the parameter groups, which ``ipu_param`` follows from.
 """
@@ -12,17 +12,24 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ipu_exec.optimiser_attributes import loss_scaling
+
 Names = Mapping[
     torch.Tensor, tuple[str, int]
 ]  # of a parameter: its name, and how many replicas' values it has or 0
 
 
-def states(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
+def states(
+    optimizer: torch.optim.Optimizer, names: Names, scale: float | None = None
+) -> dict[str, torch.Tensor]:
     """Copies of what the optimiser keeps of each parameter.
 
-    What no step has made yet is 0, as on the device.
+    What no step has made yet is 0, as on the device. ``scale``: what automatic loss scaling
+    multiplies the loss by, where it is on; kept as a factor of the optimiser's ``loss_scaling``.
     """
     states = {}
+    if scale is not None:
+        states["lossScaleUpdateFactor"] = torch.tensor(scale / loss_scaling(optimizer))
     for parameter, state, prefix in _each(optimizer, names):
         name, rows = names[parameter]
         value = optimizer.state.get(parameter, {}).get(state)
@@ -32,15 +39,16 @@ def states(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
             on_device = torch.full_like(parameter, _start(optimizer, state), requires_grad=False)
         else:
             on_device = value.detach().clone()
-        states[f"{prefix}___model.{name}"] = on_device
+        states[f"{prefix}___{name}"] = on_device
     return states
 
 
 def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, torch.Tensor]) -> None:
     """Take the states that `states` gave, or PopTorch. What is missing keeps its value."""
+    given = {name.replace("___model.", "___"): value for name, value in given.items()} | dict(given)
     own = states(optimizer, names)
     for parameter, state, prefix in list(_each(optimizer, names)):
-        key = f"{prefix}___model.{names[parameter][0]}"
+        key = f"{prefix}___{names[parameter][0]}"
         value = given.get(key, own[key])
         if state == "step":
             steps = value.flatten()[0]
@@ -61,8 +69,7 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
 
     With momentum, SGD's are under PyTorch's names: PopART folds them in a way of its own.
     """
-    scaling = getattr(optimizer, "loss_scaling", None)
-    scale = 1.0 if scaling is None else float(scaling)
+    scale = loss_scaling(optimizer)
     state = {"lossScaling_FLOAT": torch.tensor(scale)}
     for group in optimizer.param_groups:
         own = {
@@ -75,7 +82,7 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
             own = {"scaledLearningRate0": rate / scale, "weightDecayScaleFactor0": 1 - rate * decay}
         for name, _ in (names[parameter] for parameter in group["params"] if parameter in names):
             state |= {
-                f"{key}___specific___model.{name}": torch.tensor(float(value))
+                f"{key}___specific___{name}": torch.tensor(float(value))
                 for key, value in own.items()
             }
     return state

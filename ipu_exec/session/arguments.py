@@ -110,7 +110,7 @@ def _check(name: str, expected: Any, given: Any) -> None:
     elif isinstance(expected, dict):
         _check_keys(name, expected, given)
         for key, item in expected.items():
-            _check(f"{name}[{key}]", item, given[key])
+            _check(str(key) if name == "kwargs" else f"{name}[{key}]", item, given[key])
     elif isinstance(expected, (list, tuple, StructureLike)):
         _check_items(name, _items(expected), _items(given))
     elif expected != given:

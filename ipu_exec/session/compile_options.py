@@ -13,7 +13,7 @@ from ipu_exec.compiler.options import (
     StageOptions,
     StrategyOptions,
 )
-from ipu_exec.enums import OutputMode
+from ipu_exec.enums import ConnectionType, OutputMode
 from ipu_exec.instances import hosts
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -50,7 +50,7 @@ def compile_options(
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,
-        auto_round_ipus=bool(options.auto_round_num_ipus),
+        auto_round_ipus=bool(options.auto_round_num_ipus) or _offline(options),
         sync_pattern=options.sync_pattern,
         half_float_casting=options.Precision.half_float_casting,
         float_statistics=options.Precision.running_statistics_always_float,
@@ -73,6 +73,11 @@ def compile_options(
         buffering=_buffering(options),
         explicit_ir=bool(popart.settings.get("enableExplicitIR")),
     )
+
+
+def _offline(options: Options) -> bool:
+    """Without a device there is none to attach, and any number of IPUs will do."""
+    return options.connection_type is ConnectionType.Never
 
 
 def strategy_options(

@@ -153,6 +153,15 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return model
 
 
+def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
+    """The pickled model, optimiser and options of a file, as they are: nothing is unpickled.
+
+    Empty where it was written without them. Error where the file is no compiled model.
+    """
+    _, content = _open(filename, _MODEL)
+    return bytes(content)
+
+
 def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
     """The header and members of the archive; empty where it has no such member."""
     name = os.fspath(path)

@@ -2,7 +2,7 @@
 
 Real numbers come from `ipu_exec.numerics.loop`, cycles from what `ipu_exec.compiler.passes` made,
 profiles are written by `ipu_exec.session.autoreport`. The wrapped model's parameters are the user's
-own, so weights are never stale anywhere.
+own; where the device holds others is kept by `ipu_exec.session.device_tensors`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import os
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
+from ipu_exec import optimiser_log
 from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
@@ -31,6 +35,7 @@ from ipu_exec.instances import launched
 from ipu_exec.levers import Levers, changed_options
 from ipu_exec.levers import asked as asked_levers
 from ipu_exec.numerics import loop as numerics
+from ipu_exec.numerics import optimiser_state
 from ipu_exec.numerics.collectives import Instances, connect
 from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
@@ -41,24 +46,39 @@ from ipu_exec.optim import (
     check_constants,
     check_supported,
     constants,
+    detach,
+    poptorchs,
 )
 from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling, state_dtype
+from ipu_exec.option_log import log_options
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
-from ipu_exec.session import arguments
+from ipu_exec.session import arguments, devices
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call, samples_of
+from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.session.pulled_levers import pull_on_inputs, pull_on_model
+from ipu_exec.session.wrapped_model import (
+    ALREADY_WRAPPED,
+    is_wrapped,
+    shallow_copy,
+    trainer_of,
+    unwrap,
+    wrap,
+)
 from ipu_exec.structures import learn
 from profiler.enums import Role
 
 if TYPE_CHECKING:
-    from ipu_exec.numerics.anchors import Anchor
+    from ipu_exec.numerics.anchors import Anchor, Watch
 
 logger = logging.getLogger("ipu_exec")
+
+FINAL_LOSS_SCALE = "finalLossScale"  # PopART's name of what automatic loss scaling came to
 
 Progress = Callable[[float, str], None]
 
@@ -115,11 +135,13 @@ class PoplarExecutor:
     (`ipu_exec.replica_groups`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
-    Compiles again, and says so in the log "ipu_exec", when train/eval mode, trained parameters or
-    the optimiser's structure change. Holds a copy of ``options`` and freezes the given ones.
+    Compiles again, and says so in the log "ipu_exec", when trained parameters or the optimiser's
+    structure change. Train or eval is settled by then (`ipu_exec.session.modes`). Holds a copy of
+    ``options`` and freezes the given ones.
     """
 
     made = False  # whether a script wrapped a model yet, for `ipu-run`
+    _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
 
     def __init__(
         self,
@@ -133,21 +155,22 @@ class PoplarExecutor:
         kind = "trainingModel" if training else "inferenceModel"
         if isinstance(model, PoplarExecutor):
             model = model.model
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
-        if options is not None and not isinstance(options, Options):
-            raise UsageError(
-                f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}"
-            )
-        self._model = model
-        self._user_model = user_model if user_model is not None else model
-        self._options = options.clone() if options is not None else Options()
-        if options is not None:
-            options._freeze()
+        _check_wrapped(kind, model, options)
+        given = user_model if user_model is not None else model
+        if training and self._wraps_a_copy and is_wrapped(given):
+            raise Error(ALREADY_WRAPPED)
+        trainer = trainer_of(given)
+        self._trainer = weakref.ref(trainer) if trainer is not None else None
+        self._model = shallow_copy(model) if self._wraps_a_copy else model
+        own = not training and self._wraps_a_copy
+        self._user_model: torch.nn.Module = self._model if own else given
+        self._options = _own_options(options, training)
         self._training = training
-        self._report_folder = "training" if training else "inference"  # of its profile
+        self._modes: Modes = ()  # of the modules, once compiled
+        self._report_folder = self._options.model_name or ("inference", "training")[training]
         self._optimizer: torch.optim.Optimizer | None = None
         self._attributes = AttributeTracker(bool(self._options.relax_optimizer_checks))
+        self._told: tuple[str, ...] = ()  # what the device was last told of the optimiser
         self._executable: Any = None
         self._inputs: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
@@ -165,15 +188,17 @@ class PoplarExecutor:
             str, tuple[Any, Any, Any]
         ] = {}  # name -> what `replicaGrouping` was told
         self._attached = self._seeded = self._ran = False
+        self._device = DeviceTensors()
+        self._host_is_behind, self._host_weights_version = False, 0
         self._compilation_seconds = 0.0
         if training:
             self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
         else:
-            if optimizer is not None:
-                raise UsageError("inferenceModel takes no optimiser")
-            _check_inference(self._options)
+            _check_inference(self._options, optimizer)
         self._plan = plan_call(self._options, training)
         self._options._freeze()
+        if training and self._wraps_a_copy:
+            wrap(self._user_model, self)
         PoplarExecutor.made = True
 
     def __repr__(self) -> str:
@@ -189,7 +214,7 @@ class PoplarExecutor:
         """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
-                "Trying to load an engine on an offline device: these options compile but do not"
+                "Trying to run a model on an offline device: these options compile but do not"
                 " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
                 " connectionType(ConnectionType.Always)"
             )
@@ -197,22 +222,17 @@ class PoplarExecutor:
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
         check_weights(self._model)
-        if not self._seeded and self._options.random_seed is not None:
-            torch.manual_seed(self._options.random_seed)
-        self._seeded = self._attached = True
-        watch = None
-        exceptions = bool(
-            self._options.Precision.floating_point_exceptions
-            or self._options._Popart.settings.get("enableFloatingPointChecks")
-        )
-        if self._anchors or exceptions:
-            from ipu_exec.numerics.anchors import Watch
-
-            watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
+        if not self._attached:
+            self.attachToDevice()
+        self._take_trained_weights()
+        self._write_optimiser_state()
+        self._seed()
+        watch = self._watch()
         self._check_norm_group(watching=watch is not None)
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
-        with on_ipu(), keeping, PathWatch(self._model, self._executable.contents) as followed:
+        following = PathWatch(self._model, self._executable.contents)
+        with self._on_device(), on_ipu(), in_modes(self._modes), keeping, following as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -232,7 +252,9 @@ class PoplarExecutor:
                 )
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
-        self._ran = self._attached = True
+        self._ran = True
+        self._host_is_behind = self._training
+        self._optimiser_went_on()
         if watch is not None:
             self._anchored = watch.result()
         if self._session is not None:
@@ -240,6 +262,58 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
+
+    def _write_optimiser_state(self) -> None:
+        """Have the device take the state of the optimiser that was loaded since the last call."""
+        optimizer = poptorchs(self._optimizer)
+        if optimizer is not None and optimizer.ipu_state_is_dirty:
+            self.copyWeightsToHostIfNeeded()
+            optimizer.write_ipu_state()
+
+    def _optimiser_went_on(self) -> None:
+        optimizer = poptorchs(self._optimizer)
+        if optimizer is not None:
+            optimizer.host_state_is_dirty = True
+
+    def _seed(self) -> None:
+        if not self._seeded and self._options.random_seed is not None:
+            logger.debug("Setting random seed to: %d", self._options.random_seed)
+            torch.manual_seed(self._options.random_seed)
+        self._seeded = True
+
+    def _watch(self) -> Watch | None:
+        """What looks at the tensors of a call, where options ask for some."""
+        exceptions = bool(
+            self._options.Precision.floating_point_exceptions
+            or self._options._Popart.settings.get("enableFloatingPointChecks")
+        )
+        if not self._anchors and not exceptions:
+            return None
+        from ipu_exec.numerics.anchors import Watch
+
+        known = self._optimiser_tensors()
+        wanted = any(anchor.name in known for anchor in self._anchors.values())
+        others = self._optimiser_tensors if wanted else None
+        return Watch(self._model, self._anchors, self._plan, self._training, exceptions, others)
+
+    def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
+        """What the device keeps for the optimiser, by PopART's names."""
+        if self._optimizer is None:
+            return {}
+        own: dict[torch.Tensor, tuple[str, int]] = {
+            parameter: (name, 0) for name, parameter in self._model.named_parameters()
+        }
+        scale = self._loss_scale() if self._scales_automatically else None
+        tensors = optimiser_state.states(self._optimizer, own, scale)
+        tensors |= optimiser_state.values(self._optimizer, own)
+        return tensors if scale is None else {**tensors, FINAL_LOSS_SCALE: torch.tensor(scale)}
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Inside, the model has the device's weights and buffers."""
+        host = tensors_of(self._model)
+        if self._training:
+            return self._device.training(host)
+        return self._device.inference(host, dict(self._model.named_buffers()))
 
     def _check_norm_group(self, watching: bool) -> None:
         """UsageError where replicas that take turns at batch norms cannot do what else is asked."""
@@ -262,7 +336,7 @@ class PoplarExecutor:
             " was compiled"
         )
         inputs, state = self._inputs, self._state
-        self._release()
+        self._drop_executable()
         self._compile(args, kwargs, contents)
         self._inputs, self._state = inputs, state
 
@@ -328,7 +402,7 @@ class PoplarExecutor:
         if self._executable is not None and state != self._state:
             for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
-            self._release()
+            self._drop_executable()
         self._meet(inputs)
         if self._executable is None:
             self._compile(streamed, named)
@@ -365,16 +439,22 @@ class PoplarExecutor:
         from ipu_exec.session.compilation import compile_step
 
         start = time.perf_counter()
+        log_options(self._options)
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
         if levers := asked_levers():
             taken, named = self._pull(levers, (taken, named))
         groupings = self._plan.groupings
+        modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
             _progress(self._options.compilation_progress_bar) as progress,
             torch.random.fork_rng(devices=[]),
             on_ipu(),
+            in_modes(modes),
+            refusing(not self._options._values["lenient"]),
+            _hooked(),
+            _said_of_tensors(),
             grouping.one_replica(self._model, self._optimizer, groupings),
         ):
             for_whom = (
@@ -394,6 +474,11 @@ class PoplarExecutor:
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
+        self._modes = modes
+
+    def _settled_modes(self) -> Modes:
+        """Train or eval of each module, to be compiled and to stay."""
+        return modes_of(self._model)
 
     def _pull(self, levers: Levers, micro_batch: Any) -> Any:
         """For `ipu-run --with`: model, options and a micro-batch changed as the levers say."""
@@ -425,7 +510,8 @@ class PoplarExecutor:
         if self._options.anchored_tensors:
             from ipu_exec.numerics.anchors import Anchor, canonical, tensor_names
 
-            names = set(tensor_names(executable.graph))
+            self._executable = executable
+            names = {*tensor_names(executable.graph), *self._optimiser_tensors()}
             for anchor in self._options.anchored_tensors.values():
                 mode, period = anchor["mode"] or self._plan.output_mode, anchor["period"]
                 name = (
@@ -441,28 +527,51 @@ class PoplarExecutor:
                 short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
                 for short, anchor in self._options.anchored_tensors.items()
             }
+        try:
+            check_updatable(self._options.updatable_named_buffers, self._model)
+            if not self._attached and self._options.connection_type is not ConnectionType.Never:
+                self._attach(executable)
+        except Error:
+            self._release()
+            raise
         self._executable = executable
         self._attach_optimiser()
 
     def _attach_optimiser(self) -> None:
-        """Tell it what its parameters are called.
+        """Tell the device of the optimiser, and the optimiser what its parameters are called.
 
         Offline there is no device, and so no state of one.
         """
-        offline = self._options.connection_type is ConnectionType.Never
-        if self._executable is not None and self._optimizer is not None and not offline:
-            rows = {name: grouped.rows for name, grouped in self._plan.groupings.items()}
-            attach(
-                self._optimizer,
-                {p: (name, rows.get(name, 0)) for name, p in self._model.named_parameters()},
-            )
+        if self._executable is None or self._optimizer is None or not self._attached:
+            return
+        self._tell()
+        rows = {name: grouped.rows for name, grouped in self._plan.groupings.items()}
+        names = {p: (name, rows.get(name, 0)) for name, p in self._model.named_parameters()}
+        attach(self._optimizer, names, self._loss_scale if self._scales_automatically else None)
+
+    @property
+    def _scales_automatically(self) -> bool:
+        return self._training and bool(self._options.Training.automatic_loss_scaling)
+
+    def _tell(self) -> None:
+        """Log what the device is told of the optimiser, where that is new."""
+        assert self._optimizer is not None
+        told = optimiser_log.described(self._optimizer, self._scales_automatically)
+        if told != self._told:
+            optimiser_log.log(told)
+            self._told = told
+
+    def _loss_scale(self) -> float:
+        """What automatic loss scaling multiplies the loss by now."""
+        scaler = self._float16().scaler
+        assert scaler is not None
+        return scaler.scale
 
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
         state: dict[str, Any] = {
-            "the mode of the model": "train" if self._model.training else "eval"
+            "the grouping of replicas": tuple(sorted(self._plan.groupings.items()))
         }
-        state["the grouping of replicas"] = tuple(sorted(self._plan.groupings.items()))
         state["which parameters require grad"] = tuple(
             p.requires_grad for p in self._model.parameters()
         )
@@ -501,7 +610,7 @@ class PoplarExecutor:
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
         model = {
-            "model": self._model,
+            "model": self._user_model,
             "optimizer": self._optimizer,
             "options": self._options.clone(),
             "groupings": self.per_replica_params,
@@ -542,6 +651,7 @@ class PoplarExecutor:
             )
         self._release()
         self._inputs, self._state = stored.inputs, stored.state
+        self._modes = self._settled_modes()
         self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
@@ -567,11 +677,14 @@ class PoplarExecutor:
     # -- tensors ---
 
     def getTensorNames(self) -> list[str]:
-        """Names of all tensors that `Options.anchorTensor` can keep. Error before compiling."""
+        """Names of all tensors that `Options.anchorTensor` can keep, and of the optimiser's.
+
+        Error before compiling.
+        """
         from ipu_exec.numerics.anchors import tensor_names
 
         self._need_executable("getTensorNames")
-        return tensor_names(self._executable.graph)
+        return [*tensor_names(self._executable.graph), *self._optimiser_tensors()]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """What ``Options.anchorTensor(short_name, ...)`` kept in the last call.
@@ -635,7 +748,10 @@ class PoplarExecutor:
 
     def _need_executable(self, what: str) -> None:
         if self._executable is None:
-            raise UsageError(f"{what} comes after compiling: call compile(...) or the model first")
+            raise UsageError(
+                f"Model has not been compiled or has been destroyed. {what} comes after compiling:"
+                " call compile(...) or the model first"
+            )
 
     # -- state ---
 
@@ -665,12 +781,15 @@ class PoplarExecutor:
         )
 
     def train(self, mode: bool = True) -> PoplarExecutor:
-        """Put the wrapped model into train (or eval) mode."""
+        """Put the user's model into train (or eval) mode.
+
+        What is compiled stays as it is (`ipu_exec.session.modes`).
+        """
         self._model.train(mode)
         return self
 
     def eval(self) -> PoplarExecutor:
-        """Put the wrapped model into eval mode."""
+        """Put the user's model into eval mode."""
         return self.train(False)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -707,6 +826,8 @@ class PoplarExecutor:
         else:
             self._constants = constants(optimizer)
         before = self._optimizer
+        if before is not optimizer:
+            detach(before)
         if (
             before is not None
             and before is not optimizer
@@ -715,7 +836,10 @@ class PoplarExecutor:
         ):
             optimizer.state.update(before.state)
         self._optimizer = optimizer
-        self._attach_optimiser()
+        if before is not optimizer or self._executable is None:
+            self._attach_optimiser()
+        elif self._attached:
+            self._tell()
 
     def _keep_running_means(self) -> None:
         """float16 accumulators hold running means, so that they do not overflow.
@@ -745,22 +869,75 @@ class PoplarExecutor:
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """The wrapped model's; every replica starts from it."""
+        loaded = self._user_model.load_state_dict(state_dict, strict)
         self._buffers.forget()
-        return self._user_model.load_state_dict(state_dict, strict)
+        if self._attached:
+            logger.debug("load_state_dict: implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+        return loaded
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to do: the wrapped model's own weights are trained. Error before compiling."""
+        """Have the model hold the weights and buffers of the device. Error before compiling.
+
+        Whoever asks a trained model for weights gets them without it.
+        """
         self._need_executable("copyWeightsToHost")
+        logger.debug("Writing weights from IPU to host")
+        if not self._host_is_behind:  # else the host has them, and what its user wrote since
+            self._device.copy_to_host(tensors_of(self._model))
+        self._host_is_behind = False
+        self._host_weights_version += 1
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """`copyWeightsToHost` where the weights were trained since; says whether they were."""
+        if not self._host_is_behind or self._executable is None:
+            return False
+        logger.debug("Implicit copyWeightsToHost()")
+        self.copyWeightsToHost()
+        return True
 
     def copyWeightsToDevice(self) -> None:
-        """Weights need no copying; buffers of all replicas become the model's.
+        """Have the device hold the model's weights and buffers, all replicas. Error if uncompiled.
 
-        Error before compiling.
+        Done when a device is attached; later changes of the model's weights ask for it.
         """
         self._need_executable("copyWeightsToDevice")
+        if self._host_is_behind:
+            logger.warning(
+                "copyWeightsToDevice: the model was trained since the host had its weights. On an"
+                " IPU those older weights overwrite the trained ones: call copyWeightsToHost()"
+                " first. Here the trained weights are kept"
+            )
+        self._host_is_behind = False
         self._buffers.forget()
+        logger.debug("Writing weights from host to IPU memory")
+        if self._attached:
+            self._device.copy_to_device(tensors_of(self._model))
 
-    copyNamedBuffersToDevice = copyWeightsToDevice
+    def copyNamedBuffersToDevice(self) -> None:
+        """Have the device hold the buffers that ``Options.updatableNamedBuffers`` names.
+
+        Error before compiling, and where it names none.
+        """
+        self._need_executable("copyNamedBuffersToDevice")
+        names = self._options.updatable_named_buffers
+        if not names:
+            raise Error("No named buffers marked as updatable via updatableNamedBuffers option")
+        buffers = dict(self._model.named_buffers())
+        self._buffers.forget(names)
+        if self._attached:
+            self._device.copy_to_device({name: buffers[name] for name in names})
+
+    def _take_trained_weights(self) -> None:
+        """In inference: have the weights that the model's training made since."""
+        trainer = self._trainer() if self._trainer is not None else None
+        if self._training or trainer is None:
+            return
+        trainer.copyWeightsToHostIfNeeded()
+        if self._host_weights_version != trainer._host_weights_version:
+            logger.debug("Implicit copyWeightsToDevice()")
+            self.copyWeightsToDevice()
+            self._host_weights_version = trainer._host_weights_version
 
     # -- device ---
 
@@ -769,47 +946,162 @@ class PoplarExecutor:
         return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
-        """True after a call or `attachToDevice`, until `detachFromDevice`."""
+        """True once compiled or attached, until `detachFromDevice`; never without a device."""
         return self._attached
 
     def attachToDevice(self) -> None:
-        """Take the device; a call does so by itself. Error before compiling."""
-        if not self.isCompiled():
-            raise UsageError(
-                "attachToDevice comes after compiling: call compile(...) or the model first"
-            )
+        """Take the device, with the model's weights; a call does so by itself.
+
+        Error before compiling, without a device (`ConnectionType.Never`) and where it is attached.
+        """
+        self._need_executable("attachToDevice")
+        if self._options.connection_type is ConnectionType.Never:
+            raise UsageError("Trying to attach to an offline device (ConnectionType.Never)")
+        if self._attached:
+            raise Error("Device is already attached")
+        self._attach(self._executable)
+
+    def _attach(self, executable: Any) -> None:
+        devices.acquire(self, self._options.ipu_id, executable.placement.attached_ipus)
         self._attached = True
+        trainer = self._trainer() if self._trainer is not None else None
+        if trainer is not None:
+            trainer.copyWeightsToHostIfNeeded()
+        self._send_weights()
+        self._attach_optimiser()
+
+    def _send_weights(self) -> None:
+        self._buffers.forget()
+        logger.debug("Writing weights from host to IPU memory")
+        self._device.copy_to_device(tensors_of(self._model))
 
     def detachFromDevice(self) -> None:
         """Give the device back; what was compiled stays. Error where it is not attached."""
+        self._need_executable("detachFromDevice")
         if not self._attached:
-            raise UsageError("detachFromDevice: Device is not attached")
+            raise Error("Device is not attached")
+        self.copyWeightsToHostIfNeeded()
+        self._detach()
+
+    def _detach(self) -> None:
         self._attached = False
+        detach(self._optimizer)
+        self._device.release()
+        devices.give_back(self)
+        logger.debug("Detached from device")
 
     def destroy(self) -> None:
         """Finish the profile and drop what was compiled.
 
-        A call compiles anew, for whatever inputs it is given.
+        A call compiles anew, for whatever inputs it is given; the user's module can be wrapped
+        again.
         """
+        self.copyWeightsToHostIfNeeded()
         self._release()
+        self._modes = ()
+        unwrap(self._user_model)
 
     def _release(self) -> None:
+        """Drop what was compiled, and the device."""
+        self._drop_executable()
+        if self._attached:
+            self._detach()
+        self._ran = False
+
+    def _drop_executable(self) -> None:
         if self._closer is not None:
             self._closer()  # closes the session, once
         self._session = self._closer = self._executable = None
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
-        self._attached = self._ran = False
 
     def cycleCount(self) -> int:
         """Cycles of one call, as modelled. Error before compiling."""
         if self._executable is None:
-            raise UsageError("cycleCount comes after compiling: call the model first")
+            raise UsageError(
+                "Please run the model at least once before obtaining cycle count: it comes after"
+                " compiling"
+            )
         return int(self._executable.cycles_per_call)
 
-    @property
-    def compilationTime(self) -> float:
-        """Seconds that the last compilation took."""
-        return self._compilation_seconds
+    def compilationTime(self) -> timedelta:
+        """How long the last compilation took. Error before compiling."""
+        if self._executable is None:
+            raise UsageError("Please compile the model before obtaining compilation time.")
+        return timedelta(seconds=self._compilation_seconds)
+
+
+_BEFORE_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
+_AFTER_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
+
+
+def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have ``hook`` called before each compile. The handle's ``remove`` ends that."""
+    return _register(_BEFORE_COMPILING, hook, "Pre-compile hook must be callable")
+
+
+def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have ``hook`` called after each compile. The handle's ``remove`` ends that."""
+    return _register(_AFTER_COMPILING, hook, "Post-compile hook must be callable")
+
+
+def _register(hooks: dict[int, Callable[[], Any]], hook: Any, says: str) -> RemovableHandle:
+    if not callable(hook):
+        raise UsageError(says)
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+@contextmanager
+def _hooked() -> Iterator[None]:
+    for hook in list(_BEFORE_COMPILING.values()):
+        hook()
+    try:
+        yield
+    finally:
+        for hook in list(_AFTER_COMPILING.values()):
+            hook()
+
+
+@contextmanager
+def _said_of_tensors() -> Iterator[None]:
+    """A message of torch names the user's tensors, which stand in for them while it compiles."""
+    try:
+        yield
+    except TypeError as error:
+        error.args = tuple(
+            text.replace("FakeTensor", "Tensor") if isinstance(text, str) else text
+            for text in error.args
+        )
+        raise
+
+
+def _own_options(given: Options | None, training: bool) -> Options:
+    """A copy of what was given, which is in use from here on."""
+    options = given.clone() if given is not None else Options()
+    if given is not None:
+        given._freeze()
+    if options.defaultOutputMode():
+        options.outputMode(OutputMode.Final if training else OutputMode.All)
+    return options
+
+
+def _check_wrapped(kind: str, model: Any, options: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+    if options is not None and not isinstance(options, Options):
+        raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
+
+
+def check_updatable(names: Sequence[str], model: torch.nn.Module) -> None:
+    """Error where ``Options.updatableNamedBuffers`` names what is no buffer."""
+    known = dict(model.named_buffers())
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"updatableNamedBuffers names {name!r}, which is no buffer of the model: it has"
+                f" {', '.join(map(repr, known)) or 'none'}"
+            )
 
 
 def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -822,7 +1114,9 @@ def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
         ) from error
 
 
-def _check_inference(options: Options) -> None:
+def _check_inference(options: Options, optimizer: object) -> None:
+    if optimizer is not None:
+        raise UsageError("inferenceModel takes no optimiser")
     accumulation = options.Training.gradient_accumulation
     if accumulation != 1:
         pipelined = options.execution_strategy.kind == "pipelined"

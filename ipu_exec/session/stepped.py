@@ -21,6 +21,7 @@ from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.session.executor import PoplarExecutor
+from ipu_exec.session.modes import Modes
 
 
 class SteppedExecutor(PoplarExecutor):
@@ -30,6 +31,8 @@ class SteppedExecutor(PoplarExecutor):
     micro-batches a call has (``replicas``, ``device_iterations`` and accumulation), and what is
     compiled is that.
     """
+
+    _wraps_a_copy = False  # its trainer runs the module itself
 
     def __init__(
         self,
@@ -77,6 +80,17 @@ class SteppedExecutor(PoplarExecutor):
         self.device_iterations = device_iterations
         self._options._freeze()
 
+    def _send_weights(self) -> None:
+        """Nothing: its trainer trains the module's own weights."""
+
+    def _settled_modes(self) -> Modes:
+        """None: its trainer runs the module itself, in the mode that it has at each step."""
+        return ()
+
+    def _state_of_model(self) -> dict[str, Any]:
+        mode = "train" if self._model.training else "eval"
+        return {"the mode of the model": mode, **super()._state_of_model()}
+
     @property
     def path(self) -> tuple[bool | int | str, ...]:
         """What the compiled program's forward read off tensors and decides what runs."""
@@ -91,6 +105,7 @@ class SteppedExecutor(PoplarExecutor):
     def running(self) -> Iterator[list[bool | int | float]]:
         """Around a forward; gives what it reads off tensors, where the compiled program does."""
         self._attached = True
+        self._optimiser_went_on()
         if self._executable.contents:
             with on_ipu(), Reads() as reads:
                 yield reads.values

@@ -63,7 +63,7 @@ def rest(
             f"{_what(str(cause))} takes {percent(cycles / total)} of it",
             f"{cycles:,} cycles of the critical path, {_most(mine)}.",
             _ACTION[str(cause)],
-            "/pipeline",
+            "/trace" if costs is None else "/pipeline",
             _bound(str(cause), cycles, costs, present),
             at_most=True,
             waits=Waits(causes=(str(cause),)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import chain, count, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -251,16 +251,16 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
     ends = np.cumsum(counts)
 
     def walk() -> Iterator[LoweredVariable]:
-        begins, classes = first.tolist(), model.classes[1].tolist()
-        known: dict[int, EquivalenceClass] = {}
-        for row in chosen.tolist():
+        # iterators of C all the way: a generator would take as long as making the entry
+        begins, classes = first[chosen].tolist(), model.classes[1][chosen].tolist()
+        known = {number: EquivalenceClass(model, number) for number in set(classes)}
+
+        def pieces(row: int, begin: int, number: int) -> Iterator[LoweredVariable]:
             tiles, size = model.pieces_of(row)
-            number = classes[row]
-            if number not in known:
-                known[number] = EquivalenceClass(model, number)
-            ids = range(begins[row], begins[row + 1])
             same = repeat(known[number]), repeat(_Unlowered(model, row))
-            yield from map(_make_piece, zip(ids, size, tiles, *same, strict=False))
+            return map(_make_piece, zip(count(begin), size, tiles, *same, strict=False))
+
+        return chain.from_iterable(map(pieces, chosen.tolist(), begins, classes))
 
     def make(index: int) -> LoweredVariable:
         at = int(np.searchsorted(ends, index, side="right"))

@@ -123,6 +123,18 @@ class BlockCosts:
         return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
 
     @cached_property
+    def tied_bytes(self) -> np.ndarray:
+        """Bytes of each weight that Blocks share: int64[tie, tile].
+
+        Spread evenly where the profile does not say how it lies.
+        """
+        ties = self.cuts.ties
+        if len(self.memory.copies) == len(ties):
+            return self.memory.copies
+        even = [-(-nbytes // self.machine.tiles) for nbytes in ties.nbytes]
+        return np.repeat(np.array(even, dtype=np.int64)[:, None], self.machine.tiles, axis=1)
+
+    @cached_property
     def saved_bytes(self) -> np.ndarray:
         """What each Block saves for its backward, all tiles: int64[Block]."""
         nbytes: np.ndarray = self.memory.saved.sum(axis=1)

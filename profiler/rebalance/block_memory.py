@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,6 +70,16 @@ class BlockMemory:
     residual: np.ndarray = field(default_factory=_no_code)
     residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     carried: Carried = field(default_factory=Carried)
+
+    @cached_property
+    def any_saved(self) -> bool:
+        """Whether a Block saves anything for its backward."""
+        return bool(self.saved.any())
+
+    @cached_property
+    def any_updating(self) -> bool:
+        """Whether a Block's weight update leaves anything."""
+        return bool(self.updating.any())
 
     @classmethod
     def from_report(

@@ -62,16 +62,16 @@ class Carried:
         of_tensor: dict[Any, int] = dict(
             zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
         )
-        known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
+        known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
         tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
         block = known["block"].to_numpy()
-        shape = len(tensors), blocks
-        ahead, behind = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        ahead = np.zeros((len(tensors), blocks), dtype=bool)
+        behind = np.zeros_like(ahead)
         for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
             here = (known["direction"] == direction).to_numpy()
             uses[row[here], block[here]] = True
-        back = np.asarray(~ahead.any(axis=1))
-        touched = np.where(back[:, None], behind, ahead)
+        back: np.ndarray = np.array(~ahead.any(axis=1), dtype=bool)
+        touched: np.ndarray = np.where(back[:, None], behind, ahead)
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]
         first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)

@@ -84,8 +84,8 @@ class Growing:
         self.costs, self.own, self.begin, self.here = costs, own, begin, here
         self.saved = costs.memory.saved.astype(kind, copy=False)
         self.tensors = costs.memory.carried
-        self.saves = bool(self.saved.any()) and not (own.waits and not own.runs_again.any())
-        self.updating = costs.memory.updating if costs.memory.updating.any() else None
+        self.saves = costs.memory.any_saved and not (own.waits and not own.runs_again.any())
+        self.updating = costs.memory.updating if costs.memory.any_updating else None
         shape = (size, self.saved.shape[1])
         self.forward, self.again, self.backward, self.update = np.zeros((4, *shape), dtype=kind)
         # recomputation that comes before any backward, in stages that no other follows
@@ -98,6 +98,33 @@ class Growing:
         # the Block with which the last segment that runs again begins
         closed = np.flatnonzero(costs.cycles.closed[: self.last_again + 1])
         self.last_segment = len(costs) if own.waits else int(closed.max(initial=0))
+
+    @classmethod
+    def whole(cls, costs: BlockCosts, own: Own, first: int, last: int, here: np.ndarray) -> Growing:
+        """A stage of Blocks ``first .. last`` at once: what adding them one by one gives."""
+        stage = cls(costs, own, first, 1, here)
+        stashes = own.waits or stage.last_again < 0
+        if len(stage.tensors) or len(costs.cuts.ties) or not stashes:
+            for _ in range(first, last + 1):
+                stage.add(1)
+            return stage
+        some = slice(first - own.begin, last + 1 - own.begin)
+        held = np.zeros((1, 1), dtype=np.int64)
+        if stage.saves:
+            saved = stage.saved[first : last + 1]
+            held = np.cumsum(saved, axis=0) - saved
+            if own.waits:
+                closed = costs.cycles.closed[first : last + 1]
+                begins = np.maximum.accumulate(np.where(closed, np.arange(len(saved)), 0))
+                held = held - held[begins]
+        stage.forward[0] = (own.forward[some] + (0 if own.waits else held)).max(axis=0)
+        if own.waits:
+            stage.again[0] = (own.again[some] + held).max(axis=0)
+        stage.backward[0] = (own.backward[some] + held).max(axis=0)
+        stage.update[0] = own.update[some].max(axis=0)
+        stage.left[0] = costs.memory.updating[first : last + 1].sum(axis=0)
+        stage.length = last + 1 - first
+        return stage
 
     def shrink(self, size: int) -> None:
         """Leave stages out at the end, which the model has no more Blocks for."""
@@ -205,7 +232,7 @@ class Growing:
         """With the weights that come from another IPU, for the newest Blocks or earlier ones."""
         first, block = self._rows(here)
         ties = self.costs.cuts.ties
-        for (home, *readers), nbytes in zip(ties.blocks, self.costs.memory.copies, strict=True):
+        for (home, *readers), nbytes in zip(ties.blocks, self.costs.tied_bytes, strict=True):
             away = _away(home, first, self.here)
             reads = away & np.isin(block, readers)
             more = np.where(reads[:, None], self.costs.memory.peak_of_copies[block], 0)
@@ -295,7 +322,7 @@ def _copies(
 ) -> np.ndarray:
     """Bytes of the weights that come to stages from another IPU: [stage, tile]."""
     total = np.zeros((len(first), costs.machine.tiles), dtype=np.int64)
-    for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.memory.copies, strict=True):
+    for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.tied_bytes, strict=True):
         comes = _away(home, first, here) & _any_between(readers, first, last + 1)
         total += np.where(comes[:, None], nbytes, 0)
     return total

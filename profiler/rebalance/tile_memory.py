@@ -209,10 +209,9 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
 def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Growing:
     some = slice(part.first, part.last + 1)
     final = part.last == len(costs) - 1
-    stage = Growing(costs, Own.of(costs, part.choice, final, some), part.first, 1, runs)
-    for _ in range(part.first, part.last + 1):
-        stage.add(1)
-    return stage
+    return Growing.whole(
+        costs, Own.of(costs, part.choice, final, some), part.first, part.last, runs
+    )
 
 
 @dataclass(frozen=True)
@@ -291,7 +290,7 @@ def _upper_bound(
     passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
     most = _running_maximum(passes, first, last)
     most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
-    most = most + 2 * int(costs.memory.copies.max(axis=1, initial=0).sum())
+    most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
     most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
     bound: np.ndarray = shared + held[last + 1] - held[first] + most

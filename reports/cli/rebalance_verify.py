@@ -162,11 +162,11 @@ def quickest_compiled(
             f"none of {len(found)} splits compiled and fits: {problems or 'there is no candidate'}"
         )
     best = runs[0]
-    why = split.why
+    reasons = split.why
     if best.prediction.assignment != split.prediction.assignment:
-        why = ("of the splits that were compiled this one is the quickest", *why)
+        reasons = ("of the splits that were compiled this one is the quickest", *reasons)
     chosen = replace(
-        split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=why
+        split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons
     )
     return chosen, _compiled_table(costs, found)
 
@@ -176,7 +176,10 @@ def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
     from rich.console import Console
     from rich.progress import track
 
-    return track(came, "compiling", count, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return came
+    return track(came, "compiling", count, console=console, transient=True)
 
 
 def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import ipu_exec
 from ipu_exec.options import _NOT_HONOURED
 from tests.paths import ROOT
-from tools import compatibility
+from tools import compatibility, poptorch_names
 
 
 def test_the_page_is_what_the_script_makes() -> None:
@@ -50,6 +51,41 @@ def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
             r" warns\) \|",
             page,
         ), option
+
+
+def test_every_name_of_poptorchs_sources_is_here_or_on_the_list() -> None:
+    missing = [name for name in compatibility.theirs() if not compatibility.resolves(name)]
+    assert set(missing) <= {
+        "LegacyBeginBlockFn",
+        "ParallelPhasedExecution.backendOptions",
+        "SerialPhasedExecution.backendOptions",
+        "accessAttributes",
+        "createPoptorchError",
+        "getIpuTensorId",
+        "logger",
+        "poptorchAtExit",
+        "registerGeometricCustomArgParsers",
+    }
+    assert {"trainingModel", "Options.Training.gradientAccumulation"} <= set(compatibility.theirs())
+
+
+def test_names_are_read_off_syntax_trees(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.mkdir()
+    for file in {*poptorch_names.CLASSES, *poptorch_names.MODULES}:
+        (python / file).write_text("")
+    (python / "__init__.py").write_text(
+        "from .ops import nop, _hidden\nimport os\ndef load(): pass\ndef _inner(): pass\n"
+        "class DataLoader:\n    def terminate(self): pass\n    def __len__(self): pass\n"
+    )
+    (python / "optim.py").write_text("class SGD: pass\n")
+    assert poptorch_names.names(tmp_path) == [
+        "DataLoader",
+        "DataLoader.terminate",
+        "load",
+        "nop",
+        "optim.SGD",
+    ]
 
 
 def test_facts_names_are_all_classified() -> None:

@@ -620,8 +620,9 @@ def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
     assert not poptorch.poptorch_core.isCompilingWithDispatcher()
     assert not poptorch._impl.isDispatchTracing()
     model = run(torch.exp)
-    for given in (model, poptorch.inferenceModel(model)):
-        assert poptorch._impl.unwrapIfWrapped(given) is model
+    assert poptorch._impl.unwrapIfWrapped(model) is model
+    wrapped = poptorch.inferenceModel(model)
+    assert poptorch._impl.unwrapIfWrapped(wrapped) is wrapped.model
     poptorch._impl.unwrapModelIfNecessary(model)
     poptorch._impl.rewrapModelIfNecessary(model)
     poptorch._logging.setPopartLogLevel("DEBUG")

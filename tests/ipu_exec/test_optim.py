@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,7 @@ def test_poptorchs_arguments_are_kept() -> None:
         (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
         (
             lambda p: optim.SGD(p).variable_attrs.markAsConstant("betas"),
-            "not an attribute of this optimiser",
+            "Unknown attribute betas, allowed values",
         ),
     ],
 )
@@ -256,7 +257,7 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     for _ in range(3):
         executor(X)
     weights, kept = copy.deepcopy(model.state_dict()), {**optimizer.state_dict(), "state": {}}
-    assert kept["ipu_state"]["Accl1___model.linear.weight"].shape == (2, 3)
+    assert kept["ipu_state"]["Accl1___linear.weight"].shape == (2, 3)
     executor(X)
 
     resumed = linear_model()
@@ -280,10 +281,8 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
     ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
     found = optimizer.state_dict()["ipu_param"]
     assert float(found["lossScaling_FLOAT"]) == 4.0
-    assert float(found["scaledLearningRate0___specific___model.linear.bias"]) == 0.125
-    assert float(found["weightDecayScaleFactor0___specific___model.linear.bias"]) == pytest.approx(
-        0.95
-    )
+    assert float(found["scaledLearningRate0___specific___linear.bias"]) == 0.125
+    assert float(found["weightDecayScaleFactor0___specific___linear.bias"]) == pytest.approx(0.95)
 
 
 def test_offline_there_is_no_state_of_a_device() -> None:
@@ -300,6 +299,8 @@ def test_poptorchs_optimisers_are_known_by_their_class() -> None:
     assert isinstance(ours, optim.Optimizer) and not ours.has_state()
     assert not isinstance(torch.optim.Adam(model.parameters()), optim.Optimizer)
     ipu_exec.trainingModel(model, optimizer=ours).compile(X)
+    assert not ours.has_state()
+    ours.state_dict()
     assert ours.has_state()
 
 
@@ -310,3 +311,113 @@ def test_the_state_of_an_optimiser_of_pytorchs_is_refused() -> None:
         ours.load_state_dict(theirs)
     ours.load_state_dict({"ipu_state": None, "ipu_param": None, **theirs})
     assert ours.param_groups[0]["lr"] == 0.3
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return [line for line in found if "optimizer with" in line]
+
+
+def test_the_log_says_what_the_device_is_told_of_the_optimiser(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = linear_model()
+    caplog.set_level(logging.DEBUG, logger="ipu_exec")
+    made = optim.SGD(model.parameters(), lr=0.5, loss_scaling=2.0, accum_type=torch.float16)
+    executor = ipu_exec.trainingModel(model, optimizer=made)
+    assert not said(caplog), "there is no device yet"
+    executor.compile(X)
+    whole, group = said(caplog)
+    assert whole.startswith("Updating graph optimizer with SGD2, defaultLearningRate=0.5,")
+    assert "defaultMomentum=0 (const)" in whole
+    assert "defaultVelocityScaling=2 (const), " in whole and "lossScaling=2, " in whole
+    assert "accumType=float16, firstOrderMomentumAccumType=float32" in whole
+    assert group.startswith("Updating group 0 optimizer with SGD2, learningRate=0.5, momentum=0")
+    executor.setOptimizer(made)
+    assert not said(caplog), "nothing changed"
+    made.param_groups[0]["lr"] = 0.25
+    executor.setOptimizer(made)
+    assert "learningRate=0.25" in said(caplog)[1]
+
+
+def test_of_an_optimiser_of_pytorchs_defaults_are_constant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = linear_model()
+    caplog.set_level(logging.DEBUG, logger="ipu_exec")
+    made = torch.optim.AdamW(model.parameters(), lr=1.0)
+    ipu_exec.trainingModel(model, optimizer=made).compile(X)
+    whole, _ = said(caplog)
+    constants = {word.split("=")[0] for word in whole.split(", ") if word.endswith("(const)")}
+    assert constants >= {"defaultBeta1", "defaultBeta2", "defaultEps", "defaultWeightDecay"}
+    assert "defaultLearningRate" not in constants
+
+
+def test_the_state_is_read_where_the_device_went_on(caplog: pytest.LogCaptureFixture) -> None:
+    model = linear_model()
+    made = optim.Adam(model.parameters(), lr=0.1)
+    executor = ipu_exec.trainingModel(model, optimizer=made)
+    executor(X)
+    caplog.set_level(logging.DEBUG, logger="ipu_exec")
+    first = made.state_dict()
+    assert "Writing optimiser state tensors from IPU to host." in caplog.text
+    caplog.clear()
+    made.state_dict()
+    assert "Using cached optimiser state dict" in caplog.text
+    executor(X)
+    later = made.state_dict()["ipu_state"]["Accl1___linear.weight"]
+    assert not torch.equal(later, first["ipu_state"]["Accl1___linear.weight"])
+    caplog.clear()
+    made.load_state_dict(first)
+    executor.setOptimizer(made)
+    executor(X)
+    assert "Writing optimiser state tensors from host to IPU memory." in caplog.text
+    executor.detachFromDevice()
+    assert made.has_state()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, optim.SGD])
+def test_nesterov_is_torchs(kind: Any) -> None:
+    plain, model = linear_model(), linear_model()
+    wrapped = ipu_exec.trainingModel(
+        model, optimizer=kind(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    )
+    stepped = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    for _ in range(3):
+        wrapped(X)
+        stepped.zero_grad()
+        plain(X).backward()
+        stepped.step()
+    assert torch.equal(model.linear.weight, plain.linear.weight)
+
+
+def test_a_script_may_keep_its_own_under_the_name_step() -> None:
+    model = linear_model()
+    made: Any = optim.SGD(model.parameters(), lr=0.1)
+    made.step = 0
+    ipu_exec.trainingModel(model, optimizer=made)(X)
+    assert not torch.equal(model.linear.weight, linear_model().linear.weight)
+
+
+def test_arguments_that_are_none_were_not_given() -> None:
+    made = optim.Adam(parameters(), lr=0.1, accum_type=None, loss_scaling=None)
+    assert (made.accum_type, made.loss_scaling) == (torch.float32, 1.0)  # type: ignore[attr-defined]
+
+
+def test_automatic_loss_scaling_has_a_state_and_an_anchor() -> None:
+    model = linear_model().half()
+    made = optim.SGD(model.parameters(), lr=0.0, loss_scaling=2.0)
+    options = ipu_exec.Options().showCompilationProgressBar(False)
+    options.Training.setAutomaticLossScaling(True)
+    options.anchorTensor("scale", "finalLossScale", ipu_exec.OutputMode.Final)
+    executor = ipu_exec.trainingModel(model, options, made)
+    executor.compile(X.half())
+    assert "finalLossScale" in executor.getTensorNames()
+    scales = []
+    for _ in range(12):
+        factor = made.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
+        executor(X.half())
+        scales.append(float(executor.getAnchoredTensor("scale")))
+        assert scales[-1] == 2.0 * float(factor)
+    assert len(set(scales)) > 1, "it was changed meanwhile"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_input_groups_share_their_input() -> None:
         (lambda o: o.setAvailableMemoryProportion({"0": 0.2}), "'0' is no IPU"),
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 1.5}), "at most 1, not 1.5"),
         (lambda o: o.target("mk9"), "known: mk1, mk2, c600, bow"),
-        (lambda o: o.TensorLocations.numIOTiles(33), "even number from 32 to 192"),
+        (lambda o: o.TensorLocations.numIOTiles(33), "even number between 32 and 192"),
         (lambda o: o._Popart.setPatterns(["InPlace"]), "_Popart.setPatterns takes a dict"),
         (
             lambda o: o._Popart.set("defaultPrefetchBufferingDepth", 0),
@@ -282,7 +283,7 @@ def test_options_from_a_file(tmp_path: Path) -> None:
 def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "options.conf"
     path.write_text(f"replicationFactor(2)\n{line}\n")
-    with pytest.raises(Error, match=r"options\.conf:2"):
+    with pytest.raises(Error, match=r"line 2 of options\.conf"):
         Options().loadFromFile(path)
 
 
@@ -310,3 +311,129 @@ def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) 
     options.Precision.enableFloatingPointExceptions(False)
     options._Popart.set("groupNormStridedChannelGrouping", False)
     assert not recwarn.list
+
+
+# -- options as PopTorch's own tests use them ---
+
+
+def test_a_copy_of_options_in_use_can_be_changed() -> None:
+    given = poptorch.Options().deviceIterations(2)
+    poptorch.inferenceModel(torch.nn.Linear(1, 1), given)
+    with pytest.raises(AttributeError, match="frozen Options"):
+        given.deviceIterations(3)
+    copied = copy.deepcopy(given)
+    assert copied.deviceIterations(3).device_iterations == 3
+    copied.Training.gradientAccumulation(5)
+    assert given.Training.gradient_accumulation == 1
+
+
+def test_a_wrapped_model_says_its_output_mode() -> None:
+    model = torch.nn.Linear(1, 1)
+    given = poptorch.Options()
+    training = poptorch.trainingModel(model, given)
+    inference = poptorch.inferenceModel(model, given)
+    assert given.defaultOutputMode()
+    assert training.options.output_mode is poptorch.OutputMode.Final
+    assert inference.options.output_mode is poptorch.OutputMode.All
+
+
+def test_a_model_name_names_the_folder_of_the_report(tmp_path: Path) -> None:
+    options = poptorch.Options().enableProfiling(tmp_path).modelName("mine")
+    poptorch.inferenceModel(torch.nn.Linear(2, 2), options).compile(torch.ones(1, 2))
+    assert (tmp_path / "mine" / "profile.pop").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"deviceIterations": 2}, lambda o: o.deviceIterations(2)),
+        (
+            {"Precision.enableFloatingPointExceptions": True},
+            lambda o: o.Precision.enableFloatingPointExceptions(True),
+        ),
+        (
+            {"connectionType": "ConnectionType.OnDemand"},
+            lambda o: o.connectionType(poptorch.ConnectionType.OnDemand),
+        ),
+        ({"_Popart.set": ["cachePath", "a.b"]}, lambda o: o._Popart.set("cachePath", "a.b")),
+    ],
+)
+def test_the_environment_gives_defaults(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], wanted: Any
+) -> None:
+    expected = poptorch.Options()
+    plain = repr(expected)
+    wanted(expected)
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", json.dumps(given))
+    assert repr(poptorch.Options()) == repr(expected) != plain
+
+
+def test_a_file_of_options_may_call_poptorchs_constructors(tmp_path: Path) -> None:
+    file = tmp_path / "mine.conf"
+    file.write_text(
+        "setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage('a').ipu(1)))  # here\n"
+        "TensorLocations.setWeightLocation(\n".rstrip("(\n")
+        + "(poptorch.TensorLocationSettings().useOnChipStorage(False))\n"
+    )
+    options = poptorch.Options().loadFromFile(file)
+    assert repr(options.execution_strategy) == "ShardedExecution(Stage('a').ipu(1))"
+    assert options.TensorLocations.location_weight["onChip"] == 0
+    file.write_text("deviceIterations(1)\n\noutputMode(poptorch.OutputMode.All\n")
+    with pytest.raises(
+        poptorch.options.ConfigFileError, match=r"SyntaxError at line 3 of mine\.conf"
+    ):
+        poptorch.Options().loadFromFile(file)
+    file.write_text("setExecutionStrategy(os.system('true'))\n")
+    with pytest.raises(poptorch.options.ConfigFileError, match=r"line 1 of mine\.conf"):
+        poptorch.Options().loadFromFile(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("asdf", True, "Unknown bool option asdf"),
+        ("asdf", 1.5, "Unknown floating point option asdf"),
+        ("dotChecks", object(), "Unknown value type object for option dotChecks"),
+    ],
+)
+def test_settings_that_popart_does_not_have_are_refused(name: str, value: Any, says: str) -> None:
+    options = poptorch.Options()
+    options._Popart.set(name, value)
+    with pytest.raises(poptorch.Error, match=says):
+        poptorch.poptorch_core._validateOptions(options.toDict())
+    with pytest.raises(poptorch.Error, match=says):
+        poptorch.inferenceModel(torch.nn.Linear(1, 1), options).compile(torch.ones(1, 1))
+
+
+def test_the_log_says_options_in_poptorchs_words(caplog: pytest.LogCaptureFixture) -> None:
+    options = poptorch.Options().deviceIterations(3).enableSyntheticData(True)
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    options._Popart.set("dotChecks", ["FINAL"])
+    options._Popart.set("reportOptions", {"a": "b"})
+    options.TensorLocations.setWeightLocation(
+        poptorch.TensorLocationSettings().useOnChipStorage(False)
+    )
+    caplog.set_level("DEBUG", logger="ipu_exec")
+    poptorch.inferenceModel(torch.nn.Linear(1, 1), options).compile(torch.ones(3, 1))
+    said = [record.getMessage() for record in caplog.records]
+    for line in (
+        "poptorch.Options set device_iterations to value 3",
+        "poptorch.Options set execution_mode to value 1",
+        "poptorch.Options set syntheticDataMode to value 2",
+        "poptorch.Options set auto_round_num_ipus to value false",
+        "poptorch.Options added FINAL to dotChecks",
+        "poptorch.Options set reportOptions[a] to b",
+        "Setting onChip to 0 for location location_weight",
+    ):
+        assert line in said
+
+
+def test_names_of_poptorchs_own_modules() -> None:
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(2, 5)
+    assert options.Distributed.distributed_process_id == 2
+    assert options.Distributed.num_distributed_processes == 5
+    assert isinstance(options.Distributed, poptorch.options._DistributedOptions)
+    assert poptorch.options.ShardedExecution is poptorch.ShardedExecution
+    options._Popart.set("autoRecomputation", 2)
+    assert options._Popart.options["autoRecomputation"] == 2

@@ -292,3 +292,22 @@ def test_a_script_without_a_model_has_nothing_to_put_on_ipus(tmp_path: Path) -> 
         "leave one of them out"
         in ipu_run("--num-ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr
     )
+
+
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "import os\nimport poptorch\n\n"
+        "def test_it():\n    assert poptorch.Options().deviceIterations(2).device_iterations == 2\n"
+        "    assert os.environ['IPUSCOPE_LENIENT'] == '1'\n"
+    )
+    words = ["--lenient", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "ipu_exec.run", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1 passed" in ran.stdout

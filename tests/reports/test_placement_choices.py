@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import ipu_exec
+from examples.models import bert
 from ipu_exec.placement_file import StageChoice, load
 from profiler import open_report
-from profiler.rebalance import Costs, parse_assignment, profiled, what_if
+from profiler.rebalance import (
+    Assignment,
+    Costs,
+    parse_assignment,
+    placement_file,
+    profiled,
+    what_if,
+)
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.verdict import MARGIN
+from reports.cli import main as ipu_report
 from tests.reports.test_cli import say
 from tests.reports.test_rebalance import script
 
@@ -125,3 +137,84 @@ def test_proportions_of_the_file_go_before_the_scripts(tmp_path: Path) -> None:
     path.write_text(json.dumps(file))
     with pytest.raises(ipu_exec.Error, match="between 0 and 1"):
         load(path)
+
+
+def test_the_files_accumulation_goes_before_the_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    file: dict[str, object] = {
+        "format": "ipuscope placement",
+        "version": 2,
+        "stages": [{"ipu": 0, "blocks": ["A"]}],
+        "accumulation": 24,
+    }
+    path.write_text(json.dumps(file))
+    options = ipu_exec.Options().loadPlacement(path)
+    options.Training.gradientAccumulation(8)
+    assert options.Training.gradient_accumulation == 24
+    file["accumulation"] = 0
+    path.write_text(json.dumps(file))
+    with pytest.raises(ipu_exec.Error, match="'accumulation' is a number"):
+        load(path)
+
+
+def test_blocks_that_move_keep_their_memory_proportion(tmp_path: Path) -> None:
+    """Of two IPUs that have 2 % and 60 %: cycles and tiles are those of the plans as profiled."""
+    torch.manual_seed(0)
+    example = bert.example(replace(bert.TINY, hidden=256, intermediate=1024))
+
+    def compiled(options: ipu_exec.Options, folder: Path) -> Path:
+        options.setAvailableMemoryProportion({"IPU0": 0.02, "IPU1": 0.6})
+        options.showCompilationProgressBar(False).enableProfiling(folder)
+        options.Training.gradientAccumulation(8)
+        adam = ipu_exec.optim.AdamW(example.module.parameters(), lr=1e-3)
+        model = ipu_exec.trainingModel(example.module, options, adam)
+        model.compile(*example.inputs(8 * 8))
+        model.destroy()
+        return folder / "training"
+
+    blocks = example.blocks
+    strategy = ipu_exec.PipelinedExecution(
+        ipu_exec.Stage(*blocks[:3]).ipu(0), ipu_exec.Stage(*blocks[3:]).ipu(1)
+    )
+    before = compiled(ipu_exec.Options().setExecutionStrategy(strategy), tmp_path / "before")
+    file = tmp_path / "placement.json"
+    with open_report(before) as report:
+        costs = Costs.from_report(report)
+        moved = Assignment((0, 2), (0, 1))
+        content = placement_file(costs, moved)
+        promised = what_if(costs, moved)
+    assert content["stages"][1]["memory_proportions"] == {blocks[2]: 0.02}
+    assert any(blocks[2] in note and "0.02" in note for note in promised.notes)
+    file.write_text(json.dumps(content))
+    after = compiled(ipu_exec.Options().loadPlacement(file), tmp_path / "after")
+    with open_report(after) as report:
+        obtained = Costs.from_report(report)
+        assert what_if(obtained, profiled(obtained)).total == pytest.approx(
+            promised.total, rel=0.005
+        )
+        for one in promised.memory:
+            fullest = int(report.tiles(one.ipu)["total"].max())
+            assert abs(one.nbytes - fullest) <= MARGIN * one.limit
+        # and what comes of that profile keeps it too
+        assert obtained.block_proportion(2) == 0.02
+
+
+def test_the_best_splits_are_compiled_and_the_quickest_is_written(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "placement.json"
+    script_words = "examples/mnist_pipeline.py --epochs 1"
+    words = ("rebalance", "--verify", 2, "--stages", 3, "--script", script_words, "--json")
+    page = json.loads(say(capsys, *words, "-o", path, demo / "training"))[0]
+    rows = page["verified"]
+    assert len(rows) == 2 and len({row["split"] for row in rows}) == 2
+    assert rows[0]["cycles"] <= rows[1]["cycles"]
+    for row in rows:
+        assert row["answer"] == "fits"
+        assert row["predicted"] == pytest.approx(row["cycles"], rel=0.005)
+    sizes = [len(stage["blocks"]) for stage in json.loads(path.read_text())["stages"]]
+    assert "-".join(map(str, sizes)) == rows[0]["split"]
+
+
+def test_no_script_is_no_compile(demo: Path) -> None:
+    assert ipu_report(["rebalance", "--verify", "2", str(demo / "training")]) == 2

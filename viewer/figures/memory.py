@@ -417,6 +417,7 @@ def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
                 "y": 1,
                 "yanchor": "top",
                 "traceorder": "normal",
+                "maxheight": 0.9,  # else half, and a bar to scroll it
                 "font": {"size": 11},
             },
             xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},

@@ -107,6 +107,7 @@ def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.B
     executor = poptorch.inferenceModel(model, made)
     for _ in range(64):
         executor(torch.ones(4 * replicas, 2).half())
+    executor.copyWeightsToHost()
     return model
 
 
@@ -131,9 +132,12 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
     model = nn.BatchNorm1d(2, affine=False, momentum=0.5).half()
     executor = poptorch.inferenceModel(model, made)
     executor(torch.ones(4, 2).half())
+    executor.copyWeightsToHost()
     assert model.running_mean.tolist() == [0.5, 0.5]
     model.running_mean.fill_(3.0)
+    executor.copyWeightsToDevice()
     executor(torch.ones(4, 2).half())
+    executor.copyWeightsToHost()
     assert model.running_mean.tolist() == [2.0, 2.0]
 
 

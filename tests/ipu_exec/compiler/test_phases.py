@@ -18,6 +18,7 @@ import ipu_exec as poptorch
 import profiler
 from ipu_exec import Error, Liveness, Phase, Stage
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.session.compilation import compile_step
 from profiler import records, schedules
 from profiler.analysis import pipeline
 from profiler.insights import insights
@@ -311,3 +312,21 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
         ]
         table = pipeline.cycle_table(report)
         assert (table["work_cycles"] <= table["cycles"]).all()
+
+
+def test_accumulators_that_wait_are_reduced_one_after_another() -> None:
+    """With replicas: each comes to the chip for its own update, and none waits there for others."""
+    options = poptorch.Options().showCompilationProgressBar(False).replicationFactor(2)
+    strategy = poptorch.SerialPhasedExecution("L0", "L1", "L2")
+    strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)
+    options.setExecutionStrategy(strategy).Training.gradientAccumulation(2)
+    model = Mlp([16, 16, 16, 16], ipus=[0, 0, 0])
+    batch = torch.randn(4, 16), torch.randn(4, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = compile_step(model, batch, {}, options, optimizer, True)
+    assert all(body.task != schedules.REDUCE for body in made.tree.bodies)
+    (update,) = (body for body in made.tree.bodies if body.task == schedules.UPDATE)
+    purposes = [str(step.purpose) for step in update.steps]
+    assert purposes.count("all-reduce") == len(list(model.parameters()))
+    first = purposes.index("all-reduce")
+    assert "remote load" in purposes[:first] and "remote store" in purposes[first:]

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec import AutoStage, PipelinedExecution, Stage
+from ipu_exec import (
+    AutoStage,
+    ParallelPhasedExecution,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+)
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement import (
@@ -33,7 +39,7 @@ BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), Bloc
         (PipelinedExecution(AutoStage.AutoIncrement), [(0, ("a",)), (1, ("b", "c", "d"))]),
         (
             PipelinedExecution("a", "b", "c", "d"),
-            [(0, ("a",)), (1, ("b",)), (2, ("c",)), (3, ("d",))],
+            [(0, ("a",)), (1, ("b", "c")), (3, ("d",))],  # a Block's own IPU goes before the order
         ),
         (
             PipelinedExecution(Stage("a").ipu(0), Stage("b", "c").ipu(1), Stage("d").ipu(0)),
@@ -159,6 +165,66 @@ def test_misplacements_name_the_thing_and_the_way_out():
     assert "is on two IPUs" in error(Stage("L0", "L1"))
     with pytest.raises(ipu_exec.Error, match="cannot be on IPU 1 too"):
         Stage("a").ipu(0).ipu(1)
+
+
+REUSED = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "a@IPU2", 2, "a")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (ShardedExecution(), [(0, ("a",)), (1, ("b",)), (2, ("a@IPU2",))]),
+        (ShardedExecution("a", "b"), [(0, ("a",)), (2, ("a@IPU2",)), (1, ("b",))]),
+        (ShardedExecution(Stage("a").ipu(3), "b"), [(3, ("a", "a@IPU2")), (1, ("b",))]),
+        (ParallelPhasedExecution("a", "b"), [(0, ("a",)), (2, ("a@IPU2",)), (1, ("b",))]),
+        (PipelinedExecution("a", "b", "a@IPU2"), [(0, ("a",)), (1, ("b",)), (2, ("a@IPU2",))]),
+    ],
+)
+def test_a_block_that_begins_on_two_ipus_is_on_both(strategy, expected):
+    assert resolve_stages(strategy_options(strategy), REUSED) == [
+        StagePlace(ipu, blocks) for ipu, blocks in expected
+    ]
+
+
+class Reusing(torch.nn.Module):
+    """The Blocks of PopTorch's phased example: two IPUs to a phase, one Block name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        halves = [x, x]
+        for phase in range(2):
+            for half in range(2):
+                with ipu_exec.Block(str(phase), ipu_id=phase + 2 * half):
+                    halves[half] = self.layers[phase + 2 * half](halves[half]).relu()
+        with ipu_exec.Block("1", ipu_id=3):
+            return (halves[0] + halves[1]).sum()
+
+
+def compiled(model, strategy):
+    options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
+    options.Training.gradientAccumulation(8)
+    wrapped = ipu_exec.trainingModel(model, options)
+    wrapped.compile(torch.randn(16, 8))
+    return wrapped.executable
+
+
+@pytest.mark.parametrize("strategy", [ParallelPhasedExecution("0", "1"), ShardedExecution()])
+def test_a_phased_model_of_two_by_two_runs_on_four_ipus(strategy):
+    executable = compiled(Reusing(), strategy)
+    products = {}
+    for op, stage in zip(executable.graph.ops, executable.placement.op_stage, strict=True):
+        if op.aten == "aten.addmm.default":
+            products[op.module] = executable.placement.stages[stage].ipu
+    assert products == {"layers.0": 0, "layers.2": 2, "layers.1": 1, "layers.3": 3}
+    assert executable.placement.num_ipus == 4
+
+
+def test_a_pipeline_has_a_block_on_one_ipu():
+    with pytest.raises(ipu_exec.Error, match="Block '0' begins on IPU 0 and on IPU 2"):
+        compiled(Reusing(), PipelinedExecution())
 
 
 def test_depth_and_powers_of_two():

@@ -35,6 +35,7 @@ class Executable:
     cycles_per_call = 1234
     contents = ()
     graph = Graph()
+    placement = types.SimpleNamespace(attached_ipus=1)
 
     def __init__(self, fits: bool = True) -> None:
         self.fits = fits
@@ -375,6 +376,7 @@ def test_every_n_counts_micro_batches_through_the_call() -> None:
     every = options(2, 3).outputMode(OutputMode.All).randomSeed(0)
     _, all_losses = poptorch.trainingModel(model, every, OPTIMISERS["SGD"](model))(*data(MICRO * 6))
     assert torch.equal(losses, all_losses[1::2])
+    model = network()
     with pytest.raises(Error, match="6 micro-batches a replica"):
         poptorch.trainingModel(
             model, options(2, 3).outputMode(OutputMode.EveryN, 4), OPTIMISERS["SGD"](model)
@@ -429,6 +431,7 @@ def test_each_replica_has_its_own_running_statistics() -> None:
     model = poptorch.inferenceModel(inner, options(2, 1, 2).broadcastBuffers(False))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
     assert model(x).tolist() == [1.0, 10.0, 3.0, 30.0]
+    model.copyWeightsToHost()
     assert inner.seen.item() == 3.0
     assert model(x).tolist() == [4.0, 40.0, 6.0, 60.0]
     model.load_state_dict({"seen": torch.zeros(1)})
@@ -439,7 +442,9 @@ def test_replicas_of_a_batch_norm_need_no_leave_to_differ() -> None:
     model = nn.BatchNorm1d(2)
     with torch.random.fork_rng():
         x = torch.randn(8, 2)
-    poptorch.inferenceModel(model, options(1, 1, 2))(x)
+    wrapped = poptorch.inferenceModel(model, options(1, 1, 2))
+    wrapped(x)
+    wrapped.copyWeightsToHost()
     wanted = nn.BatchNorm1d(2)
     wanted(x[:4])
     torch.testing.assert_close(model.running_mean, wanted.running_mean)
@@ -507,10 +512,6 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
     ("change", "says"),
     [
         (
-            lambda m, x, y: (m.eval(), (x, y))[1],
-            "the mode of the model changed: expected train, got eval",
-        ),
-        (
             lambda m, x, y: (m.setOptimizer(OPTIMISERS["AdamW"](m.model)), (x, y))[1],
             "the optimiser changed",
         ),
@@ -553,7 +554,7 @@ def test_a_new_learning_rate_does_not_recompile(compiled: list[dict[str, Any]]) 
         (lambda m: m(data(24)[0][:, :0], data(24)[1]), r"Zero-sized tensors .* \[24, 0\]"),
         (lambda m: m.cycleCount(), "after compiling"),
         (lambda m: m.attachToDevice(), "after compiling"),
-        (lambda m: m.detachFromDevice(), "not attached"),
+        (lambda m: m.detachFromDevice(), "after compiling"),
         (lambda m: m.setOptimizer(nn.Linear(1, 1)), "not Linear"),
         (
             lambda m: m.setOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())),

@@ -327,9 +327,9 @@ def test_states_are_rounded_to_float16_where_that_is_their_type(
 
 def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
     """The smallest float16 is 6e-8: velocities of 1e-9 are lost, and kept when scaled by 2^20."""
-    model = line()
     gradient = torch.full((1, 4), 1e-9)
     for scaling, lost in ((1.0, True), (2.0**20, False)):
+        model = line()
         optimizer = poptorch.optim.SGD(
             model.parameters(),
             lr=1e-2,

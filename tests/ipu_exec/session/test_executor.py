@@ -258,14 +258,6 @@ def test_optimisers_that_no_fixed_program_can_be_are_refused(name: str, why: str
         poptorch.trainingModel(model, quiet(), getattr(torch.optim, name)(model.parameters()))
 
 
-def test_nesterov_is_refused_as_poptorch_does() -> None:
-    model = small()
-    with pytest.raises(ValueError, match="Nesterov momentum is currently not supported"):
-        poptorch.trainingModel(
-            model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-        )
-
-
 # -- anchored tensors ---
 
 

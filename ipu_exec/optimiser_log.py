@@ -1,0 +1,114 @@
+"""What an executor tells its device about the optimiser, in the debug log, in PopTorch's words.
+
+Attributes have PopART's names; "(const)" follows those that are compiled in [POPTORCH,
+python/_optimizer_attributes.py].
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling
+
+logger = logging.getLogger("ipu_exec")
+
+_POPART = {
+    "lr": "learningRate",
+    "momentum": "momentum",
+    "dampening": "dampening",
+    "weight_decay": "weightDecay",
+    "velocity_scaling": "velocityScaling",
+    "nesterov": "nesterov",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "alpha": "alpha",
+    "eps": "eps",
+    "max_weight_norm": "maxWeightNorm",
+}
+# What is compiled in of an optimiser of PyTorch's, which does not say: always, or at a value.
+_ALWAYS_CONSTANT = ("betas", "alpha", "nesterov")
+_CONSTANT_AT = {
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "velocity_scaling": 1.0,
+    "eps": 1e-8,
+    "loss_scaling": 1.0,
+}
+_ACCUMULATOR_TYPES = {
+    "accumType": (STATES["accumulator"],),
+    "firstOrderMomentumAccumType": (STATES["exp_avg"], STATES["momentum_buffer"]),
+    "secondOrderMomentumAccumType": (STATES["exp_avg_sq"],),
+}
+
+
+def described(optimizer: torch.optim.Optimizer, scales_automatically: bool) -> tuple[str, ...]:
+    """The optimiser, then each of its groups: what a device is told of them."""
+    kind = _kind(optimizer)
+    whole = [kind, *_attributes(optimizer, optimizer.defaults, "default")]
+    constant = _constant(optimizer, "loss_scaling", loss_scaling(optimizer))
+    said = " (const)" if constant and not scales_automatically else ""
+    whole.append(f"lossScaling={loss_scaling(optimizer):g}{said}")
+    for name, attributes in _ACCUMULATOR_TYPES.items():
+        dtypes = (getattr(optimizer, attribute, None) for attribute in attributes)
+        dtype = next((dtype for dtype in dtypes if dtype is not None), torch.float32)
+        whole.append(f"{name}={str(dtype).removeprefix('torch.')}")
+    whole.append(f"useTfVariant={int(getattr(optimizer, 'use_tf_variant', False))}")
+    whole.append(f"maxGradNorm={getattr(optimizer, 'max_grad_norm', float('inf')):g}")
+    groups = [[kind, *_attributes(optimizer, group, "")] for group in optimizer.param_groups]
+    return tuple(", ".join(words) for words in (whole, *groups))
+
+
+def log(lines: tuple[str, ...]) -> None:
+    """Say that the device is told of an optimiser as `described`."""
+    whole, *groups = lines
+    logger.debug("Updating graph optimizer with %s", whole)
+    for number, group in enumerate(groups):
+        logger.debug("Updating group %d optimizer with %s", number, group)
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """PopTorch's name of it: SGD1 keeps velocities and gradients in one tensor, SGD2 apart."""
+    name = type(optimizer).__name__.upper()
+    if isinstance(optimizer, torch.optim.SGD):
+        return "SGD1" if accumulates_in_velocity(optimizer) else "SGD2"
+    if optimizer.defaults.get("centered"):
+        name += "_CENTERED"
+    return name if getattr(optimizer, "bias_correction", True) else f"{name}_NO_BIAS"
+
+
+def _attributes(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], prefix: str
+) -> Iterator[str]:
+    for name, value in _values(optimizer, group):
+        theirs = _POPART[name]
+        said = f"{prefix}{theirs[0].upper()}{theirs[1:]}" if prefix else theirs
+        of = "betas" if name.startswith("beta") else name
+        constant = " (const)" if _constant(optimizer, of, value) else ""
+        yield f"{said}={float(value):g}{constant}"
+
+
+def _values(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
+) -> Iterator[tuple[str, float]]:
+    own = dict(group)
+    if "betas" in own:
+        own["beta1"], own["beta2"] = own["betas"]
+    if isinstance(optimizer, torch.optim.SGD) and not accumulates_in_velocity(optimizer):
+        own["velocity_scaling"] = loss_scaling(optimizer)  # apart, velocities are as the gradients
+    if getattr(optimizer, "max_weight_norm", None) is not None:
+        own.setdefault("max_weight_norm", getattr(optimizer, "max_weight_norm", None))
+    yield from ((name, own[name]) for name in _POPART if own.get(name) is not None)
+
+
+def _constant(optimizer: torch.optim.Optimizer, name: str, value: Any) -> bool:
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None and name != "lr":
+        return bool(attributes.isConstant(name))
+    at = 1e-2 if name == "weight_decay" and type(optimizer).__name__ == "AdamW" else None
+    at = _CONSTANT_AT.get(name) if at is None else at
+    return name in _ALWAYS_CONSTANT or (at is not None and float(value) == at)

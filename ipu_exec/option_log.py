@@ -1,0 +1,229 @@
+"""Options in the debug log as PopTorch says them, and PopART's settings checked by their names.
+
+PopTorch hands options to PopART by names of its own or PopART's, and says each in the debug log
+[POPTORCH, popart_compiler/source/SessionOptions.cpp]: "poptorch.Options set NAME to value V".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+from ipu_exec.annotations import PhasedExecution, ShardedExecution
+from ipu_exec.errors import Error
+from ipu_exec.options import Options
+
+logger = logging.getLogger("ipu_exec")
+
+
+def _listed(names: str) -> list[str]:
+    return names.split()
+
+
+# Of PopART's SessionOptions, those that PopTorch knows, by the kind of value that they take.
+_BATCHES = "batchSerializationSettings."
+_SCALING = "automaticLossScalingSettings."
+_FLAGS = _listed(
+    """
+    enableExplicitIR enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState
+    strictOpVersions opxAliasChecking opxModifyChecking dotOpNames exportPoplarComputationGraph
+    exportPoplarVertexGraph separateCallOpPdfs enableOutlining enableOutliningCopyCostPruning
+    rearrangeAnchorsOnHost rearrangeStreamsOnHost enablePrefetchDatastreams
+    enableNonStableSoftmax enableReplicatedGraphs enableGradientAccumulation
+    instrumentWithHardwareCycleCounter enablePipelining disableGradAccumulationTensorStreams
+    disableOptimizerStateTensorStreams compileEngine constantWeights enableEngineCaching
+    enableMergeExchange enableFloatingPointChecks enableStochasticRounding
+    ensureFp32LossScaleTensor explicitRecomputation enableExplicitMainLoops useHostCopyOps
+    aliasZeroCopy delayVarUpdates enableFullyConnectedPass enableSerializedMatmuls
+    enableStableNorm decomposeGradSum enableDistributedReplicatedGraphs groupHostSync
+    enableSupportedDataTypeCasting groupNormStridedChannelGrouping
+    scheduleNonWeightUpdateGradientConsumersEarly
+    replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+    replicatedCollectivesSettings.mergeAllReduceCollectives
+    """
+)
+_FLAGS += [
+    _SCALING + "enabled",
+    *(
+        f"{_BATCHES}concatOn{what}Change"
+        for what in ("VirtualGraph", "ExecutionPhase", "PipelineStage")
+    ),
+]
+_NUMBERS = _listed(
+    """
+    autodiffSettings.stitchStrategy autoRecomputation mergeVarUpdate virtualGraphMode
+    syntheticDataMode subgraphCopyingStrategy accumulationAndReplicationReductionType
+    meanAccumulationAndReplicationReductionStrategy executionPhaseSettings.phases
+    executionPhaseSettings.stages firstDotOp finalDotOp numIOTiles mergeVarUpdateMemThreshold
+    looseThresholdAtPeak accumulationFactor swapLimitScheduler globalReplicationFactor
+    globalReplicaOffset defaultBufferingDepth defaultPrefetchBufferingDepth
+    compilationProgressTotal transitiveClosureOptimizationThreshold
+    accumulateOuterFragmentSettings.schedule
+    """
+)
+_NUMBERS += [_SCALING + "gradientTensorTrackingMethod", _SCALING + "updatePeriod"]
+_NUMBERS += [_BATCHES + name for name in ("transformContext", "method", "batchSchedule", "factor")]
+_FRACTIONS = ["outlineSequenceBreakCost", "outlineThreshold", "timeLimitScheduler"]
+_FRACTIONS += [_SCALING + "thresholdUpperCountProportion", _SCALING + "binEdgeLocation"]
+_TEXTS = _listed(
+    """
+    logDir cachePath partialsTypeMatMuls customCodeletCompileFlags saveInitializersToFile
+    serializedPoprithmsShiftGraphsDir kahnTieBreaker
+    """
+)
+_LISTS = _listed(
+    """
+    dotChecks hardwareInstrumentations customCodelets updatableNamedBuffers
+    accumulateOuterFragmentSettings.excludedVirtualGraphs
+    """
+)
+_TABLES = "engineOptions reportOptions convolutionOptions matmulOptions lstmOptions gclOptions"
+_KINDS = {
+    "bool": _FLAGS,
+    "uint64": [*_NUMBERS, *_FLAGS],
+    "floating point": [*_FRACTIONS, *_NUMBERS],
+    "string": _TEXTS,
+    "set / vector": _LISTS,
+    "map": _TABLES.split(),
+}
+_OWN = ("patterns", "patterns_level", "patternsLevel")  # set by `Options._Popart.setPatterns`
+_PHASED, _SHARDED, _PIPELINED = 2, 1, 0
+
+
+def log_options(options: Options) -> None:
+    """Say every option in the debug log. Error for a setting that PopART does not have."""
+    settings = check_popart(options._Popart.settings)
+    if options.use_model is not None:
+        state = "Enabled" if options.use_model else "Disabled"
+        logger.info("From the user configuration: Ipu model: %s", state)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    for name, value in {**dict(_named(options)), **settings}.items():
+        _log(name, value)
+    for tensors, location in options.TensorLocations.toDict().items():
+        for name, value in location.named().items() if tensors != "num_io_tiles" else ():
+            logger.debug("Setting %s to %d for location %s", name, value, tensors)
+
+
+def validate(named: Mapping[str, Any]) -> None:
+    """Check and say what `Options.toDict` gave."""
+    prefix = "_Popart."
+    settings = {
+        name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)
+    }
+    for name, value in check_popart(settings).items():
+        _log(name, value)
+    for name, value in named.items():
+        if "." not in name and isinstance(value, (bool, int, str)):
+            _log(name, value)
+
+
+def check_popart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """PopART's settings. Error for a name or a kind of value that it does not know."""
+    given = {name: value for name, value in settings.items() if name not in _OWN}
+    for name, value in given.items():
+        kind = _kind(name, value)
+        if name not in _KINDS[kind]:
+            raise Error(f"Unknown {kind} option {name}: PopART has no such setting")
+    return given
+
+
+def _kind(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, (int, Enum)):
+        return "uint64"
+    if isinstance(value, float):
+        return "floating point"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, (set, frozenset, list, tuple)):
+        return "set / vector"
+    if isinstance(value, Mapping):
+        return "map"
+    raise Error(f"Unknown value type {type(value).__name__} for option {name}")
+
+
+def _log(name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            logger.debug("poptorch.Options set %s[%s] to %s", name, key, item)
+    elif isinstance(value, (set, frozenset, list, tuple)):
+        for item in value:
+            logger.debug("poptorch.Options added %s to %s", item, name)
+    else:
+        said = str(value).lower() if isinstance(value, bool) else value
+        said = said.value if isinstance(said, Enum) else said
+        logger.debug("poptorch.Options set %s to value %s", name, said)
+
+
+def _named(options: Options) -> Iterator[tuple[str, Any]]:
+    """What is set, by the names under which PopTorch hands it on."""
+    for name in (
+        "replication_factor",
+        "device_iterations",
+        "output_mode",
+        "output_return_period",
+        "connection_type",
+        "sync_pattern",
+        "auto_round_num_ipus",
+        "input_group_size",
+        "broadcast_buffers",
+        "log_dir",
+    ):
+        yield name, options.toDict()[name]
+    yield "input_cgt", options.input_group_type.value
+    for name in ("random_seed", "ipu_id", "max_repeat_logs"):
+        if getattr(options, name) is not None:
+            yield name, getattr(options, name)
+    if options.use_model is not None:
+        yield "use_model", options.use_model
+    if options.model_name:
+        yield "model_name", options.model_name
+    yield from _strategy(options)
+    training = options.Training
+    yield "gradient_accumulation", training.gradient_accumulation
+    reduction = training.accumulation_and_replication_reduction_type
+    yield "accumulation_and_replication_reduction_type", reduction
+    strategy = training.mean_accumulation_and_replication_reduction_strategy
+    yield "meanAccumulationAndReplicationReductionStrategy", strategy
+    yield _SCALING + "enabled", training.automatic_loss_scaling
+    yield "num_distributed_processes", options.Distributed.numProcesses
+    yield "distributed_process_id", options.Distributed.processId
+    precision = options.Precision
+    yield "enableStochasticRounding", precision.stochastic_rounding
+    yield "enableFloatingPointChecks", precision.floating_point_exceptions
+    if precision.partials_type:
+        partials = {"float32": "float", "float16": "half"}[precision.partials_type]
+        yield "partialsTypeMatMuls", partials
+        yield "convolutionOptions", {"partialsType": partials}
+    yield from _on_and_off(options)
+
+
+def _strategy(options: Options) -> Iterator[tuple[str, Any]]:
+    strategy = options.execution_strategy
+    if isinstance(strategy, PhasedExecution):
+        yield "execution_mode", _PHASED
+        yield "serial_phases_execution", not strategy.parallel
+        yield "separate_backward_phase", strategy.separate_backward_phase
+        yield "tensors_liveness", strategy.liveness
+    else:
+        yield "execution_mode", _SHARDED if isinstance(strategy, ShardedExecution) else _PIPELINED
+
+
+def _on_and_off(options: Options) -> Iterator[tuple[str, Any]]:
+    if options.synthetic_data:
+        yield "syntheticDataMode", 2
+    if options.executable_cache:
+        yield "cachePath", options.executable_cache
+    yield "enableEngineCaching", bool(options.executable_cache)
+    if options.stable_norm:
+        yield "enableStableNorm", True
+    if options.log_cycle_count:
+        yield "instrumentWithHardwareCycleCounter", True
+    if options.TensorLocations.num_io_tiles:
+        yield "numIOTiles", options.TensorLocations.num_io_tiles
+    if options.updatable_named_buffers:
+        yield "updatableNamedBuffers", options.updatable_named_buffers

@@ -1,0 +1,121 @@
+"""What the device holds of a model's weights and buffers, where it is not what the host holds.
+
+PopTorch copies weights when it attaches to a device and when it is asked to, not at each call
+[POPTORCH, python/_poplar_executor.py]: what a script writes into a parameter afterwards is not seen
+until ``copyWeightsToDevice``. The tensors here are copy-on-write clones, so that nothing is held
+twice until one of the two is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+
+import torch
+
+logger = logging.getLogger("ipu_exec")
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Its parameters and buffers by name, each once; those without data on the host left out."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if _plain(tensor)}
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    return torch._lazy_clone(tensor.detach())
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether neither was written since one was cloned of the other."""
+    address = torch._C._data_address  # type: ignore[attr-defined]
+    return bool(address(one) == address(other)) and one.dtype is other.dtype
+
+
+class DeviceTensors:
+    """Weights and buffers on the device, by name; empty where there is no device."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+
+    def copy_to_device(self, host: Tensors) -> None:
+        """Hold what the host has now."""
+        self._held |= {name: _clone(tensor) for name, tensor in host.items()}
+
+    def copy_to_host(self, host: Tensors) -> None:
+        """Have the host's tensors hold what the device has."""
+        with torch.no_grad():
+            for name, tensor in self._differing(host).items():
+                tensor.copy_(self._held[name])
+
+    def release(self) -> None:
+        """Hold nothing: there is no device any more."""
+        self._held.clear()
+
+    def _differing(self, host: Tensors) -> dict[str, torch.Tensor]:
+        """The host's tensors that hold something else than the device."""
+        return {
+            name: tensor
+            for name, tensor in host.items()
+            if name in self._held
+            and tensor.shape == self._held[name].shape
+            and not _same(tensor, self._held[name])
+        }
+
+    @contextlib.contextmanager
+    def training(self, host: Tensors) -> Iterator[None]:
+        """Run a training call: it begins from what the device has, and the host follows it.
+
+        What the host was given meanwhile is lost, as it is where PopTorch copies the trained
+        weights to the host.
+        """
+        if not self._held:
+            yield
+            return
+        for name, tensor in self._differing(host).items():
+            if not torch.equal(tensor, self._held[name]):
+                logger.warning(
+                    "%s was changed on the host, and the device has not seen it: call"
+                    " copyWeightsToDevice() after changing weights. The change is lost",
+                    name,
+                )
+        self.copy_to_host(host)
+        self._held.clear()  # alone, a tensor is written without being copied
+        try:
+            yield
+        finally:
+            self.copy_to_device(host)
+
+    @contextlib.contextmanager
+    def inference(self, host: Tensors, buffers: Tensors) -> Iterator[None]:
+        """Run an inference call with what the device has; the host's tensors stay as they are.
+
+        ``buffers`` are those of ``host`` that the model may write.
+        """
+        if not self._held:
+            yield
+            return
+        differing = self._differing(host)
+        kept = {name: tensor.data for name, tensor in differing.items()}
+        for name, tensor in differing.items():
+            tensor.data = self._held[name]
+        self._held.clear()
+        before = {name: _clone(tensor) for name, tensor in buffers.items()}
+        try:
+            yield
+        finally:
+            self.copy_to_device(host)
+            written = [name for name, old in before.items() if not _same(buffers[name], old)]
+            with torch.no_grad():
+                for name in written:
+                    buffers[name].copy_(before[name])
+            for name, data in kept.items():
+                host[name].data = data

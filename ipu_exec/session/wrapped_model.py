@@ -1,0 +1,105 @@
+"""The user's module while a training model of it exists.
+
+PopTorch wraps a shallow copy, and gives the user's module a class that knows of its training
+[POPTORCH, python/_poplar_executor.py]: it cannot be wrapped a second time, may be told to
+``destroy()`` the training model, and says when its weights are asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+ALREADY_WRAPPED = (
+    "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model"
+    " to unwrap before wrapping again."
+)
+_WEIGHTS = ("_buffers", "_parameters", "forward")
+
+
+class Trainer(Protocol):
+    """What the user's module asks of its training model."""
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Have the module hold the trained weights; says whether they had to be copied."""
+
+    def destroy(self) -> None:
+        """Finish the training."""
+
+
+class Wrapped:
+    """Mixed into the class of a module that is being trained."""
+
+    _trainer_of_module: weakref.ref[Trainer]  # on the class, one for each module
+    _class_of_module: type[torch.nn.Module]
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Whether the training model's weights had to be copied."""
+        trainer = type(self)._trainer_of_module()
+        return trainer is not None and trainer.copyWeightsToHostIfNeeded()
+
+    def destroy(self) -> None:
+        """Finish the training model; the module can be wrapped again."""
+        trainer = type(self)._trainer_of_module()
+        if trainer is not None:
+            trainer.destroy()
+        unwrap(self)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _WEIGHTS:
+            object.__getattribute__(self, "copyWeightsToHostIfNeeded")()
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = super().__getattr__(name)  # type: ignore[misc]
+        if isinstance(attribute, (torch.nn.Module, torch.Tensor)):
+            self.copyWeightsToHostIfNeeded()
+        return attribute
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy or a file has the module as it was before it was wrapped."""
+        self.copyWeightsToHostIfNeeded()
+        return _unwrapped, (shallow_copy(self),)  # type: ignore[arg-type]
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    return module
+
+
+def wrap(module: torch.nn.Module, trainer: Trainer) -> None:
+    """Give the module such a class, which knows the training model without keeping it."""
+    base = type(module)
+    attributes = {
+        "_trainer_of_module": weakref.ref(trainer),
+        "_class_of_module": base,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
+    module.__class__ = type(base.__name__, (Wrapped, base), attributes)
+
+
+def unwrap(module: Any) -> None:
+    """Give it back its own class; nothing where it has that."""
+    if isinstance(module, Wrapped):
+        module.__class__ = type(module)._class_of_module  # type: ignore[assignment]
+
+
+def is_wrapped(module: Any) -> bool:
+    """Whether a training model of it exists, or did and was not destroyed."""
+    return isinstance(module, Wrapped)
+
+
+def trainer_of(module: Any) -> Any:
+    """The training model of a wrapped module; None where there is none (any more)."""
+    return type(module)._trainer_of_module() if isinstance(module, Wrapped) else None
+
+
+def shallow_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """The module's own attributes apart, and weights and modules inside shared, as in PopTorch."""
+    kind = type(module)._class_of_module if isinstance(module, Wrapped) else type(module)
+    copied = kind.__new__(kind)
+    vars(copied).update(vars(module))
+    return copied

@@ -1,0 +1,1 @@
+"""PopTorch's own tests, unchanged, on IPUscope: ``python -m tools.poptorch_suite CHECKOUT``."""

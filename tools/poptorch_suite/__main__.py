@@ -1,0 +1,96 @@
+"""Run PopTorch's own tests on IPUscope, and say what came of them.
+
+``python -m tools.poptorch_suite CHECKOUT`` takes a checkout of graphcore/poptorch; the suite's code
+stays there. A file a process, since some tests remove the folder that they run in. It goes on where
+it stopped: ``--outcomes`` names the file that says what is done. ``--page`` prints
+docs/poptorch-suite.md of it, without running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tools.poptorch_suite import outcomes as results
+from tools.poptorch_suite.page import page
+from tools.poptorch_suite.plugin_name import OUTCOMES_VARIABLE, PLUGIN
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERNALS = ROOT / "tests" / "poptorch" / "internals.txt"
+SECONDS_PER_TEST = 90
+MOST_CRASHES = 5  # of a file: each costs the test it was in
+_STAND_IN = "from ipu_exec.stand_in import stand_in\n\nstand_in()\n"
+_NOT_TESTS = ("generate_test_file.py", "test_doc_urls.py")  # the latter reads web pages
+
+
+def main() -> int:
+    """1 where a test failed that should pass."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkout", type=Path, help="of graphcore/poptorch")
+    parser.add_argument("files", nargs="*", help="of its tests/; all of them by default")
+    parser.add_argument("--outcomes", type=Path, default=Path("poptorch-suite.jsonl"))
+    parser.add_argument("--page", action="store_true", help="print the page; run nothing")
+    parser.add_argument(
+        "--causes", action="store_true", help="print failures by cause; run nothing"
+    )
+    args = parser.parse_intermixed_args()
+    tests = args.checkout / "tests"
+    if not (tests / "conftest.py").exists():
+        parser.error(f"{tests} has no conftest.py: give a checkout of graphcore/poptorch")
+    outcomes = args.outcomes.resolve()
+    if not args.page and not args.causes:
+        for file in args.files or test_files(tests):
+            run(tests, file, outcomes)
+    done, known = results.read(outcomes), results.reasons(INTERNALS)
+    if args.page:
+        print(page(done, known, datetime.date.today()))
+    elif args.causes:
+        print_causes(done, known)
+    counts = sum(results.by_file(done, known).values(), Counter())
+    print(dict(counts), file=sys.stderr)
+    return int(counts["failed"] > 0)
+
+
+def test_files(tests: Path) -> list[str]:
+    """Every file with tests, relative to the folder."""
+    found = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
+    return sorted(str(path.relative_to(tests)) for path in found if path.name not in _NOT_TESTS)
+
+
+def run(tests: Path, file: str, outcomes: Path) -> None:
+    """Run what is not done of one file, anew where its process was ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "poptorch.py").write_text(_STAND_IN)  # for what the tests start themselves
+        path = os.pathsep.join([str(ROOT), folder, os.environ.get("PYTHONPATH", "")])
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        environment = {**os.environ, "PYTHONPATH": path, "PATH": programs, "OMP_NUM_THREADS": "1"}
+        environment[OUTCOMES_VARIABLE] = str(outcomes)
+        words = ["-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:dash"]
+        words += ["--continue-on-collection-errors", "--extended-tests", "-q", "--tb=short"]
+        words += ["--timeout", str(SECONDS_PER_TEST), file]
+        for _ in range(MOST_CRASHES):
+            ran = subprocess.run(
+                [sys.executable, "-m", "pytest", *words], cwd=tests, env=environment, check=False
+            )
+            if 0 <= ran.returncode <= 1 or ran.returncode == 5:  # 5: nothing was left to run
+                return
+
+
+def print_causes(done: dict[str, results.Outcome], known: list[results.Reason]) -> None:
+    """Failures that are not excused: how many have the same last words, and the first of them."""
+    failed = [test for test in done.values() if test.kind in ("failed", "cut")]
+    failed = [test for test in failed if not results.excused(test, known)]
+    causes = Counter(results.cause(test.text) for test in failed)
+    for words, count in causes.most_common():
+        example = next(test.test for test in failed if results.cause(test.text) == words)
+        print(f"{count:4} {words}   [{example}]")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
