@@ -17,6 +17,7 @@ from pathlib import Path
 
 from profiler import analysis, open_report, units
 from reports.cli import main as report_command
+from reports.cli.common import find_one
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,7 +98,7 @@ def row(exhibit: Exhibit, folder: Path) -> str:
 
 def facts(profile: Path) -> Iterator[str]:
     """Machine, time of a weight update, speed, slowest stage."""
-    with open_report(profile) as report:
+    with open_report(find_one(str(profile))) as report:
         pace, target = analysis.pace(report), report.target
         yield f"{units.count(target.num_ipus, 'IPU')}, {target.name}"
         yield f"{pace.cycles:,} cycles, {units.seconds(pace.cycles / target.clock_hz)}"

@@ -83,6 +83,7 @@ def squeezed(words: str) -> str:
 def take_pictures(folder: Path) -> None:
     """The pictures of the page, light and dark."""
     from profiler import open_report
+    from reports.cli.common import find_one
     from viewer import create_app
     from viewer.screenshots import find_browser, serving, take
 
@@ -90,7 +91,8 @@ def take_pictures(folder: Path) -> None:
     if browser is None:
         raise SystemExit("no chromium, hence no pictures: make browser")
     for name, profile, path in PICTURES:
-        with open_report(folder / profile) as report, serving(create_app(report)) as address:
+        found = find_one(str(folder / profile))
+        with open_report(found) as report, serving(create_app(report)) as address:
             for file in take(address, [(path, name)], ROOT / "docs" / "images", browser, TIMEOUT):
                 print(file)
     make_tour()
