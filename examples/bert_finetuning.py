@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     )  # stays as pretrained: its optimiser states would fill an IPU
     annotate(model, args.stages)
 
-    options = common.options(args, "BERT fine-tuning")
+    options = common.options(args)
     samples = args.micro_batch * options.batch_factor
     loader = poptorch.DataLoader(
         options, Sentences(args.steps * samples, config, 0), args.micro_batch, shuffle=True
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     common.say_speed(training, samples)
     training.destroy()
 
-    options = common.options(args, "BERT validation", training=False)
+    options = common.options(args, training=False)
     loader = poptorch.DataLoader(
         options, Sentences(64 * args.accumulation, config, 1), args.micro_batch
     )

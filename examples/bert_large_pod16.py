@@ -57,7 +57,7 @@ def stages(layers: Sequence[int]) -> poptorch.PipelinedExecution:
 
 def options(setting: Setting, replicas: int) -> poptorch.Options:
     """The configuration's."""
-    made = poptorch.Options().modelName("BERT-Large").replicationFactor(replicas).randomSeed(0)
+    made = poptorch.Options().replicationFactor(replicas).randomSeed(0)
     made.setExecutionStrategy(stages(setting.layers))
     made.Training.gradientAccumulation(setting.accumulation)
     made.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)

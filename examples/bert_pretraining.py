@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     torch.manual_seed(0)
     config = bert.TINY if args.tiny else bert.LARGE if args.large else bert.BASE
     example = bert.example(config)
-    options = common.options(args, f"BERT pretraining, {config.layers} layers").replicationFactor(
-        args.replicas
-    )
+    options = common.options(args).replicationFactor(args.replicas)
     options.setExecutionStrategy(split(example, args.stages))
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
     options.TensorLocations.setOptimizerLocation(

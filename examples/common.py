@@ -57,14 +57,12 @@ def parser(
     return made
 
 
-def options(args: argparse.Namespace, name: str, training: bool = True) -> poptorch.Options:
+def options(args: argparse.Namespace, training: bool = True) -> poptorch.Options:
     """The options that the arguments ask for.
 
     A pipeline's micro-batches are accumulated, or iterated in inference.
     """
-    made = (
-        poptorch.Options().modelName(name).target(args.target).randomSeed(0).autoRoundNumIPUs(True)
-    )
+    made = poptorch.Options().target(args.target).randomSeed(0).autoRoundNumIPUs(True)
     if training:
         made.Training.gradientAccumulation(args.accumulation)
     else:

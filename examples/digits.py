@@ -31,7 +31,7 @@ class ConvStage(nn.Module):
         return functional.relu(functional.max_pool2d(self.conv(x), 2))
 
 
-class Network(nn.Module):
+class Mnist(nn.Module):
     """Images [n, 1, 28, 28] to logits [n, 10]; with labels, the loss too."""
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     example = gpt2.example(config)
     network = example.module
     assert isinstance(network, gpt2.Gpt2)
-    options = common.options(args, "GPT-2 small").setExecutionStrategy(split(example, args.stages))
+    options = common.options(args).setExecutionStrategy(split(example, args.stages))
     samples = args.micro_batch * options.batch_factor
     text = Text(args.text.read_text(), config.sequence, args.steps * samples)
     if len(text.letters) > config.vocabulary:

@@ -40,7 +40,7 @@ def phases(blocks: Sequence[str], pipeline: int) -> list[poptorch.Phase]:
 
 def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) -> poptorch.Options:
     """Everything waits in streaming memory, in parts on the replicas where it is large."""
-    made = poptorch.Options().modelName("GPT-3 175B").replicationFactor(replicas)
+    made = poptorch.Options().replicationFactor(replicas)
     made.tensorSharding(shards, gpt3.plan()).randomSeed(0)
     strategy = poptorch.SerialPhasedExecution(*phases(blocks, pipeline))
     strategy.setTensorsLiveness(poptorch.Liveness.OffChipAfterEachPhase)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         (64, 16, 6) if args.tiny else (10_000, args.hidden, args.sequence)
     )
     network = lstm.Lstm(vocabulary, hidden, layers=2)
-    options = common.options(args, "LSTM").setExecutionStrategy(phases(args.parallel))
+    options = common.options(args).setExecutionStrategy(phases(args.parallel))
     optimizer = poptorch.optim.SGD(network.parameters(), lr=1.0, max_grad_norm=5.0)
     model = poptorch.trainingModel(network, options, optimizer)
     samples = 4 * options.batch_factor

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from digits import Network, ShiftedDigits, load_mnist, load_small_digits  # type: ignore[import-not-found]
+from digits import Mnist, ShiftedDigits, load_mnist, load_small_digits  # type: ignore[import-not-found]
 from torch.utils.data import Dataset, TensorDataset
 
 import ipu_exec as poptorch
@@ -40,7 +40,6 @@ def make_options(args: argparse.Namespace, training: bool) -> poptorch.Options:
     options.outputMode(poptorch.OutputMode.All)
     options.randomSeed(args.seed)
     options.target(args.target)
-    options.modelName("MNIST pipeline")
     if training:
         options.Training.gradientAccumulation(args.gradient_accumulation)
         if args.offload_optimiser:
@@ -53,7 +52,7 @@ def make_options(args: argparse.Namespace, training: bool) -> poptorch.Options:
 
 
 def train(
-    network: Network, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
+    network: Mnist, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
 ) -> None:
     """Train, printing loss and accuracy of each epoch."""
     options = make_options(args, training=True)
@@ -98,7 +97,7 @@ def train(
 
 
 def test(
-    network: Network, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
+    network: Mnist, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace
 ) -> float:
     """Accuracy on images that were not trained on, by an inference model."""
     options = make_options(args, training=False)
@@ -213,7 +212,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     loaded = load_mnist(args.data) if args.data else load_small_digits(args.seed)
     train_images, train_labels, test_images, test_labels = loaded
-    network = Network()
+    network = Mnist()
     try:
         train(network, train_images, train_labels, args)
         accuracy = test(network, test_images, test_labels, args)

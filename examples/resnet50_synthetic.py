@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
 
     torch.manual_seed(0)
     example = build("resnet-50", tiny=args.tiny)
-    options = common.options(args, "ResNet-50").replicationFactor(args.replicas)
+    options = common.options(args).replicationFactor(args.replicas)
     options.setExecutionStrategy(split(example, args.stages))
     options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(args.stages)})
     options.Precision.setPartialsType(torch.half)

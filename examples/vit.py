@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     torch.manual_seed(0)
     example = build("vit-b16", tiny=args.tiny)
     module = example.module.half()
-    options = common.options(args, "ViT-B/16").setExecutionStrategy(split(example, args.stages))
+    options = common.options(args).setExecutionStrategy(split(example, args.stages))
     options.Training.setAutomaticLossScaling(True)
     options.Precision.enableStochasticRounding(True)
     options.anchorTensor("update", "UpdatedVar___classify.weight")

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     layers = (1, 1, 1, 1) if args.tiny else LARGE_LAYERS
     example = bert.example(bert.TINY if args.tiny else bert.LARGE)
     accumulation = 16 if args.tiny else ACCUMULATION
-    options = poptorch.Options().modelName("BERT-Large, POD16").replicationFactor(REPLICAS)
+    options = poptorch.Options().replicationFactor(REPLICAS)
     options.setExecutionStrategy(strategy(layers))
     options.Training.gradientAccumulation(accumulation)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)

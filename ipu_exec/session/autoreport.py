@@ -38,9 +38,17 @@ class ProfileSession:
     """
 
     def __init__(
-        self, options: Options, executable: Executable, folder: str, peers: Sequence[Peer] = ()
+        self,
+        options: Options,
+        executable: Executable,
+        folder: str,
+        model: str,
+        peers: Sequence[Peer] = (),
     ) -> None:
-        """``peers``: the instances whose profile it is, where there are several."""
+        """``model``: what to call it where the options do not name it.
+
+        ``peers``: the instances whose profile it is, where there are several.
+        """
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -56,7 +64,7 @@ class ProfileSession:
             self.path = self._writer.path
             self._writer.meta(
                 **header(executable),
-                model=options.model_name or "",
+                model=options.model_name or model,
                 torch=torch.__version__,
                 python=platform.python_version(),
                 instances=[asdict(peer) for peer in peers],

@@ -496,8 +496,9 @@ class PoplarExecutor:
         if self._options.profiling().enabled and self._plan.instance == 0:
             from ipu_exec.session.autoreport import ProfileSession
 
+            name = type(self._user_model).__name__
             self._session = ProfileSession(
-                self._options, executable, self._report_folder, self._peers
+                self._options, executable, self._report_folder, name, self._peers
             )
             self._closer = weakref.finalize(
                 self, self._session.close
