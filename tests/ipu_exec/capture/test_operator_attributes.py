@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -86,10 +88,10 @@ def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> No
     x = torch.randn(1, 4, 6, 6)
     layers = nn.ModuleList(nn.Conv2d(4, channels, 3) for channels in (4, 8, 12))
     model = model_of(lambda self, x: sum(layer(x).sum() for layer in self.layers), layers=layers)
-    plain = compiled(model, x)
+    plain = compiled(copy.deepcopy(model), x)
     options = poptorch.Options()
     options.Training.setConvolutionDithering(True)
-    dithered = compiled(model, x, options=options)
+    dithered = compiled(copy.deepcopy(model), x, options=options)
     assert first_tiles(plain, "convolution") == [0, 0, 0]
     assert len(set(first_tiles(dithered, "convolution"))) == 3
     for op in operators(plain, "convolution"):
@@ -108,7 +110,7 @@ def test_stable_norms_centre_before_they_square() -> None:
     x = torch.randn(4, 16, 28, 28)
     model = mean_square(nn.BatchNorm2d(16))
     plain, stable = (
-        compiled(model, x),
+        compiled(copy.deepcopy(model), x),
         compiled(model, x, options=poptorch.Options().enableStableNorm(True)),
     )
     (one,), (other,) = (operators(made, "native_batch_norm") for made in (plain, stable))

@@ -361,11 +361,6 @@ class Manual(Classifier):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
-class Nesterov(Classifier):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-
-
 class Quasi(Classifier):
     def configure_optimizers(self) -> Any:
         return torch.optim.LBFGS(self.parameters())
@@ -380,7 +375,6 @@ class Untrained(Classifier):
     ("kind", "said"),
     [
         (Manual, "only support one optimizer"),
-        (Nesterov, "nesterov=False"),
         (Quasi, "LBFGS"),
         (Untrained, "no optimiser"),
     ],

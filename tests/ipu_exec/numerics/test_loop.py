@@ -51,7 +51,12 @@ class Session:
     made: ClassVar[list[Session]] = []
 
     def __init__(
-        self, options: Options, executable: Executable, training: bool, peers: object = ()
+        self,
+        options: Options,
+        executable: Executable,
+        folder: str,
+        model: str,
+        peers: object = (),
     ) -> None:
         self.path, self.runs, self.closed, self.published = "the/path", 0, 0, 0
         Session.made.append(self)
