@@ -80,7 +80,7 @@ class Sizes:
 def sizes(report: Report) -> Sizes:
     """Of a profile."""
     variables = _variables(report)
-    tensors = _host_dtypes(report, variables)
+    tensors = _host_dtypes(report)
     weights = variables[variables["role"] == Role.WEIGHT]
     single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
     return Sizes(
@@ -174,15 +174,12 @@ def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
 
 
-def _host_dtypes(report: Report, variables: pd.DataFrame) -> dict[str, float]:
+def _host_dtypes(report: Report) -> dict[str, float]:
     """Share of the bytes each way that is float32."""
     from profiler.analysis.host import host_tensors
 
     tensors = host_tensors(report)
-    dtype = variables.drop_duplicates("name").set_index("name")["dtype"]
-    single = tensors["bytes"].where(
-        (dtype.reindex(tensors["name"]) == _SINGLE).to_numpy(dtype=bool), 0
-    )
+    single = tensors["bytes"].where(tensors["dtype"] == _SINGLE, 0)
     of_way = tensors["bytes"].groupby(tensors["way"]).sum().to_dict()
     halves = single.groupby(tensors["way"]).sum().to_dict()
     return {way: float(halves.get(way, 0) / max(1, of_way.get(way, 1))) for way in ("in", "out")}

@@ -11,19 +11,39 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
+_COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
 _STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 
 
 def host_tensors(report: Report) -> pd.DataFrame:
     """Tensors that come from the host or go to it, the largest first.
 
-    ``name, way`` ("in", "out"), ``ipu, block, bytes`` (of a micro-batch), ``share`` (of the bytes
-    of that way). Streams of one stage move together, as one step that has all their names.
+    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (of a micro-batch), ``share`` (of the
+    bytes of that way).
     """
-    import pandas as pd
-
     steps = report.program_steps()
     steps = steps[steps["purpose"].isin(_WAYS) & steps["type"].eq("StreamCopyMid")]
+    moved = report.moved_tensors
+    frame = _as_moved(report, steps) if len(moved) else _by_names(report, steps)
+    frame = frame.drop_duplicates(["name", "way", "ipu"])
+    whole = frame.groupby("way")["bytes"].transform("sum")
+    frame = frame.assign(share=frame["bytes"] / whole.clip(lower=1))
+    return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+
+
+def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
+    variables = report.variables[report.variables["tensor"] >= 0]
+    about = variables.drop_duplicates("tensor").set_index("tensor")[["block", "dtype"]]
+    mine = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    mine = mine.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
+    mine = mine.assign(way=mine["purpose"].astype(str).map(_WAYS), block=mine["block"].astype(int))
+    return mine[_COLUMNS]
+
+
+def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
+    """Of an older profile, whose steps say in their names only what they move."""
+    import pandas as pd
+
     variables = report.variables.drop_duplicates("name").set_index("name")
     rows = []
     for name, purpose, ipu in zip(steps["name"], steps["purpose"], steps["ipu"], strict=True):
@@ -32,9 +52,6 @@ def host_tensors(report: Report) -> pd.DataFrame:
         for tensor in name.removesuffix("/mid").split(", "):
             if tensor in variables.index:
                 about = variables.loc[tensor]
-                rows.append((tensor, _WAYS[purpose], ipu, int(about["block"]), int(about["bytes"])))
-    columns = pd.Index(["name", "way", "ipu", "block", "bytes"])
-    frame = pd.DataFrame(rows, columns=columns).drop_duplicates(["name", "way", "ipu"])
-    whole = frame.groupby("way")["bytes"].transform("sum")
-    frame["share"] = frame["bytes"] / whole.clip(lower=1)
-    return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+                facts = int(about["block"]), about["dtype"], int(about["bytes"])
+                rows.append((tensor, _WAYS[purpose], ipu, *facts))
+    return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))

@@ -369,10 +369,10 @@ def test_a_directory_stands_for_the_profile_in_it(profile, tmp_path):
 
 
 def test_nothing_to_open_is_an_error_with_a_way_out(tmp_path):
-    with pytest.raises(ProfileError, match=r"no such file.*autoreport"):
+    with pytest.raises(ProfileError, match=r"no such file.*profile-dir"):
         open_report(tmp_path / "nothing.pop")
     with pytest.raises(
-        ProfileError, match=r"neither of profile\.pop, training/profile\.pop.*autoreport"
+        ProfileError, match=r"neither of profile\.pop, training/profile\.pop.*profile-dir"
     ):
         open_report(tmp_path)
     ProfileWriter(tmp_path / "training" / "profile.pop").close()

@@ -610,7 +610,7 @@ def test_a_compiled_profile_shows_the_schedule_of_one_call(
     for name in ("timeline", "pipeline", "summary"):
         assert "Predicted: no call was profiled" in say(capsys, name, path)
         assert "redicted: no call" not in say(capsys, name, runs / "training")
-    out = say(capsys, "summary", path)
+    out = " ".join(say(capsys, "summary", path).split())
     assert "not run; predicted " in out and "for a call of 2 device iterations" in out
     (said,) = json.loads(say(capsys, "summary", "--json", path))
     (ran,) = json.loads(say(capsys, "summary", "--json", runs / "training"))
