@@ -210,9 +210,9 @@ class TrainingOptions(_Group):
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Micro-batches whose gradients are added up before a weight update.
 
-        A placement file that says how many goes before.
+        A placement file that says how many goes before, where there is to be any.
         """
-        if self._root.placement_accumulation is not None:
+        if self._root.placement_accumulation is not None and gradient_accumulation != 1:
             gradient_accumulation = self._root.placement_accumulation
         return self._count(
             "Training.gradientAccumulation", gradient_accumulation=gradient_accumulation
@@ -771,7 +771,7 @@ class Options(_Group):
         placement; that it has each Block of the model once is checked by the compile.
         """
         file = load(path)
-        if file.accumulation is not None:
+        if file.accumulation is not None and self.Training.gradient_accumulation != 1:
             self.Training._set(gradient_accumulation=file.accumulation)
         return self._set(
             placement=os.fspath(path),

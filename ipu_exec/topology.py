@@ -87,11 +87,16 @@ def ring_cycles(
     several racks it is done rack by rack and then between racks (`levels`), so that gateways carry
     only what a rack has not summed up itself.
     """
-    total, part = 0.0, 1
-    for level in levels(target, Span(ipu, apart, members)):
-        total += _one_ring(target, level, nbytes / part, rounds)
+    return ceil(sum(cycles_of_levels(target, Span(ipu, apart, members), nbytes, rounds)))
+
+
+def cycles_of_levels(target: Target, ring: Span, nbytes: float, rounds: int) -> list[float]:
+    """Cycles of each of the ring's `levels`: within the rack and, where it spans some, between."""
+    cycles, part = [], 1
+    for level in levels(target, ring):
+        cycles.append(_one_ring(target, level, nbytes / part, rounds))
         part *= level.members
-    return ceil(total)
+    return cycles
 
 
 def levels(target: Target, ring: Span) -> tuple[Span, ...]:

@@ -54,3 +54,9 @@ def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
     unit, name = fits[0] if fits else smallest
     digits = f"{value / unit:.3g}"
     return f"{value / unit:,.0f}{name}" if abs(float(digits)) >= 1000 else f"{digits}{name}"
+
+
+def sentence(words: str) -> str:
+    """With a capital in front, but for code: "Move it", "model.half()"."""
+    first = words.split(maxsplit=1)[0] if words.strip() else ""
+    return words[:1].upper() + words[1:] if first.strip(",:;").isalpha() else words

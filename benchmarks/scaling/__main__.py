@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +25,8 @@ from benchmarks.fidelity.cases import compiled
 from benchmarks.profile.__main__ import write
 from benchmarks.scaling import page
 from benchmarks.scaling.cases import PUBLISHED, System, row, sweep
+from benchmarks.scaling.page import BETWEEN, COLLECTIVE, WITHIN
+from ipu_exec import topology
 from profiler.analysis.critical_path import critical_path
 
 
@@ -46,10 +49,30 @@ def predict(model: str, system: System) -> Result:
         path = Path(folder) / "profile.pop"
         write(executable, path)
         with profiler.open_report(path) as report:
-            waited: pd.Series = critical_path(report).groupby("cause")["cycles"].sum()
+            waits = critical_path(report)
+            moved = report.program_steps()["bytes_in"]
     rate = case.samples * executable.target.clock_hz / executable.cycles_per_call
+    waited: pd.Series = waits.groupby("cause")["cycles"].sum()
     causes = {str(cause): int(cycles) for cause, cycles in waited.items()}
+    between = int(_between_racks(waits, moved, executable))
+    causes[WITHIN] = causes.pop(COLLECTIVE, 0) - between
+    causes[BETWEEN] = between
     return Result(model, system, rate, causes, case.note)
+
+
+def _between_racks(waits: pd.DataFrame, moved: pd.Series, executable: Any) -> float:
+    """Cycles on the path in which collectives over all replicas cross from rack to rack."""
+    replicas, target = executable.options.replicas, executable.target
+    apart = 1 << (executable.placement.num_ipus - 1).bit_length()
+    everywhere = waits[(waits["cause"] == COLLECTIVE) & ~waits["name"].str.contains("groups")]
+    total = 0.0
+    for step in everywhere.itertuples():
+        rounds = 2 if "AllReduce" in step.name else 1
+        nbytes = int(moved[step.step]) * replicas / (rounds * (replicas - 1))
+        ring = topology.Span(int(step.ipu), apart, replicas)
+        each = topology.cycles_of_levels(target, ring, nbytes, rounds)
+        total += step.cycles * sum(each[1:]) / sum(each)
+    return total
 
 
 def main() -> int:

@@ -1084,6 +1084,9 @@ def _own_options(given: Options | None, training: bool) -> Options:
         given._freeze()
     if options.defaultOutputMode():
         options.outputMode(OutputMode.Final if training else OutputMode.All)
+    wanted = options.placement_accumulation  # of a script that sets none
+    if training and wanted is not None and options.Training.gradient_accumulation == 1:
+        options.Training._set(gradient_accumulation=wanted)
     return options
 
 

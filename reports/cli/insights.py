@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
         import pandas as pd
 
+        from profiler import units
         from profiler.insights import Insight, insights
         from reports.tables import Column, Page, Table, say, sentence
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
-            say(f"{at}. {one.detail} {one.action[0].upper()}{one.action[1:]}.")
+            say(f"{at}. {one.detail} {units.sentence(one.action)}.")
             for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))

@@ -186,8 +186,8 @@ def test_an_older_file_says_by_its_names_what_columns_say_now(
             same_frame(steps, both[0].program_steps(), "tensor")
             pd.testing.assert_frame_equal(report.bodies, both[0].bodies)
             one, other = Costs.from_report(report), Costs.from_report(both[0])
-            # What steps move, and which variables of several IPUs are one tensor, is not told there:
-            # what Blocks hand on is found by names, and what that leaves over differs.
+            # What steps move, and which variables of several IPUs are one tensor, is not told
+            # there: what Blocks hand on is found by names, and what that leaves over differs.
             left = one.memory.residual, other.memory.residual
             assert np.abs(left[0] - left[1]).max() <= 128
             handed_on = other.memory.carried

@@ -11,6 +11,7 @@ from profiler import Report, analysis
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
+from profiler.units import sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
@@ -23,7 +24,7 @@ from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
 NAME = "summary"
-MOST_INSIGHTS = 6
+MOST_INSIGHTS = 8
 MOST_WAITS = 6
 _FULLEST = 12  # IPUs of many whose memory is drawn
 
@@ -90,7 +91,7 @@ def _why(view: View, clock: Clock) -> Any:
         html.Li(
             [
                 html.B(units.percent(row.share)),
-                html.Span([_sentence(row.what), " ", dcc.Link("in the trace", href=address)]),
+                html.Span([sentence(row.what), " ", dcc.Link("in the trace", href=address)]),
             ]
         )
         for row, address in zip(units.rows_of(rows), addresses, strict=True)
@@ -124,14 +125,14 @@ def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
                 [
                     html.Div(
                         [
-                            dcc.Link(_sentence(one.title), href=one.where),
+                            dcc.Link(sentence(one.title), href=one.where),
                             html.Span(
                                 f"gains {_how(one)}{' and '.join(gains)}" if gains else "",
                                 className="gain",
                             ),
                         ]
                     ),
-                    html.P([one.detail, " ", html.B(_sentence(one.action) + ".")]),
+                    html.P([one.detail, " ", html.B(sentence(one.action) + ".")]),
                 ]
             )
         )
@@ -146,10 +147,6 @@ def _how(one: Insight) -> str:
 def _iteration(report: Report) -> str:
     """What one device iteration is called."""
     return "weight update" if report.meta["kind"] == "training" else "device iteration"
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _shared(report: Report) -> list[tuple[str, Any]]:
