@@ -42,8 +42,8 @@ Graphcore/benchmarks/resnet/implementations/tensorflow/configs.yml and
 Graphcore/benchmarks/bert/implementations/popart/configs/mk2): accumulation falls as the pod grows,
 so that an update has less work to hide its all-reduce behind. ResNet-50's batch norms take their
 statistics over two replicas, as there. BERT's attentions and feed-forward networks were placed one
-by one there; here whole layers lie where most of their parts did. A pipeline of 4 IPUs for ResNet-50
-is a public configuration of which no throughput was found.
+by one there; here whole layers lie where most of their parts did. A pipeline of 4 IPUs for
+ResNet-50 is a public configuration of which no throughput was found.
 
 A ring over replicas takes as long as its slowest link lets it, so that links on a board and between
 boards are not told apart; the levels within a rack and between racks are.
