@@ -5,7 +5,16 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ipu_exec.lowering.plan import Compute, Exchange, Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import (
+    Collective,
+    Compute,
+    Exchange,
+    Layout,
+    Operand,
+    OpSpec,
+    Plan,
+    Step,
+)
 from ipu_exec.machine import SYNC_CYCLES, TARGETS, Machine, exchange_tile_cycles
 
 MK2 = Machine(TARGETS["mk2"], 1472)
@@ -29,10 +38,12 @@ def op(name: str, args: tuple[Any, ...], *outputs: Operand | None, **kwargs: Any
     return OpSpec(name, args, tuple(sorted(kwargs.items())), outputs)
 
 
-def step_cycles(step: Compute | Exchange, machine: Machine) -> int:
+def step_cycles(step: Step, machine: Machine) -> int:
     """How long a step lasts, with the sync before an exchange."""
     if isinstance(step, Compute):
         return int(step.cycles.max())
+    if isinstance(step, Collective):
+        return step.cycles
     tiles = exchange_tile_cycles(
         machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
     )
