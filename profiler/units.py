@@ -56,7 +56,10 @@ def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
     return f"{value / unit:,.0f}{name}" if abs(float(digits)) >= 1000 else f"{digits}{name}"
 
 
+_OF_CODE = "./(=_"  # in a first word: it is code, or an operator's name
+
+
 def sentence(words: str) -> str:
-    """With a capital in front, but for code: "Move it", "model.half()"."""
-    first = words.split(maxsplit=1)[0] if words.strip() else ""
-    return words[:1].upper() + words[1:] if first.strip(",:;").isalpha() else words
+    """With a capital in front, but for code: "Move it", "Ramp-up takes", "model.half()"."""
+    first = words.split(maxsplit=1)[0].rstrip(".,:;") if words.strip() else ""
+    return words if any(sign in first for sign in _OF_CODE) else words[:1].upper() + words[1:]

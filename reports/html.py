@@ -32,6 +32,7 @@ from profiler.insights import Insight, insights
 from profiler.rebalance import Costs, profiled, what_if
 from profiler.rebalance.split import quickest
 from profiler.report import PREDICTED_NOTE
+from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
 from viewer.figures.waterfall import waterfall as drawn_waterfall
@@ -241,7 +242,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
     change = f"{then / now - 1:+.1%}"
     note = (
         f"It takes {then:,} cycles {analysis.turn(report)} instead of {now:,} ({change})."
-        f" {best.verdict[0].upper()}{best.verdict[1:]}."
+        f" {sentence(best.verdict)}."
     )
     heads = ("stage", "IPU", "Blocks", "cycles a micro-batch")
     yield Section("The quickest split of its Blocks", note, table=(heads, rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from profiler import units
 from profiler.advise import Advice, Basis, Levers, advise_on
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
@@ -95,7 +96,7 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
     how = "an estimate; " if one.estimate else ""
     return Insight(
         f"together, {len(one.levers.pulled)} levers make {one.gain:.2f} times the speed",
-        f"{one.title[0].upper()}{one.title[1:]}: {one.samples_per_second:,.0f} samples a second"
+        f"{units.sentence(one.title)}: {one.samples_per_second:,.0f} samples a second"
         f" instead of {present.samples_per_second:,.0f}, {one.samples:,} samples {basis.turn}"
         f" instead of {present.samples:,}. As many samples take {cycles:,} cycles less than the"
         f" {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",

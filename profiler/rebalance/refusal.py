@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from profiler import units
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.verdict import Answer, Verdict, verdicts
@@ -47,7 +48,7 @@ def nearest_in_words(costs: Costs, ipus: Sequence[int]) -> str:
     """`refusal` as the end of a sentence; nothing where memory is not what stands in the way."""
     if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
         return ""
-    return f". {refusal(costs, ipus)[0].upper()}{refusal(costs, ipus)[1:]}"
+    return f". {units.sentence(refusal(costs, ipus))}"
 
 
 def _remedy(costs: Costs, near: Assignment) -> str:

@@ -219,11 +219,12 @@ def _rounds(steps: list[Step]) -> Table:
 
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each advice with its lines below it."""
+    from profiler import units
     from reports.tables import Lines, clean
 
     said = []
     for number, one in enumerate(advices, 1):
-        words = f"{number}. {one.title[0].upper()}{one.title[1:]}:"
+        words = f"{number}. {units.sentence(one.title)}:"
         below = [f"     {line}" for line in one.code]
         said.append(Lines(tuple(((clean(line), ""),) for line in (words, *below))))
     return said

@@ -242,6 +242,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
+    from profiler import units
     from profiler.rebalance import Assignment, placement_file, what_if
     from reports.tables import (
         Column,
@@ -312,8 +313,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         ),
     )
     lines += [
-        say(words[0].upper() + words[1:] + ".")
-        for words in (*split.why, *wanted.problems, *wanted.notes)
+        say(units.sentence(words) + ".") for words in (*split.why, *wanted.problems, *wanted.notes)
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
     if wanted.total > (1 - _LITTLE) * now.total:

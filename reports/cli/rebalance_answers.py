@@ -262,12 +262,13 @@ def _prove(
 ) -> list[Part]:
     from dataclasses import asdict
 
+    from profiler import units
     from profiler.rebalance.proof import prove
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
     proof = prove(costs, _stages(split), split.least_bottleneck, split.lower_bound, choices)
-    said = [say(f"{words[0].upper()}{words[1:]}.") for words in proof.sentences(costs.names)]
+    said = [say(f"{units.sentence(words)}.") for words in proof.sentences(costs.names)]
     return [Facts("proof", tuple(Fact(key, value) for key, value in asdict(proof).items())), *said]
 
 

@@ -62,6 +62,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     import pandas as pd
 
+    from profiler import units
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
     from profiler.units import percent
     from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
@@ -109,7 +110,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
     )
     lines = [
-        say(f"{text}: {problem}." if several else f"{problem[0].upper()}{problem[1:]}.")
+        say(f"{text}: {problem}." if several else f"{units.sentence(problem)}.")
         for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]

@@ -41,3 +41,17 @@ def test_one_thing_is_one_and_several_are_several() -> None:
 def test_bytes_and_shares() -> None:
     assert [units.size(n) for n in (1, 1536, 1 << 21)] == ["1 B", "1.5 KiB", "2.0 MiB"]
     assert units.percent(0.2413) == "24.1%"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ramp-up takes 64%", "Ramp-up takes 64%"),
+        ("half, and no more", "Half, and no more"),
+        ("model.half()  # and inputs", "model.half()  # and inputs"),
+        ("layer2/conv/convolution is slow", "layer2/conv/convolution is slow"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_but_for_code(words: str, said: str) -> None:
+    assert units.sentence(words) == said

@@ -15,6 +15,7 @@ from profiler import Report, analysis
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
+from profiler.units import sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
@@ -358,7 +359,7 @@ def _why(costs: Costs, prediction: Prediction) -> Any:
         lead = f"No quicker split into {count} stages was found."
     return [
         html.P(lead),
-        html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why]),
+        html.Ul([html.Li(sentence(words) + ".") for words in best.why]),
     ]
 
 
