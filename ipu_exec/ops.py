@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
@@ -19,6 +18,7 @@ from ipu_exec.checks import check_proportion, check_tensor
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError
+from ipu_exec.printing import FLOAT_FORMATS, Layout, laid_out
 
 Body = Callable[..., Any]
 
@@ -408,28 +408,29 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
 
     Its gradient is printed too, under ``title_gradient``.
 
-    0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing
-    in the profile.
+    Laid out as Poplar does (`ipu_exec.printing`). 0 as ``summarise_threshold``, ``max_line_width``
+    or ``digits``: no limit. Printing costs nothing in the profile.
     """
     check_tensor("ipu_print_tensor", tensor)
-    if float_format not in _FLOAT_FORMATS:
-        known = ", ".join(map(repr, _FLOAT_FORMATS))
+    if float_format not in FLOAT_FORMATS:
+        known = ", ".join(map(repr, FLOAT_FORMATS))
         raise UsageError(f"ipu_print_tensor: float_format is one of {known}, not {float_format!r}")
     if isinstance(tensor, FakeTensor):
         return tensor
 
+    layout = Layout(
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        float_format,
+        separator,
+        (open_bracket, close_bracket),
+    )
+
     def show(name: str, value: torch.Tensor) -> None:
-        text = np.array2string(
-            value.detach().float().numpy() if value.is_floating_point() else value.detach().numpy(),
-            threshold=summarise_threshold or sys.maxsize,
-            edgeitems=edge_items,
-            max_line_width=max_line_width or sys.maxsize,
-            precision=digits or None,
-            separator=separator,
-            floatmode="maxprec_equal",
-            formatter=_FLOAT_FORMATS[float_format](digits or 8),
-        )
-        text = text.replace("[", open_bracket).replace("]", close_bracket)
+        plain = value.detach().float() if value.is_floating_point() else value.detach()
+        text = laid_out(plain.numpy(), layout)
         print(f"{name}: {text}" if name else text, file=sys.stderr)
 
     show(title, tensor)
@@ -438,11 +439,3 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
             lambda gradient: show(f"{title}_gradient" if title else "gradient", gradient)
         )
     return tensor
-
-
-_FLOAT_FORMATS: dict[str, Callable[[int], Any]] = {
-    "auto": lambda digits: None,
-    "fixed": lambda digits: {"float_kind": lambda x: f"{x:.{digits}f}"},
-    "scientific": lambda digits: {"float_kind": lambda x: f"{x:.{digits}e}"},
-    "none": lambda digits: {"float_kind": lambda x: f"{x:g}"},
-}

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,6 +27,7 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
+from ipu_exec.capture.devices import Devices
 from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
@@ -232,7 +233,9 @@ class PoplarExecutor:
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
         following = PathWatch(self._model, self._executable.contents)
-        with self._on_device(), on_ipu(), in_modes(self._modes), keeping, following as followed:
+        on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
+        settled = in_modes(self._modes)
+        with self._on_device(), on_ipu(), on_named, settled, keeping, following as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(

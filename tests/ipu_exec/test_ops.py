@@ -50,6 +50,11 @@ def infer(function: Callable[..., Any], *args: torch.Tensor) -> Any:
     return poptorch.inferenceModel(run(function), options())(*args)
 
 
+def infer_with_layers_outside(function: Callable[..., Any], *args: torch.Tensor) -> Any:
+    """Of a function that calls layers which the model has not: PopTorch refuses their weights."""
+    return poptorch.inferenceModel(run(function), options().lenient())(*args)
+
+
 def compiled(function: Callable[..., Any], *args: torch.Tensor) -> poptorch.PoplarExecutor:
     model = poptorch.inferenceModel(run(function), options())
     model.compile(*args)
@@ -294,7 +299,9 @@ def test_multi_conv_computes_the_convolutions() -> None:
             return first(x), second(x)
 
     x = torch.randn(1, 2, 8, 8)
-    assert all(torch.equal(a, b) for a, b in zip(infer(both, x), both(x), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(infer_with_layers_outside(both, x), both(x), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,8 @@ def test_wrong_multi_convs_are_errors_of_the_compile(forward: Any, says: str) ->
 
     x = torch.randn(1, 2, 8, 8)
     with pytest.raises(Error, match=says):
-        infer(inside, x)
-    assert infer(CHAIN[0], x).shape == (1, 2, 6, 6), "nothing is left open"
+        infer_with_layers_outside(inside, x)
+    assert infer_with_layers_outside(CHAIN[0], x).shape == (1, 2, 6, 6), "nothing is left open"
 
 
 CHAIN = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
@@ -354,17 +361,17 @@ def test_printing_shows_tensor_and_gradient_and_changes_nothing(
     text = capsys.readouterr().err
     plain, _ = gradients(lambda x: x, x)
     assert torch.equal(ours, plain)
-    assert text.count("summation: ((") == 2, (
+    assert text.count("summation: (\n (") == 2, (
         "once by the plain run, once by ours; compiling prints nothing"
     )
-    assert text.count("summation_gradient: ((") == 2
+    assert text.count("summation_gradient: (\n (") == 2
     infer(
         lambda x: poptorch.ipu_print_tensor(
-            x, "t", digits=2, float_format="fixed", open_bracket="["
+            x, "t", digits=3, float_format="fixed", open_bracket="["
         ),
         x / 3,
     )
-    assert "t: [[0.33, 0.67))" in capsys.readouterr().err
+    assert "t: [\n [0.33, 0.67)\n)" in capsys.readouterr().err
 
 
 def test_checkpoints_give_back_what_they_are_given() -> None:

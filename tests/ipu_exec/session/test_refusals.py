@@ -33,7 +33,19 @@ def two_losses(y: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(y, target) + nn.functional.nll_loss(y, target)
 
 
+CONSTANT = torch.ones(4)
+
 REFUSED = [
+    (
+        lambda y: y.index_select(1, torch.LongTensor([1, 0])),
+        r"Expected an IPU tensor but got tensor\(device=cpu, shape=\[2\], dtype=Long\)",
+        False,
+    ),
+    (
+        lambda y: y + CONSTANT[None],
+        r"Expected an IPU tensor but got tensor\(device=cpu, shape=\[1, 4\], dtype=Float\)",
+        False,
+    ),
     (
         lambda y: nn.functional.interpolate(y[None], scale_factor=2, mode="linear"),
         "currently only 'nearest' is supported",
@@ -61,6 +73,29 @@ def test_it_is_refused_with_its_way_out(function: Any, says: str, training: bool
     errors.warn_once.cache_clear()
     with pytest.warns(UserWarning, match=says):
         wrapped(quiet().lenient()).compile(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y + CONSTANT.to("ipu"),
+        lambda y: y + CONSTANT.ipu(),
+        lambda y: y.half() + CONSTANT.to("ipu:0", torch.float16),
+        lambda y: y + torch.ones(4, device="ipu"),
+        lambda y: y + torch.LongTensor([1, 1, 1, 1]).to(device=torch.device("ipu")),
+        lambda y: y + torch.ones(4),
+        lambda y: y + torch.tensor([1.0] * 4, device=y.device),
+        lambda y: y[:, [0, 1, 2, 3]] + 1,
+        lambda y: y + torch.zeros(4, device="ipu").copy_(CONSTANT),
+    ],
+)
+def test_what_is_made_on_the_ipu_or_moved_there_is_taken(function: Any) -> None:
+    model = Runs(function)
+    x = torch.ones(2, 4)
+    executor = poptorch.inferenceModel(model, quiet())
+    expected = model.linear(x) + 1
+    torch.testing.assert_close(executor(x).float(), expected, atol=1e-2, rtol=0)
+    torch.testing.assert_close(executor(x).float(), expected, atol=1e-2, rtol=0)
 
 
 def test_the_environment_is_lenient(monkeypatch: pytest.MonkeyPatch) -> None:
