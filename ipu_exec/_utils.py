@@ -32,7 +32,7 @@ def reconstructTensorStructure(
     values: Iterable[torch.Tensor],
     filter_fn: Callable[[torch.Tensor], bool] = lambda tensor: True,
 ) -> Any:
-    """``structure`` with ``values`` in place of its tensors, or of those that ``filter_fn`` takes."""
+    """``structure`` with ``values`` in place of its tensors, those that ``filter_fn`` takes."""
     learn(structure)
     coming = iter(values)
     leaves, nested = tree_flatten(structure)

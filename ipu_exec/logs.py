@@ -43,7 +43,7 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 
 
 class _AsPopTorch(logging.Formatter):
-    """Lines as PopTorch's users search their logs for: ``[12:00:00.250] [ipu_exec] [debug] ...``."""
+    """Lines as PopTorch has them: ``[12:00:00.250] [ipu_exec] [debug] ...``."""
 
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"

@@ -180,15 +180,7 @@ def dynamic_slice(
     """
     check_tensor("dynamic_slice", tensor, start)
     _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
-    if size == 0:
-        raise UsageError(
-            "dynamic_slice: The start and end of a slice must be different. Take a size above 0"
-        )
-    if size < 0:
-        raise UsageError(
-            "dynamic_slice: Taking a slice of a tensor with the end less than the start is not"
-            " supported. Take a size above 0"
-        )
+    _check_slice("dynamic_slice", size)
     if tensor.shape[dim] % size:
         raise UsageError(
             f"dynamic_slice: The size of the slice ({size}) must be a factor of the slicing"
@@ -197,6 +189,23 @@ def dynamic_slice(
     return tensor.index_select(
         dim, start.reshape(()) + torch.arange(0, size, step, device=start.device)
     )
+
+
+def _on_device(tensor: torch.Tensor) -> torch.dtype:
+    """Its dtype there: numbers of 64 bits are narrowed."""
+    return {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype, tensor.dtype)
+
+
+def _check_slice(place: str, size: int) -> None:
+    if size == 0:
+        raise UsageError(
+            f"{place}: The start and end of a slice must be different. Take a size above 0"
+        )
+    if size < 0:
+        raise UsageError(
+            f"{place}: Taking a slice of a tensor with the end less than the start is not"
+            " supported. Take a size above 0"
+        )
 
 
 def dynamic_update(
@@ -211,8 +220,9 @@ def dynamic_update(
         )
     if input.dtype != src.dtype:
         raise UsageError(
-            f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})"
+            f"input and src tensor must have same dtype. ({_on_device(input)} vs {_on_device(src)})"
         )
+    _check_slice("dynamic_update", size)
     places = start.reshape(()).long() + torch.arange(size, device=start.device)
     return input.index_copy(dim, places, src)
 

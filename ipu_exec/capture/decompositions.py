@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ipu_exec.capture.origins import source_line
+from ipu_exec.errors import Error
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.registry import has_lowering
 
@@ -254,7 +256,23 @@ def renormalised(
     return weight.index_copy_(0, indices, rows * scale)
 
 
+def counts(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """torch.bincount of a fixed number of bins: ``minlength``, which PyTorch's may exceed."""
+    if minlength <= 0:
+        raise Error(
+            "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform"
+            " the minimum length is also the maximum length",
+            location=str(source_line()),
+        )
+    dtype = torch.int64 if weights is None else weights.dtype
+    ones = values.new_ones(values.shape, dtype=dtype) if weights is None else weights
+    return values.new_zeros(minlength, dtype=dtype).scatter_add(0, values.long(), ones)
+
+
 _OURS: dict[str, Decomposition] = {
+    "bincount": counts,
     "_is_all_true": all_true,
     "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
     "diagonal_scatter": diagonal_scatter,

@@ -78,6 +78,14 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+class DynamicShapeError(Error, DynamicOutputShapeException):
+    """A shape would depend on data. PopTorch lets through what PyTorch's fake tensors raise."""
+
+    def __init__(self, message: str, func: Any, location: str) -> None:
+        super().__init__(message, location=location)
+        self.func = func
+
+
 class Origin(NamedTuple):
     """Where a call comes from. -1: of no forward operator, in no Block."""
 
@@ -248,12 +256,13 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             name = str(func).split(".")[1]
-            raise Error(
+            raise DynamicShapeError(
                 f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported"
                 " because the output shape is determined by the tensor values. The IPU cannot"
                 " support dynamic output shapes. Use an operator of a fixed shape (torch.where,"
                 " topk, a mask), or compute it on the host before the model is called",
-                location=str(source_line()),
+                func,
+                str(source_line()),
             ) from None
 
     def read_content(self, tensor: torch.Tensor) -> float:

@@ -50,7 +50,13 @@ from ipu_exec.optim import (
     detach,
     poptorchs,
 )
-from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling, state_dtype
+from ipu_exec.optimiser_attributes import (
+    STATES,
+    accumulates_in_velocity,
+    complete,
+    loss_scaling,
+    state_dtype,
+)
 from ipu_exec.option_log import log_options
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
@@ -396,7 +402,7 @@ class PoplarExecutor:
         self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
-            arguments.check(self._inputs, inputs)
+            arguments.check(self._inputs, inputs, bound.signature)
         streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
         if self._executable is None:
             self._fill_pipeline((streamed, named))
@@ -609,6 +615,8 @@ class PoplarExecutor:
         compiling.
         """
         self._need_executable("save")
+        if self._attached:
+            self._log_reading_of_seeds()
         rng_state = torch.get_rng_state().tolist() if save_rng_state else None
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
@@ -659,7 +667,10 @@ class PoplarExecutor:
         self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
-            self._seeded = True
+            logger.debug("Setting random seed to: %d", torch.initial_seed())
+            logger.debug("Setting RNG state")
+        elif self._attached:
+            self._seed()
 
     @property
     def rng_state(self) -> list[int]:
@@ -839,6 +850,7 @@ class PoplarExecutor:
             and not optimizer.state
         ):
             optimizer.state.update(before.state)
+            complete(optimizer)
         self._optimizer = optimizer
         if before is not optimizer or self._executable is None:
             self._attach_optimiser()
@@ -857,8 +869,8 @@ class PoplarExecutor:
             raise UsageError(
                 "Invalid optimizer: its accum_type is float16, which would require changing"
                 " options.Training.meanAccumulationAndReplicationReductionStrategy to Running, but"
-                f" the model is compiled with {strategy.name}. destroy() the model first, or keep"
-                " accum_type in float32"
+                f" the model is already compiled with {strategy.name}. destroy() the model first,"
+                " or keep accum_type in float32"
             )
         self._options._freeze(False)
         self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(
@@ -973,6 +985,7 @@ class PoplarExecutor:
             trainer.copyWeightsToHostIfNeeded()
         self._send_weights()
         self._attach_optimiser()
+        self._write_optimiser_state()
 
     def _send_weights(self) -> None:
         self._buffers.forget()
@@ -985,7 +998,13 @@ class PoplarExecutor:
         if not self._attached:
             raise Error("Device is not attached")
         self.copyWeightsToHostIfNeeded()
+        self._log_reading_of_seeds()
         self._detach()
+
+    @staticmethod
+    def _log_reading_of_seeds() -> None:
+        logger.debug("Reading random seed")
+        logger.debug("Reading RNG state")
 
     def _detach(self) -> None:
         self._attached = False
@@ -1019,18 +1038,34 @@ class PoplarExecutor:
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
 
     def cycleCount(self) -> int:
-        """Cycles of one call, as modelled. Error before compiling."""
-        if self._executable is None:
+        """Cycles of one call, as modelled.
+
+        Error before the first call and without ``Options.logCycleCount(True)``, as in PopTorch;
+        ``executable.cycles_per_call`` is there once the model is compiled.
+        """
+        if not self._options.log_cycle_count:
             raise UsageError(
-                "Please run the model at least once before obtaining cycle count: it comes after"
-                " compiling"
+                "Cycle count logging is disabled. Please set option logCycleCount to True to"
+                " enable. What a call is modelled to take is executable.cycles_per_call"
+            )
+        if self._executable is None or not self._ran:
+            raise UsageError(
+                "Please run the model at least once before obtaining cycle count. Once it is"
+                " compiled, executable.cycles_per_call has it"
             )
         return int(self._executable.cycles_per_call)
 
     def compilationTime(self) -> timedelta:
-        """How long the last compilation took. Error before compiling."""
+        """How long the last compilation took.
+
+        Error before compiling and where ``showCompilationProgressBar`` is off, as in PopTorch.
+        """
         if self._executable is None:
             raise UsageError("Please compile the model before obtaining compilation time.")
+        if not self._options.compilation_progress_bar:
+            raise UsageError(
+                "Please set showCompilationProgressBar option to obtain compilation time."
+            )
         return timedelta(seconds=self._compilation_seconds)
 
 

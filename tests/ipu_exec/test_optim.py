@@ -331,7 +331,7 @@ def test_the_log_says_what_the_device_is_told_of_the_optimiser(
     whole, group = said(caplog)
     assert whole.startswith("Updating graph optimizer with SGD2, defaultLearningRate=0.5,")
     assert "defaultMomentum=0 (const)" in whole
-    assert "defaultVelocityScaling=2 (const), " in whole and "lossScaling=2, " in whole
+    assert "defaultVelocityScaling=2, " in whole and "lossScaling=2, " in whole
     assert "accumType=float16, firstOrderMomentumAccumType=float32" in whole
     assert group.startswith("Updating group 0 optimizer with SGD2, learningRate=0.5, momentum=0")
     executor.setOptimizer(made)
