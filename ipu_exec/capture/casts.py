@@ -54,10 +54,11 @@ class Casting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.batch_norm and (
-            self._downcast or self._float_statistics is not None
-        ):
-            return self._batch_norm(*args, **kwargs)
+        if func is torch.nn.functional.batch_norm:
+            mixed = _has_mixed_parameters(*args, **kwargs)
+            if mixed or self._downcast or self._float_statistics is not None:
+                self.promoted |= mixed
+                return self._batch_norm(*args, **kwargs)
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.endswith("__")
         if self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs:
@@ -131,6 +132,20 @@ class Casting(TorchFunctionMode):
             exact,
         )  # both are kept: an id is good as long as its tensor
         return exact
+
+
+def _has_mixed_parameters(
+    input: torch.Tensor,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    *rest: Any,
+    **named: Any,
+) -> bool:
+    """Whether a norm of float16 has statistics and weights of two dtypes, which PyTorch refuses."""
+    if mean is None or weight is None:
+        return False
+    return input.dtype is torch.float16 and mean.dtype is not weight.dtype
 
 
 def _cast_of(function: str, first: Any) -> Callable[[Any], Any] | None:

@@ -58,6 +58,8 @@ _QUESTIONS = ("prim.", "profiler.")
 _NO_ATTRIBUTES = OperatorAttributes()
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ANY_NUMBER = 2.0
+# PopTorch has no pattern for these, unlike bilinear and bicubic ones of images.
+_NOT_UPSAMPLED = ("aten.upsample_linear1d", "aten.upsample_trilinear3d")
 _LIFT = "aten.lift_fresh.default"
 _FROM_CPU = ("aten.copy_.default", "aten._to_copy.default")  # they move a tensor to another device
 _REAL = (torch.Tensor, torch.nn.Parameter)  # no fake ones: made outside the forward, or by no mode
@@ -378,6 +380,7 @@ class Recorder(TorchDispatchMode):
         """An argument with tensors as ValueRef, whose values are noted in ``collected``."""
         if isinstance(item, torch.Tensor):
             if id(item) in self._on_cpu or (type(item) in _REAL and id(item) not in self._values):
+                self._left_on_cpu(item)
                 collected.on_cpu.append(item)
             collected.inputs.append(self.value(item))
             return ValueRef(collected.inputs[-1])
@@ -401,7 +404,7 @@ class Recorder(TorchDispatchMode):
         """An operator behind the last Block, and one inside a MultiConv."""
         if self.direction != Direction.FORWARD:
             return
-        if "upsample_" in op.aten and "nearest" not in op.aten:
+        if op.aten.startswith(_NOT_UPSAMPLED):
             refuse(
                 f"Unsupported upsample mode {op.aten}: currently only 'nearest' is supported by"
                 " PopTorch",

@@ -617,7 +617,9 @@ class PoplarExecutor:
         self._need_executable("save")
         if self._attached:
             self._log_reading_of_seeds()
-        rng_state = torch.get_rng_state().tolist() if save_rng_state else None
+        # Without a device there is no generator of one.
+        offline = self._options.connection_type is ConnectionType.Never
+        rng_state = torch.get_rng_state().tolist() if save_rng_state and not offline else None
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
@@ -667,8 +669,7 @@ class PoplarExecutor:
         self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
-            logger.debug("Setting random seed to: %d", torch.initial_seed())
-            logger.debug("Setting RNG state")
+            self._log_writing_of_seeds()
         elif self._attached:
             self._seed()
 
@@ -986,6 +987,8 @@ class PoplarExecutor:
         self._send_weights()
         self._attach_optimiser()
         self._write_optimiser_state()
+        if self._seeded:
+            self._log_writing_of_seeds()
 
     def _send_weights(self) -> None:
         self._buffers.forget()
@@ -1005,6 +1008,11 @@ class PoplarExecutor:
     def _log_reading_of_seeds() -> None:
         logger.debug("Reading random seed")
         logger.debug("Reading RNG state")
+
+    @staticmethod
+    def _log_writing_of_seeds() -> None:
+        logger.debug("Setting random seed to: %d", torch.initial_seed())
+        logger.debug("Setting RNG state")
 
     def _detach(self) -> None:
         self._attached = False

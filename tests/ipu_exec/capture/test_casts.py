@@ -242,3 +242,14 @@ def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
     model = weighted(lambda x, w: (w * 1e30).sum())
     with pytest.raises(Error, match="the weight update of 'weight' made infinite"):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
+
+
+def test_a_norm_of_half_may_keep_its_statistics_in_float() -> None:
+    """PyTorch refuses float32 statistics beside float16 weights; PopTorch takes them."""
+    model = nn.BatchNorm1d(4).half().eval()
+    model.running_mean, model.running_var = torch.rand(4), torch.rand(4) + 1
+    x = torch.randn(2, 4).half()
+    made = poptorch.inferenceModel(model, options())(x)
+    assert made.dtype is torch.float16
+    expected = copy.deepcopy(model).float()(x.float())
+    torch.testing.assert_close(made.float(), expected, atol=2e-3, rtol=2e-3)

@@ -251,7 +251,37 @@ def test_a_loss_of_no_weight_is_warned_of_and_trains_nothing(
 def test_cycles_are_those_of_a_call_that_was_logged() -> None:
     model = poptorch.inferenceModel(nn.Linear(2, 2), quiet().logCycleCount(True))
     model.compile(torch.ones(1, 2))
-    with pytest.raises(Error, match="Please run the model at least once"):
+    with pytest.raises(poptorch.Error, match="Please run the model at least once"):
         model.cycleCount()
     model(torch.ones(1, 2))
     assert model.cycleCount() == model.executable.cycles_per_call > 0
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_images_are_upsampled_as_poptorch_does(mode: str) -> None:
+    def larger(y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(y[None, None], scale_factor=2, mode=mode)
+
+    model = Runs(larger)
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(poptorch.inferenceModel(model, quiet())(x), model(x))
+
+
+def test_what_only_the_cpu_computes_with_is_no_matter_of_the_ipu() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.ones(1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += self.calls * 2
+            return x + 1
+
+    assert poptorch.inferenceModel(Counts(), quiet())(torch.ones(1)).item() == 2
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_optimisers_of_torch_are_not_warned_of(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Runs(lambda y: y.sum())
+    poptorch.trainingModel(model, quiet(), kind(model.parameters(), lr=0.1))
+    assert "subclassed" not in caplog.text
