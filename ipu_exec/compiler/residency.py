@@ -101,9 +101,10 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         )
     places = locate(graph, placement, ops, again, options)
     away = places.remote | phased.moving.keys()
+    states = _states(graph, placement)
     updates = {
         stage: _updates(
-            graph, placement, ops.get((Direction.UPDATE, stage), []), stage, places, away
+            graph, ops.get((Direction.UPDATE, stage), []), states.get(stage, {}), places, away
         )
         for stage in stages
     }
@@ -203,19 +204,27 @@ def _stash(
     return stashed, again
 
 
+def _states(graph: Graph, placement: Placement) -> dict[int, dict[int, list[int]]]:
+    """Storages of optimiser state by the stage that is their home, then by weight."""
+    states: dict[int, dict[int, list[int]]] = {}
+    for storage in graph.storages.values():
+        if storage.role == Role.OPTIMISER_STATE and storage.id in placement.home:
+            of_stage = states.setdefault(placement.home[storage.id], {})
+            of_stage.setdefault(storage.parameter, []).append(storage.id)
+    return states
+
+
 def _updates(
     graph: Graph,
-    placement: Placement,
     ops: Sequence[OpNode],
-    stage: int,
+    states: Mapping[int, Sequence[int]],
     places: Places,
     away: frozenset[int],
 ) -> tuple[WeightUpdate, ...]:
-    """Weight by weight; state of weights that the stage does not update is in none."""
-    states: dict[int, list[int]] = {}
-    for storage in graph.storages.values():
-        if storage.role == Role.OPTIMISER_STATE and placement.home.get(storage.id) == stage:
-            states.setdefault(storage.parameter, []).append(storage.id)
+    """Weight by weight; state of weights that the stage does not update is in none.
+
+    ``states``: the stage's, by weight.
+    """
     updates = []
     for weight, of_weight in by_weight(graph, ops).items():
         mine = tuple(states.get(weight, ()))
