@@ -43,7 +43,7 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
     for step in steps:
         cycles = step.tile_cycles
         for moved in (step.bytes_in, step.bytes_out):
-            if id(moved) not in totals:
+            if moved is not None and id(moved) not in totals:
                 totals[id(moved)] = int(np.sum(moved))
         received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
         if cycles is not None:

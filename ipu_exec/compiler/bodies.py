@@ -73,7 +73,7 @@ class ProgramStep:
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
     def in_operator(self, op: int, name: str, plan: Plan, part: int) -> ProgramStep:
-        """The same as step ``part`` of an operator's plan. (``replace`` takes ten times as long.)"""
+        """The same as step ``part`` of an operator's plan; ``replace`` takes ten times as long."""
         return ProgramStep(
             self.type,
             name,
