@@ -243,7 +243,7 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def counts(
     values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """bincount with ``minlength`` bins, as metrics ask for it: [minlength].
+    """How often each of ``minlength`` values is there, as metrics ask for: [minlength].
 
     Its shape is fixed where no value is above: the numbers are the host's in any case.
     """
@@ -251,6 +251,15 @@ def counts(
     if not each.is_floating_point():
         each = each.to(torch.int64)
     return each.new_zeros(minlength).scatter_add(0, values.to(torch.int64), each)
+
+
+def one_value(
+    values: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Stands for unique, with inverse and counts, where arguments are checked that are right."""
+    first = values.reshape(-1)[:1]
+    none = torch.zeros(0, dtype=torch.int64)
+    return first, none, none
 
 
 def renormalised(
