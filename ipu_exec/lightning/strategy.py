@@ -253,7 +253,7 @@ class StrategyOnIpu:
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """A loader of a batch for each replica."""
-        stage = self._trainer.state.stage
+        stage = self._trainer.state.stage or self.lib.RunningStage.TRAINING
         if self._given[True] is None and self._given[False] is None:
             self._find_depth(stage, dataloader)
         options = self._opts(stage == self.lib.RunningStage.TRAINING)
