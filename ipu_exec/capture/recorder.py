@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.control_flow import in_argument_check
-from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.decompositions import decomposition, one_value
 from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
 from ipu_exec.capture.open_blocks import (
@@ -60,6 +60,10 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ANY_NUMBER = 2.0
 # PopTorch has no pattern for these, unlike bilinear and bicubic ones of images.
 _NOT_UPSAMPLED = ("aten.upsample_linear1d", "aten.upsample_trilinear3d")
+_BINS = (  # PopTorch's words of bincount
+    "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the"
+    " minimum length is also the maximum length. "
+)
 _LIFT = "aten.lift_fresh.default"
 _FROM_CPU = ("aten.copy_.default", "aten._to_copy.default")  # they move a tensor to another device
 _REAL = (torch.Tensor, torch.nn.Parameter)  # no fake ones: made outside the forward, or by no mode
@@ -229,7 +233,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
             return self.read_content(args[0])
-        parts = self._parts(func, name, args)
+        parts = self._parts(func, name, args, kwargs)
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
@@ -240,8 +244,12 @@ class Recorder(TorchDispatchMode):
             self._left_on_cpu(out)
         return out
 
-    def _parts(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
+    def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         """What to call instead of an operator; None: it is recorded as it is."""
+        if name == "aten.bincount.default" and not _least_bins(*args, **kwargs):
+            return None  # as many bins as the largest value says: refused
+        if name == "aten._unique2.default" and in_argument_check():
+            return one_value
         if (
             self.direction == Direction.BACKWARD
             and name == "aten.index.Tensor"
@@ -257,9 +265,10 @@ class Recorder(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            name = str(func).split(".")[1]
+            name = str(func).split(".")[1].replace("index", "nonzero")
+            bins = _BINS if name == "bincount" else ""
             raise DynamicShapeError(
-                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported"
+                f"{bins}Operations using aten::{name} are unsupported"
                 " because the output shape is determined by the tensor values. The IPU cannot"
                 " support dynamic output shapes. Use an operator of a fixed shape (torch.where,"
                 " topk, a mask), or compute it on the host before the model is called",
@@ -534,3 +543,10 @@ def _check_supported(tensor: torch.Tensor) -> None:
             " real and imaginary parts as two tensors, or cast on the host",
             location=str(source_line()),
         )
+
+
+def _least_bins(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> int:
+    """Of a call of bincount."""
+    return minlength
