@@ -77,8 +77,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
-    if isinstance(tensor, FakeTensor):
-        tensor._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which shards make
+    if isinstance(local, FakeTensor):
+        local._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
     return tensor
 
 

@@ -18,6 +18,8 @@ from ipu_exec.capture.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
 _ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
+# of torchmetrics, where a metric validates its arguments: that labels are classes
+_METRIC_CHECKS = "_tensor_validation"
 
 
 class Reads(TorchDispatchMode):
@@ -95,7 +97,7 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while one of torch's functions looks for wrong arguments in a tensor.
+    """True while a function of torch or torchmetrics looks for wrong arguments in a tensor.
 
     The arguments that are captured are right.
     """
@@ -103,6 +105,8 @@ def in_argument_check() -> bool:
     while frame is not None:
         code = frame.f_code
         if code.co_name in _ARGUMENT_CHECKS and code.co_filename == torch.nn.functional.__file__:
+            return True
+        if code.co_name.endswith(_METRIC_CHECKS) and "torchmetrics" in code.co_filename:
             return True
         frame = frame.f_back
     return False

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.control_flow import in_argument_check
-from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.decompositions import decomposition, one_value
 from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
 from ipu_exec.capture.open_blocks import (
     attributes,
@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
             return self.read_content(args[0])
-        parts = self._parts(func, name, args)
+        parts = self._parts(func, name, args, kwargs)
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
@@ -206,8 +206,12 @@ class Recorder(TorchDispatchMode):
             self.record(func, name, args, kwargs, out)
         return out
 
-    def _parts(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
+    def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         """What to call instead of an operator; None: it is recorded as it is."""
+        if name == "aten.bincount.default" and not _least_bins(*args, **kwargs):
+            return None  # as many bins as the largest value says: refused
+        if name == "aten._unique2.default" and in_argument_check():
+            return one_value
         if (
             self.direction == Direction.BACKWARD
             and name == "aten.index.Tensor"
@@ -473,3 +477,10 @@ def _check_supported(tensor: torch.Tensor) -> None:
             " real and imaginary parts as two tensors, or cast on the host",
             location=str(source_line()),
         )
+
+
+def _least_bins(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> int:
+    """Of a call of bincount."""
+    return minlength

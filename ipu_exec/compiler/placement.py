@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
@@ -46,7 +47,7 @@ class Transfer:
         return low <= cut < high
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """Where everything runs.
 
@@ -61,12 +62,12 @@ class Placement:
     phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
     attached_ipus: int = 1  # of one replica, a power of two, with all that share a stage's tensors
 
-    @property
+    @cached_property
     def ipus(self) -> tuple[int, ...]:
         """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
-    @property
+    @cached_property
     def num_ipus(self) -> int:
         """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
