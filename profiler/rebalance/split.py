@@ -36,11 +36,13 @@ from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import interval_memory, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
+from profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
 _FEW_IPUS = 4  # up to which stages come back to each of them
+_MOST_NAMED = 6  # moves
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
 # In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
@@ -81,7 +83,8 @@ class Split:
         """What is proven of it, in half a sentence."""
         if self.proven:
             return "no split onto these IPUs is quicker: all were looked at or ruled out"
-        return f"not proven to be the quickest: one that takes up to {self.gap:.3%} less may exist"
+        gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
+        return f"not proven to be the quickest: one that takes up to {gap} less may exist"
 
 
 def best_split(
@@ -545,7 +548,9 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
             pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
             moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
         reasons.append(
-            "moves " + ", ".join(moves) if moves else "this is the split that was profiled"
+            f"moves {listed(moves, _MOST_NAMED)}"
+            if moves
+            else "this is the split that was profiled"
         )
     return reasons
 
