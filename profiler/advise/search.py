@@ -13,8 +13,7 @@ from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import back_home
-from profiler.rebalance.tile_memory import Part, ipu_bytes
-from profiler.rebalance.verdict import MARGIN, Answer
+from profiler.rebalance.verdict import MARGIN, Answer, verdicts
 from profiler.report import Report
 
 MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
@@ -248,10 +247,8 @@ def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
 def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
     """Whether no IPU's answer (`profiler.rebalance.verdict`) is that it does not fit."""
     most = costs.machine.bytes_per_tile * (1 if exactly else 1 + MARGIN)
-    parts: dict[int, list[Part]] = {}
-    for part, ipu in zip(assignment.parts(costs), assignment.ipus, strict=True):
-        parts.setdefault(ipu, []).append(part)
-    return all(ipu_bytes(costs, mine).max() <= most for mine in parts.values())
+    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    return all(one.nbytes <= most for one in found)
 
 
 def _rate(basis: Basis, levers: Levers) -> float:

@@ -6,7 +6,8 @@ A prediction, in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,20 +66,30 @@ class Prediction:
     """What an assignment would give.
 
     Cycles; bytes. ``problems`` says why it would not compile; empty: it would, unless ``notes`` say
-    that memory is too close to call. ``notes`` also say what to set for it. ``schedule`` is of at
-    most `MOST_LAID_OUT` micro-batches (or four for each stage), the other numbers of all.
+    that memory is too close to call. ``notes`` also say what to set for it. ``ramps`` and
+    ``update`` are cycles of a weight update's ramp-up and ramp-down together, and of what comes
+    after its last pipeline cycle.
     """
 
     assignment: Assignment
-    schedule: Schedule
     total: int  # cycles a weight update (a device iteration in inference)
     pipeline_cycle: int  # in steady state
+    ramps: int
+    update: int
     forward: tuple[int, ...]  # of each stage
     backward: tuple[int, ...]  # recomputation included
     memory: tuple[Verdict, ...]  # of each IPU
     samples_per_second: float
     problems: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    stage_costs: schedules.Costs
+    micro_batches: int  # that are counted: at least as many as the pipeline needs
+    pipelined: bool
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Of at most `MOST_LAID_OUT` micro-batches, or four for each stage if that is more."""
+        return laid_out(self.stage_costs, self.micro_batches, self.pipelined)[0]
 
     @property
     def fullest(self) -> tuple[int, ...]:
@@ -146,25 +157,33 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
     wanted = costs.micro_batches if legal else _least(stages, costs.training)
-    schedule, total = laid_out(stage_costs, wanted, costs.pipelined)
+    length = _lengths(stage_costs, wanted, costs.pipelined)
     memory = verdicts(costs, parts, assignment.ipus, _as_profiled(costs, assignment))
-    steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
-    length = schedule.cycle_end - schedule.cycle_start
-    pace = int(length[steady].max()) if steady else int(length.max(initial=0))
     samples = costs.samples * costs.micro_batches
-    rate = samples * costs.machine.clock_hz / total if total and legal else 0.0
+    rate = samples * costs.machine.clock_hz / length.total if length.total and legal else 0.0
     return Prediction(
         assignment,
-        schedule,
-        total,
-        pace,
+        length.total,
+        length.steady,
+        length.ramps,
+        length.update,
         forward,
         backward if costs.training else (),
         memory,
         rate,
         tuple(_problems(costs, stages, memory, legal)),
         tuple(_notes(costs, memory, assignment)),
+        stage_costs,
+        wanted,
+        costs.pipelined,
     )
+
+
+def _lengths(costs: schedules.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
+    if pipelined:
+        return schedules.lengths(costs, micro_batches)
+    schedule, total = laid_out(costs, micro_batches, pipelined)
+    return replace(schedules.lengths_of(schedule), total=total)
 
 
 def laid_out(
