@@ -777,6 +777,10 @@ class Report:
 
     # -- columns behind the frames, for the rest of this package ---
 
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """What ``make`` gives, worked out the first time only. Nobody's to change."""
+        return self._keep(("once", key), make)
+
     @property
     def uri(self) -> str:
         """How SQLite opens the file as the report does: read-only, leaving nothing beside it."""

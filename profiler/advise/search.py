@@ -79,7 +79,9 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
     levers = [*_single(basis, limit), *_splits(basis, splits)]
-    alone = [predicted(basis, one, now) for one in levers]
+    alone = [
+        predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + _LEAST_GAIN)
+    ]
     gaining = [one for one in alone if _gains(one, now)]
     best = _together(basis, limit, splits and bool(now))
     together = predicted(basis, best, now)
@@ -226,10 +228,10 @@ def _together(basis: Basis, limit: int, splits: bool) -> Levers:
 def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
     """Of all settings on one split. More micro-batches and fewer outputs never cost memory."""
     outputs, others = _outputs(basis)[-1], basis.costs.samples // basis.micro_batch
-    best, most = Levers(), _rate(basis, Levers())
     now = basis.costs.samples * basis.costs.micro_batches
     precisions = [False, True] if basis.sizes.halves else [False]
     sizes = [0, *_sizes(basis, limit)]
+    worth: list[tuple[float, Levers]] = []
     for half, size, again, state in product(
         precisions, sizes, _recomputations(basis), _states(basis)
     ):
@@ -238,10 +240,15 @@ def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
         number = max(fitting, default=0)
         levers = Levers(half, size, number, again, outputs, state)
         doublings = log2(max(number, basis.costs.micro_batches) * samples / now)
-        worth = _rate(basis, levers) * (1 - _A_DOUBLING) ** doublings
-        if worth > most:
-            best, most = levers, worth
-    return best
+        worth.append((_speed(basis, levers) * (1 - _A_DOUBLING) ** doublings, levers))
+    # Most first: what is not worth more than what fits is never asked whether it fits.
+    least = _rate(basis, Levers())
+    for value, levers in sorted(worth, key=lambda one: -one[0]):
+        if value <= least:
+            break
+        if _runs(basis, levers):
+            return levers
+    return Levers()
 
 
 def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
@@ -253,12 +260,22 @@ def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
 
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 where it does not run."""
+    speed = _speed(basis, levers)
+    return speed if speed and _runs(basis, levers) else 0.0
+
+
+def _runs(basis: Basis, levers: Levers) -> bool:
+    """Whether tiles hold it, or are too close to call."""
+    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
+    return _fits(costs, assignment, exactly=levers == Levers() and costs.measured)
+
+
+def _speed(basis: Basis, levers: Levers) -> float:
+    """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
     costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
     stages = len(assignment.starts)
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     if costs.micro_batches < least:
-        return 0.0
-    if not _fits(costs, assignment, exactly=levers == Levers() and costs.measured):
         return 0.0
     total = assignment_cycles(costs, assignment)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

@@ -78,6 +78,11 @@ class BlockMemory:
         return bool(self.saved.any())
 
     @cached_property
+    def residual_as_float(self) -> np.ndarray:
+        """``residual``, float64[IPU, tile]: what a matrix product takes at once."""
+        return self.residual.astype(np.float64)
+
+    @cached_property
     def any_updating(self) -> bool:
         """Whether a Block's weight update leaves anything."""
         return bool(self.updating.any())

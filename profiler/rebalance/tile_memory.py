@@ -243,12 +243,9 @@ def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> 
     counts by the square of the Blocks in common over all that either has: whole for its own Blocks,
     and next to nothing for all the model's, whose packing owes little to any one IPU.
     """
-    residual, profiled = (
-        costs.memory.residual,
-        np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual)),
-    )
+    profiled = np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual))
     alike = common / (count + profiled[None, :] - common)
-    carried: np.ndarray = np.rint(alike**2 @ residual).astype(np.int64)
+    carried: np.ndarray = np.rint(alike**2 @ costs.memory.residual_as_float).astype(np.int64)
     return carried
 
 
@@ -326,11 +323,18 @@ class IntervalMemory:
     stash: np.ndarray
     tiles: int
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
+    exact: bool = True  # else ``plain`` is an upper bound of itself
 
     def fullest(self, depth: int) -> np.ndarray:
         """Bytes of the fullest tile with so many micro-batches stashed."""
         depth = max(depth, self.least)
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
+
+    def fullest_of(self, first: int, last: int, depth: int) -> int:
+        """`fullest` of one stage."""
+        at = first, last - first
+        stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
+        return int(max(self.plain[at] + stash, self.gapped[at]))
 
 
 def interval_memory(
@@ -352,10 +356,13 @@ def interval_memory(
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
-    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
-    if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
-        plain = bound
-    else:
+    plain: np.ndarray | None = None
+    if enough is not None:
+        bound = _upper_bound(costs, always, own, first, last)
+        if bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
+            plain = bound
+    exact = plain is None
+    if plain is None:
         plain = _exactly(costs, always, own, width)
         ends = Own.of(costs, choice, True)
         if own.waits:
@@ -366,6 +373,7 @@ def interval_memory(
         stash,
         costs.machine.tiles,
         waiting(costs, 0, choice),
+        exact,
     )
 
 

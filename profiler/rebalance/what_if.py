@@ -63,12 +63,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give.
+    """What an assignment would give; memory and schedule are worked out when first asked for.
 
-    Cycles; bytes. ``problems`` says why it would not compile; empty: it would, unless ``notes`` say
-    that memory is too close to call. ``notes`` also say what to set for it. ``ramps`` and
-    ``update`` are cycles of a weight update's ramp-up and ramp-down together, and of what comes
-    after its last pipeline cycle.
+    Cycles; bytes. ``ramps`` and ``update`` are cycles of a weight update's ramp-up and ramp-down
+    together, and of what comes after its last pipeline cycle. ``legal``: there are enough
+    micro-batches for so many stages.
     """
 
     assignment: Assignment
@@ -78,18 +77,32 @@ class Prediction:
     update: int
     forward: tuple[int, ...]  # of each stage
     backward: tuple[int, ...]  # recomputation included
-    memory: tuple[Verdict, ...]  # of each IPU
     samples_per_second: float
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
+    legal: bool
+    costs: Costs
     stage_costs: schedules.Costs
-    micro_batches: int  # that are counted: at least as many as the pipeline needs
-    pipelined: bool
+
+    @cached_property
+    def memory(self) -> tuple[Verdict, ...]:
+        """Of each IPU."""
+        exact = _as_profiled(self.costs, self.assignment)
+        return verdicts(self.costs, self.assignment.parts(self.costs), self.assignment.ipus, exact)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it would not compile; empty: it would, unless a note says too close to call."""
+        return tuple(_problems(self.costs, len(self.forward), self.memory, self.legal))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Memory that is too close to call, and what to set for it."""
+        return tuple(_notes(self.costs, self.memory, self.assignment))
 
     @cached_property
     def schedule(self) -> Schedule:
         """Of at most `MOST_LAID_OUT` micro-batches, or four for each stage if that is more."""
-        return laid_out(self.stage_costs, self.micro_batches, self.pipelined)[0]
+        count = _counted(self.costs, len(self.forward), self.legal)
+        return laid_out(self.stage_costs, count, self.costs.pipelined)[0]
 
     @property
     def fullest(self) -> tuple[int, ...]:
@@ -156,9 +169,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         across=costs.streams.across,
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
-    wanted = costs.micro_batches if legal else _least(stages, costs.training)
-    length = _lengths(stage_costs, wanted, costs.pipelined)
-    memory = verdicts(costs, parts, assignment.ipus, _as_profiled(costs, assignment))
+    length = _lengths(stage_costs, _counted(costs, stages, legal), costs.pipelined)
     samples = costs.samples * costs.micro_batches
     rate = samples * costs.machine.clock_hz / length.total if length.total and legal else 0.0
     return Prediction(
@@ -169,14 +180,16 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         length.update,
         forward,
         backward if costs.training else (),
-        memory,
         rate,
-        tuple(_problems(costs, stages, memory, legal)),
-        tuple(_notes(costs, memory, assignment)),
+        legal,
+        costs,
         stage_costs,
-        wanted,
-        costs.pipelined,
     )
+
+
+def _counted(costs: Costs, stages: int, legal: bool) -> int:
+    """Micro-batches that are looked at: at least as many as the pipeline needs."""
+    return costs.micro_batches if legal else _least(stages, costs.training)
 
 
 def _lengths(costs: schedules.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
