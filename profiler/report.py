@@ -23,7 +23,7 @@ import numpy as np
 
 from profiler import integrity, liveness, records, trace
 from profiler.columns import Check, Columns
-from profiler.liveness import Peaks, resampled
+from profiler.liveness import Peaks, Totals, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
@@ -1050,6 +1050,7 @@ class Report:
             here["stop"],
             row,
             vectors,
+            self._totals,
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
@@ -1111,6 +1112,10 @@ class Report:
         vectors = vectors.reshape(-1, self._tiles)
         vectors.flags.writeable = False
         return unique, vectors, vectors.sum(axis=1)
+
+    @cached_property
+    def _totals(self) -> Totals:
+        return Totals(self._variable_vectors[1])
 
     def _peaks(self, ipu: int) -> Peaks:
         variables = self._ipu(ipu)

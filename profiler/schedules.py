@@ -261,10 +261,10 @@ class _Bodies:
 class _Turns:
     """The pipeline cycles, before anything is laid out.
 
-    Arrays [pipeline cycle], and with [body] or [IPU] behind it. ``spent``, ``before``: cycles of
-    each body, and of those before it on its IPU; ``begin``, ``work``: until an IPU's group has its
-    inputs, and what it then works. All meet ``meet`` cycles after ``first``; ``last`` outputs leave
-    after that.
+    Arrays are over pipeline cycles; a second axis is bodies or IPUs. ``spent``, ``before``: cycles
+    of each body, and of those before it on its IPU; ``begin``, ``work``: until an IPU's group has
+    its inputs, and what it then works. All meet ``meet`` cycles after ``first``; ``last`` outputs
+    leave after that.
     """
 
     bodies: _Bodies

@@ -13,7 +13,7 @@ from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import back_home
-from profiler.rebalance.verdict import MARGIN, Answer, verdicts
+from profiler.rebalance.verdict import Answer
 from profiler.report import Report
 
 MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
@@ -93,7 +93,9 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     """What pulling them gives. ``now``: present samples a second."""
     costs = basis.costs_with(levers)
-    prediction = what_if(costs, basis.assignment_with(levers))
+    prediction = replace(
+        what_if(costs, basis.assignment_with(levers)), known_memory=basis.memory_with(levers)
+    )
     fullest = max(prediction.memory, key=lambda one: one.nbytes - one.limit)
     runs = not prediction.problems
     rate = prediction.samples_per_second if runs else 0.0
@@ -251,13 +253,6 @@ def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
     return Levers()
 
 
-def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
-    """Whether no IPU's answer (`profiler.rebalance.verdict`) is that it does not fit."""
-    most = costs.machine.bytes_per_tile * (1 if exactly else 1 + MARGIN)
-    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    return all(one.nbytes <= most for one in found)
-
-
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 where it does not run."""
     speed = _speed(basis, levers)
@@ -266,8 +261,7 @@ def _rate(basis: Basis, levers: Levers) -> float:
 
 def _runs(basis: Basis, levers: Levers) -> bool:
     """Whether tiles hold it, or are too close to call."""
-    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
-    return _fits(costs, assignment, exactly=levers == Levers() and costs.measured)
+    return all(one.answer is not Answer.OVER for one in basis.memory_with(levers))
 
 
 def _speed(basis: Basis, levers: Levers) -> float:

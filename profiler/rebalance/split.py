@@ -194,9 +194,11 @@ def quickest_split(
             problems[at] = str(error)
             fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
             continue
+        if best is not None and (split.prediction.total, at) > best[:2]:
+            continue
         if split.prediction.problems:
             problems[at] = "; ".join(split.prediction.problems)
-        elif best is None or (split.prediction.total, at) < best[:2]:
+        else:
             best = split.prediction.total, at, split
     if best is None:
         raise ValueError(

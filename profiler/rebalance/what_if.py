@@ -81,10 +81,13 @@ class Prediction:
     legal: bool
     costs: Costs
     stage_costs: schedules.Costs
+    known_memory: tuple[Verdict, ...] | None = None  # of each IPU, where the caller has it
 
     @cached_property
     def memory(self) -> tuple[Verdict, ...]:
         """Of each IPU."""
+        if self.known_memory is not None:
+            return self.known_memory
         exact = _as_profiled(self.costs, self.assignment)
         return verdicts(self.costs, self.assignment.parts(self.costs), self.assignment.ipus, exact)
 
