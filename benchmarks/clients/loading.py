@@ -40,8 +40,8 @@ def measure(path: Path) -> Speed:
 
 def _timed(load: Callable[[Any], Any], path: Path) -> tuple[float, Any]:
     start = time.process_time()
-    found = load(pva.openReport(path))
-    return time.process_time() - start, found
+    contents = load(pva.openReport(path))
+    return time.process_time() - start, contents
 
 
 def by_popliner(report: Any) -> Any:

@@ -39,12 +39,12 @@ too, int64, over the tiles of the device where the list is:
 """
 
 
-def written(found: Sequence[Answer], speed: Speed) -> str:
+def written(replies: Sequence[Answer], speed: Speed) -> str:
     """The page's text."""
     rows = [
         f"| {one.client} | {one.question} | {one.concluded} | {one.known} |"
         f" {'same' if one.same else 'DIFFERS'} |"
-        for one in found
+        for one in replies
     ]
     times = (
         f"\nOf BERT-Base compiled for one IPU ({speed.pieces:,} lowered variables) PopLiner loads"

@@ -83,18 +83,18 @@ def alone(*words: object) -> dict[str, float]:
     """`measure` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.compile", "--one", json.dumps(words)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(output.strip().splitlines()[-1])
-    return found
+    seconds: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    return seconds
 
 
-def row(words: tuple[object, ...], found: dict[str, float]) -> str:
+def row(words: tuple[object, ...], seconds: dict[str, float]) -> str:
     cells = (
         *map(str, words),
-        f"{found['seconds']:.1f} s",
-        f"{found['before_mb'] / 1e3:.2f} GB",
-        f"{found['peak_mb'] / 1e3:.2f} GB",
-        f"{found['pop_mb']:.1f} MB",
-        "yes" if found["fits"] else "no",
+        f"{seconds['seconds']:.1f} s",
+        f"{seconds['before_mb'] / 1e3:.2f} GB",
+        f"{seconds['peak_mb'] / 1e3:.2f} GB",
+        f"{seconds['pop_mb']:.1f} MB",
+        "yes" if seconds["fits"] else "no",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -43,8 +43,8 @@ class Wrapped(LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        found = self.module(*batch)
-        loss = found[-1] if isinstance(found, tuple) else found
+        outputs = self.module(*batch)
+        loss = outputs[-1] if isinstance(outputs, tuple) else outputs
         self.log("loss", loss)
         return loss
 
@@ -108,8 +108,10 @@ def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
         done, losses = [], []
         for group in groups:
             inputs = [torch.cat(column) for column in zip(*group, strict=True)]
-            found = model(*inputs)
-            losses.append(float((found[-1] if isinstance(found, tuple) else found).reshape(-1)[-1]))
+            outputs = model(*inputs)
+            losses.append(
+                float((outputs[-1] if isinstance(outputs, tuple) else outputs).reshape(-1)[-1])
+            )
             done.append(time.process_time())
         model.destroy()
         return _middle(done), losses

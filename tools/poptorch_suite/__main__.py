@@ -65,8 +65,8 @@ def main() -> int:
 
 def test_files(tests: Path) -> list[str]:
     """Every file with tests, relative to the folder."""
-    found = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
-    return sorted(str(path.relative_to(tests)) for path in found if path.name not in _NOT_TESTS)
+    files = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
+    return sorted(str(path.relative_to(tests)) for path in files if path.name not in _NOT_TESTS)
 
 
 def run(tests: Path, file: str, outcomes: Path) -> None:
