@@ -83,18 +83,18 @@ def alone(*words: object) -> dict[str, float]:
     """`measure` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.compile", "--one", json.dumps(words)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    seconds: dict[str, float] = json.loads(output.strip().splitlines()[-1])
-    return seconds
+    measured: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    return measured
 
 
-def row(words: tuple[object, ...], seconds: dict[str, float]) -> str:
+def row(words: tuple[object, ...], measured: dict[str, float]) -> str:
     cells = (
         *map(str, words),
-        f"{seconds['seconds']:.1f} s",
-        f"{seconds['before_mb'] / 1e3:.2f} GB",
-        f"{seconds['peak_mb'] / 1e3:.2f} GB",
-        f"{seconds['pop_mb']:.1f} MB",
-        "yes" if seconds["fits"] else "no",
+        f"{measured['seconds']:.1f} s",
+        f"{measured['before_mb'] / 1e3:.2f} GB",
+        f"{measured['peak_mb'] / 1e3:.2f} GB",
+        f"{measured['pop_mb']:.1f} MB",
+        "yes" if measured["fits"] else "no",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -109,9 +109,8 @@ def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
         for group in groups:
             inputs = [torch.cat(column) for column in zip(*group, strict=True)]
             outputs = model(*inputs)
-            losses.append(
-                float((outputs[-1] if isinstance(outputs, tuple) else outputs).reshape(-1)[-1])
-            )
+            loss = outputs[-1] if isinstance(outputs, tuple) else outputs
+            losses.append(float(loss.reshape(-1)[-1]))
             done.append(time.process_time())
         model.destroy()
         return _middle(done), losses

@@ -17,10 +17,10 @@ from profiler.rebalance import Assignment
 
 def filled(starts: Sequence[int], blocks: int) -> Assignment:
     """An assignment in which each stage has a Block, one stage an IPU."""
-    total = [0]
+    firsts = [0]
     for k in range(1, len(starts)):
-        total.append(min(max(starts[k], total[-1] + 1), blocks - (len(starts) - k)))
-    return Assignment(tuple(total), tuple(range(len(starts))))
+        firsts.append(min(max(starts[k], firsts[-1] + 1), blocks - (len(starts) - k)))
+    return Assignment(tuple(firsts), tuple(range(len(starts))))
 
 
 def uniform(blocks: int, stages: int) -> Assignment:

@@ -73,7 +73,7 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
     from viewer.first_answers import FirstAnswers
 
     first = FirstAnswers(create_app(open_report(path)))
-    seconds = []
+    answers = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})
         start = time.process_time()
@@ -82,8 +82,8 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
                 start = time.process_time()
             answer = first.ask(request)
             taken = time.process_time() - start
-            seconds.append((f"{page.name}: {what}", taken, len(answer)))
-    return seconds
+            answers.append((f"{page.name}: {what}", taken, len(answer)))
+    return answers
 
 
 if __name__ == "__main__":
