@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
 
 
 def _say(model: poptorch.PoplarExecutor, parameters: int, samples: int, began: float) -> None:
-    target, cycles = model.executable.target, model.cycleCount()
+    target, cycles = model.executable.target, model.executable.cycles_per_call
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{parameters:,} parameters; {target.name}: {cycles:,} cycles a weight update of"

@@ -13,7 +13,9 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
+from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
@@ -39,16 +41,22 @@ class Reads(TorchDispatchMode):
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
     """What the forward of a micro-batch reads off tensors.
 
-    The model is run to find it, and left as it was.
+    The model is run to find it; it and the inputs, which it may write, are left as they were.
     """
+    args, kwargs = tree_map(_copied, (args, kwargs))
     with (
         unchanged(model),
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(training),
+        Devices(),
         Reads() as reads,
     ):
         model(*args, **kwargs)
     return tuple(reads.values)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:

@@ -15,8 +15,9 @@ import numpy as np
 from profiler import analysis
 from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
-from profiler.rebalance import Assignment, Costs, profiled
+from profiler.rebalance import Assignment, Costs, profiled, what_if
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.verdict import Verdict
 from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
@@ -78,6 +79,7 @@ class Basis:
     report: Report
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -147,6 +149,14 @@ class Basis:
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = _in_parts(costs, self.shared_state, self.replicas)
         return costs
+
+    def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
+        """Whether each IPU holds it, once for levers that differ in what takes no memory."""
+        those = levers.without("micro_batches").without("outputs")
+        if those not in self._memory:
+            prediction = what_if(self.costs_with(those), self.assignment_with(those))
+            self._memory[those] = prediction.memory
+        return self._memory[those]
 
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:

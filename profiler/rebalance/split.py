@@ -25,6 +25,7 @@ from profiler.rebalance.interval_costs import (
     copy_cycles,
     interval_costs,
     least_maximum,
+    memory_of_all,
 )
 from profiler.rebalance.least_update import fixed_cycles, least_update
 from profiler.rebalance.many_splits import (
@@ -34,7 +35,7 @@ from profiler.rebalance.many_splits import (
 )
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
-from profiler.rebalance.tile_memory import interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 from profiler.units import listed
 
@@ -196,9 +197,11 @@ def quickest_split(
             problems[at] = str(error)
             fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
             continue
+        if best is not None and (split.prediction.total, at) > best[:2]:
+            continue
         if split.prediction.problems:
             problems[at] = "; ".join(split.prediction.problems)
-        elif best is None or (split.prediction.total, at) < best[:2]:
+        else:
             best = split.prediction.total, at, split
     if best is None:
         raise ValueError(
@@ -230,7 +233,7 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     """No split into fewer stages, one an IPU, fits: not even if none of them stashed anything."""
     count, limit = len(costs), costs.machine.bytes_per_tile
     fits = np.logical_or.reduce(
-        [interval_memory(costs, count, choice).fullest(0) <= limit for choice in choices]
+        [memory_of_all(costs, choice).fullest(0) <= limit for choice in choices]
     )
     first, width = np.nonzero(fits)
     ends = np.zeros(count + 1, dtype=bool)  # Blocks before which the stages so far may end
