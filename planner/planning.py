@@ -257,7 +257,7 @@ def _promising(state: _State) -> list[tuple[float, Key]]:
     beaten = best.rate if best is not None else 0.0
     bounds: dict[Key, float] = {}
     for key, priced in state.priced.items():
-        if key.in_parts or not key.accumulates or not priced.costs.memory.state.any():
+        if key.in_parts or not priced.costs.memory.state.any():
             continue
         for place in places(priced, state.question):
             if place.replicas == 1 or lacking(place) > 0:

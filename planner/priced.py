@@ -55,14 +55,29 @@ class Place:
     def costs(self, rings: RingsOf) -> Costs:
         """Of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
-        reduced = costs.training and self.replicas > 1
         return replace(
             costs,
             micro_batches=self.accumulation,
             samples=key.micro_batch * self.replicas,
             reduce=0,
-            rings=rings(key.shards, self.pipeline, self.replicas) if reduced else None,
+            rings=self._rings(rings) if costs.training and self.replicas > 1 else None,
         )
+
+    def _rings(self, rings: RingsOf) -> Rings:
+        """Of these replicas. In parts, gradients are scattered and weights gathered.
+
+        That moves as many bytes as an all-reduce, in more steps: small weights stay whole, with an
+        all-reduce of their own. How much longer it takes the compile has said.
+        """
+        key, costs = self.priced.key, self.priced.costs
+        mine = rings(key.shards, self.pipeline, self.replicas)
+        if not key.in_parts:
+            return mine
+        compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
+        where = np.array(costs.ipus)[costs.stage]
+        nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
+        longer = costs.reduce - int(compiled.cycles(nbytes).max())
+        return Rings(mine.base + longer, mine.rate)
 
 
 def places(priced: Priced, question: Question) -> list[Place]:

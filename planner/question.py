@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Values
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,14 +94,15 @@ def parse_seconds(text: str) -> float:
 def usual_micro_batches(own: int, batch: int, most: int = 5) -> tuple[int, ...]:
     """The script's micro-batch, then others that divide the samples, nearest first.
 
-    Powers of two times (or a power of two of) its own: ``most`` in all.
+    Each divides its own, or is a multiple of it: ``most`` in all.
     """
-    doubled = [own << n for n in range(1, 16) if batch % (own << n) == 0]
-    halved = [own >> n for n in range(1, 16) if own % (1 << n) == 0 and batch % (own >> n) == 0]
-    others: list[int] = []
-    for n in range(max(len(doubled), len(halved))):
-        others += doubled[n : n + 1] + halved[n : n + 1]
-    return tuple([*([own] if batch % own == 0 else []), *others][:most])
+    sizes = [
+        size
+        for size in range(1, batch + 1)
+        if batch % size == 0 and (own % size == 0 or size % own == 0)
+    ]
+    nearest = sorted(sizes, key=lambda size: (abs(math.log(size / own)), size))
+    return tuple(nearest[:most])
 
 
 def shard_counts(own: int, planned: bool, ipus: int, fixed: int | None) -> tuple[int, ...]:

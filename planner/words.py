@@ -149,7 +149,7 @@ def no_mapping(
 
 
 def _nothing_legal(every: list[Priced], question: Question) -> str:
-    sizes = ", ".join(str(one.key.micro_batch) for one in every)
+    sizes = ", ".join(dict.fromkeys(str(one.key.micro_batch) for one in every))
     fixed = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
     least = "2p - 1" if question.training else "p"
     return (

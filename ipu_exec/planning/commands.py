@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from rich.console import Console
@@ -96,15 +97,23 @@ def _numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple
     return numbers  # type: ignore[return-value]
 
 
-def plan_instead(asked: Asked, args: argparse.Namespace, words: list[str]) -> None:
-    """Have the first model that the script calls planned instead of compiled."""
-    command = shlex.join(words)
+@dataclass(frozen=True)
+class Planning:
+    """Plans the first model that a script calls, instead of compiling it."""
 
-    def instead(call: FirstCall) -> NoReturn:
-        _planned(call, asked, args, command)
+    asked: Asked
+    args: argparse.Namespace
+    words: tuple[str, ...]
+
+    def take(self, call: FirstCall) -> NoReturn:
+        """Plan it, and end there."""
+        _planned(call, self.asked, self.args, shlex.join(self.words))
         raise SystemExit(0)
 
-    PoplarExecutor.instead_of_compiling = staticmethod(instead)
+
+def plan_instead(asked: Asked, args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Have the first model that the script calls planned instead of compiled."""
+    PoplarExecutor.first_call_taker = Planning(asked, args, tuple(words))
 
 
 def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: str) -> None:

@@ -6,9 +6,11 @@ Pure functions of (graph, options): a worker process needs no more, and no model
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,8 @@ from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from ipu_exec.topology import Span, cycles_of_levels
-from planner import Key, Mapping, Obtained, StagePlan
+from planner import Key, Obtained, StagePlan
+from planner import Mapping as Mapped
 from planner.mapping import attached
 from planner.priced import Priced
 from profiler import ProfileWriter, Report, open_report, schedules
@@ -47,9 +50,14 @@ class Compiled:
     obtained: Obtained
 
 
-def compiled(graph: Graph, options: CompileOptions, key: Key) -> Compiled:
-    """Compile, and read the costs of Blocks off the profile. Errors are those of the compile."""
-    executable = compile_graph(graph, options)
+def compiled(
+    graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any]
+) -> Compiled:
+    """Compile, and read the costs of Blocks off the profile. Errors are those of the compile.
+
+    ``settings``: the user's options by dotted name, as the profile has them (`settings_of`).
+    """
+    executable = replace(compile_graph(graph, options), settings=settings)
     with tempfile.TemporaryDirectory(prefix="ipu-plan-") as folder:
         path = Path(folder) / "profile.pop"
         write_profile(executable, path)
@@ -103,7 +111,7 @@ def _obtained(executable: Executable) -> Obtained:
 # -- what is compiled ---
 
 
-def options_of(options: CompileOptions, mapping: Mapping) -> CompileOptions:
+def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
     """The options with a mapping in place of what they say of it."""
     stages = tuple(
         StageOptions(
@@ -131,7 +139,23 @@ def options_of(options: CompileOptions, mapping: Mapping) -> CompileOptions:
     )
 
 
-def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapping:
+def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
+    """The user's options with what a mapping says of them, for a profile to hold.
+
+    Where optimiser state is off the chip in some stages, the profile's header says in which.
+    """
+    location = "TensorLocations.locationOptimizer"
+    shares = {str(ipu): mapping.proportion for ipu in range(mapping.pipeline)}
+    return {
+        **settings,
+        "replicationFactor": mapping.replicas,
+        f"{location}.onChipStorage": not all(stage.state_off_chip for stage in mapping.stages),
+        f"{location}.replicatedTensorSharding": mapping.in_parts,
+        **({"availableMemoryProportion": shares} if mapping.proportion else {}),
+    }
+
+
+def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapped:
     """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved.
 
     The more stages, the nearer each Block's memory is to what it holds alone.
@@ -144,7 +168,7 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappi
         for number, (first, last) in enumerate(pairwise(cuts))
     )
     least = schedules.pipeline_stages(count, training)
-    return Mapping(
+    return Mapped(
         key.shards,
         max(1, key.in_parts),
         stages,

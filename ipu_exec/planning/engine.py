@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.errors import Error
@@ -17,11 +18,13 @@ from ipu_exec.planning.compiling import (
     compiled,
     options_of,
     rings_of,
+    settings_of,
     why_not,
 )
 from ipu_exec.planning.kept_costs import KeptCosts, name_of
 from ipu_exec.planning.workers import Here, Workers
-from planner import Key, Mapping, Obtained
+from planner import Key, Obtained
+from planner import Mapping as Mapped
 from planner.engine import Settled
 from planner.priced import Priced
 from profiler.rebalance.all_reduce import Rings
@@ -34,6 +37,7 @@ class _Wanted:
     graph: Graph
     options: CompileOptions
     key: Key
+    settings: Mapping[str, Any]
     name: str
 
 
@@ -47,6 +51,7 @@ class Compiles:
         # operators that the user lowered are known in this process only
         self._workers = Here() if workers is None or registry.by_users() else workers
         self._kept = KeptCosts() if keep else None
+        self._settings = captured.call.options.flat()
         self.cached = 0
         self._rings: dict[tuple[int, int, int], Rings] = {}
 
@@ -74,7 +79,7 @@ class Compiles:
         for result in self._compiled(wanted):
             yield result if isinstance(result, str) else result.priced
 
-    def settle(self, mappings: Sequence[Mapping]) -> Iterator[Settled]:
+    def settle(self, mappings: Sequence[Mapped]) -> Iterator[Settled]:
         """Each mapping compiled in full, in order."""
         wanted = [self._wanted(one.key, one) for one in mappings]
         for mapping, result in zip(mappings, self._compiled(wanted), strict=True):
@@ -91,10 +96,11 @@ class Compiles:
         names = tuple(block.name for block in graph.blocks)
         return self._wanted(key, basis(key, names, self._ipus, self._captured.call.training))
 
-    def _wanted(self, key: Key, mapping: Mapping) -> _Wanted:
+    def _wanted(self, key: Key, mapping: Mapped) -> _Wanted:
         graph = self._captured.graph(key)
         options = options_of(self._captured.options(key), mapping)
-        return _Wanted(graph, options, key, name_of(graph, options, key.in_parts))
+        settings = settings_of(self._settings, mapping)
+        return _Wanted(graph, options, key, settings, name_of(graph, options, settings))
 
     def _compiled(self, wanted: Sequence[_Wanted | str]) -> Iterator[Compiled | str]:
         """What each compile gives, from the disk where it is there; a reason stays one."""
@@ -105,7 +111,7 @@ class Compiles:
                 known[one.name] = found
         missing = [one for one in wanted if not isinstance(one, str) and one.name not in known]
         results = self._workers.run(
-            [(try_compile, (one.graph, one.options, one.key)) for one in missing]
+            [(try_compile, (one.graph, one.options, one.key, one.settings)) for one in missing]
         )
         for one in wanted:
             if isinstance(one, str):
@@ -120,9 +126,11 @@ class Compiles:
                 yield result
 
 
-def try_compile(graph: Graph, options: CompileOptions, key: Key) -> Compiled | str:
+def try_compile(
+    graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any]
+) -> Compiled | str:
     """`compiled`, or why that cannot be."""
     try:
-        return compiled(graph, options, key)
+        return compiled(graph, options, key, settings)
     except Error as error:
         return why_not(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.graph import Graph
@@ -17,9 +18,9 @@ from profiler.kept import Kept
 _FOLDER = "plan"
 
 
-def name_of(graph: Graph, options: CompileOptions, parts: int) -> str:
+def name_of(graph: Graph, options: CompileOptions, settings: dict[str, Any]) -> str:
     """A name for the costs of a graph under these options and this compiler."""
-    return key_of(graph, options, registry.by_users(), parts)
+    return key_of(graph, options, registry.by_users(), settings)
 
 
 class KeptCosts:

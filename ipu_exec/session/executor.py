@@ -58,7 +58,7 @@ from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
-from ipu_exec.session.first_call import FirstCall
+from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
@@ -142,8 +142,8 @@ class PoplarExecutor:
     """
 
     made = False  # whether a script wrapped a model yet, for `ipu-run`
-    # what `ipu-run --plan` and `--sweep` do with the first call instead; it does not come back
-    instead_of_compiling: ClassVar[Callable[[FirstCall], NoReturn] | None] = None
+    # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
+    first_call_taker: ClassVar[Taker | None] = None
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
 
     def __init__(
@@ -407,8 +407,8 @@ class PoplarExecutor:
                 logger.warning("recompiling because %s", reason)
             self._drop_executable()
         self._meet(inputs)
-        if self._executable is None and self.instead_of_compiling is not None:
-            type(self).instead_of_compiling(self._first_call(streamed, named))
+        if self._executable is None:
+            self._give_away(streamed, named)
         if self._executable is None:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
@@ -488,6 +488,12 @@ class PoplarExecutor:
             grouping.one_replica(self._model, self._optimizer, groupings),
         ):
             yield
+
+    def _give_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let somebody else have the first call, where somebody wants it."""
+        taker = PoplarExecutor.first_call_taker
+        if taker is not None:
+            taker.take(self._first_call(args, kwargs))
 
     def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
         """What a call with these inputs would compile, for whoever compiles it in other ways."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -29,3 +29,10 @@ class FirstCall:
     micro_batch: tuple[tuple[Any, ...], dict[str, Any]]
     groupings: Groupings
     prepared: Callable[[], AbstractContextManager[None]]
+
+
+class Taker(Protocol):
+    """Whoever has the first call instead of a compile."""
+
+    def take(self, call: FirstCall) -> NoReturn:
+        """Do with it what is to be done, and end the script."""

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.enums import Role
+from profiler import records
+from profiler.enums import Direction, Role
 from profiler.report import Report
+
+_KNOWS_USES = 2  # the format of profiles since which operators' variables are in them
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,23 @@ class Rings:
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
-    """Of each Block's weights, what their accumulators take on all tiles: int64[Block]."""
+    """Of each Block's weights, what replicas reduce, on all tiles: int64[Block].
+
+    Accumulators; where a weight update has one micro-batch there are none, but the gradients that
+    the update reads.
+    """
     variables = report.variables
     mine = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
+    if not len(mine) and report.format >= _KNOWS_USES:
+        mine = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]
+        mine = mine[mine.index.isin(_read_by_updates(report))]
     by_block = mine.groupby("block")["bytes"].sum()
     return by_block.reindex(range(blocks), fill_value=0).to_numpy().astype(np.int64)
+
+
+def _read_by_updates(report: Report) -> np.ndarray:
+    """Variables that an operator of a weight update reads, or writes: ids."""
+    uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
+    updates = ops["id"][ops["direction"] == Direction.UPDATE]
+    chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
+    return chosen
