@@ -34,7 +34,7 @@ from ipu_exec.options import (
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
-from ipu_exec.planning import commands as plans
+from ipu_exec.planning import arguments as plans
 from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
 from ipuscope import __version__
@@ -42,8 +42,6 @@ from ipuscope.words import Parser
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
-
-_OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
@@ -73,14 +71,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     try:
         program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
-        asked = plans.check(args) if args.plan is not None else None
+        plans.check(args)
         _set_environment(args, program)
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
     except (ValueError, Error) as error:
         parser.exit(2, f"{prog}: error: {error}\n")
-    if asked is not None:
-        plans.plan_instead(asked, args, [*program.words, *args.args])
+    if args.plan is not None:
+        from ipu_exec.planning.commands import plan_instead
+
+        plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
         return run_program(program, args.args)
@@ -211,7 +211,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
     if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
         parser.error("--plan goes without --instances, --placement and --num-ipus")
-    alone = [name for name in _OF_A_PLAN if getattr(args, name)]
+    alone = [name for name in plans.OF_A_PLAN if getattr(args, name)]
     if args.plan is None and alone:
         parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N")
     if args.replicas is not None and args.instances is None:
