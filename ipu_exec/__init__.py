@@ -21,7 +21,9 @@ if _find_spec("torch") is None:
 
 import sys
 
-from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
+# PopTorch's own, which its tests and libraries reach for
+from ipu_exec import _impl as _impl
+from ipu_exec import _utils as _utils
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (

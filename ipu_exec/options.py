@@ -115,12 +115,17 @@ class _Group:
             + (near or f"; it has {', '.join(values)}")
         )
 
-    def _set(self, **values: Any) -> Self:
+    def checkIsFrozen(self, option: str | None = None) -> None:
+        """FrozenError where these options are in use; ``option`` is what was to be changed."""
         if self._frozen:
+            what = f": {option}" if option else ""
             raise FrozenError(
-                f"Can't modify frozen Options: {', '.join(values)}. They are in use by a compiled"
-                " model or a data loader. Set options first, or change a copy: options.clone()"
+                f"Can't modify frozen Options{what}. They are in use by a compiled model or a data"
+                " loader. Set options first, or change a copy: options.clone()"
             )
+
+    def _set(self, **values: Any) -> Self:
+        self.checkIsFrozen(", ".join(values))
         for name, value in values.items():
             before = self._values.get(name)
             if name in _NOT_HONOURED and value != before and (before is not None or value):

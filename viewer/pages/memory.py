@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 NAME = "memory"
 _VARIABLES = (
     Column("name", "variable"),
-    Column("category", "category", width=160),
-    Column("role", "role", width=130),
+    Column("category", "category", width=180),
+    Column("role", "role", width=150),
     Column("block_name", "Block", width=110),
     Column("region", "region", width=90),
-    Column("live", "live", width=130),
+    Column("live", "live", width=190),
     Column("bytes", "bytes", ",.0f", width=110),
 )
 

@@ -83,7 +83,7 @@ def layout(view: View) -> Any:
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
-            note="Drag over a part to zoom into it.",
+            note="The share of the time that is not waiting. Drag over a part to zoom into it.",
         ),
         common.figure_card(
             "Execution trace",

@@ -5,6 +5,7 @@ Half next to float, running statistics, floating-point exceptions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -144,11 +145,9 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: nn.functional.linear(x, w),
         lambda x, w: x @ w,
         lambda x, w: w @ x.t(),
         lambda x, w: torch.einsum("ij,jk->ik", x, w),
-        lambda x, w: nn.functional.conv1d(x[None], w[:, :2, None].expand(4, 2, 1)),
         lambda x, w: nn.functional.layer_norm(w, (4,), x[0]),
     ],
 )
@@ -168,6 +167,19 @@ def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -
     plain = weighted(lambda x, w: function(x, w).sum())
     plain(x.half().float()).backward()
     assert torch.equal(loss.weight, 1 - plain.weight.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(2, 3, 2)])
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32])
+def test_a_layer_has_the_dtype_of_its_input(layer: nn.Module, weights: torch.dtype) -> None:
+    """PyTorch refuses weights of another; PopTorch casts them to what the input is."""
+    x = torch.randn(2, 4)
+    layer = copy.deepcopy(layer).to(weights)
+    for inputs in (x, x.half()):
+        made = poptorch.inferenceModel(layer, options())(inputs)
+        cast = copy.deepcopy(layer).to(inputs.dtype)
+        assert made.dtype is inputs.dtype
+        assert torch.equal(made, cast(inputs))
 
 
 # -- floating-point exceptions ---
@@ -230,3 +242,14 @@ def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
     model = weighted(lambda x, w: (w * 1e30).sum())
     with pytest.raises(Error, match="the weight update of 'weight' made infinite"):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
+
+
+def test_a_norm_of_half_may_keep_its_statistics_in_float() -> None:
+    """PyTorch refuses float32 statistics beside float16 weights; PopTorch takes them."""
+    model = nn.BatchNorm1d(4).half().eval()
+    model.running_mean, model.running_var = torch.rand(4), torch.rand(4) + 1
+    x = torch.randn(2, 4).half()
+    made = poptorch.inferenceModel(model, options())(x)
+    assert made.dtype is torch.float16
+    expected = copy.deepcopy(model).float()(x.float())
+    torch.testing.assert_close(made.float(), expected, atol=2e-3, rtol=2e-3)

@@ -389,7 +389,7 @@ def test_profile_says_what_was_compiled(tmp_path):
     loss = report.ops[report.ops["name"] == "loss/nll_loss_forward"].iloc[0]
     assert loss["block_name"] == "B4" and loss["file"].endswith("models.py") and loss["line"] > 0
     assert json.loads(report.variables.query("name == 'fc1.weight'").iloc[0]["shape"]) == [256, 320]
-    assert training.cycleCount() == executable.cycles_per_call
+    assert training.executable.cycles_per_call == executable.cycles_per_call
 
 
 def test_blocks_add_up_to_their_stage(mnist):

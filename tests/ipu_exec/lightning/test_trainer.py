@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
     Callback,
@@ -24,6 +24,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUAccelerator, IPUPrecision, IPUStrategy
@@ -549,3 +550,53 @@ def test_models_by_stage(tmp_path: Path) -> None:
         RunningStage.VALIDATING,
         RunningStage.SANITY_CHECKING,
     ]
+
+
+class Moving(LightningDataModule):
+    """A data module that has hooks of its own for moving a batch."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(data(), batch_size=4)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        features, labels = batch
+        return features * 2, labels
+
+
+@pytest.mark.parametrize("own", [{}, {"datamodule": Moving()}], ids=["none", "a data module's"])
+def test_hooks_for_moving_a_batch(own: dict[str, Any], tmp_path: Path) -> None:
+    def run(accelerator: str) -> list[torch.Tensor]:
+        seed_everything(1, verbose=False)
+        module = Classifier()
+        trainer = trainer_of(tmp_path, max_steps=3, limit_val_batches=0, accelerator=accelerator)
+        trainer.fit(module, **own)
+        return [weight.detach() for weight in module.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run("ipu"), run("cpu"), strict=True))
+
+
+class LogsAMetric(Classifier):
+    """A number and a metric: Lightning keeps what was logged of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("number", batch_idx, on_step=False, on_epoch=True, reduce_fx="max")
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_what_is_logged_is_kept_where_it_is(tmp_path: Path) -> None:
+    def run(accelerator: str) -> dict[str, float]:
+        seed_everything(1, verbose=False)
+        trainer = trainer_of(tmp_path, max_epochs=2, accelerator=accelerator)
+        trainer.fit(LogsAMetric())
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    found = run("ipu")
+    assert found == run("cpu")
+    assert found["number"] == 11 and 0 < found["accuracy"] <= 1

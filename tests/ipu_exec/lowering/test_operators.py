@@ -162,6 +162,7 @@ def test_facts_that_passes_tell_apart() -> None:
     assert info("aten.native_layer_norm.default").norm
     assert not info("aten.native_layer_norm_backward.default").norm
     assert info("aten.layer_norm").promotion is Promotion.PARAMETERS
-    assert info("aten.linear").promotion is Promotion.OPERANDS
+    assert info("aten.matmul").promotion is Promotion.OPERANDS
+    assert info("aten.linear").promotion is Promotion.INPUT
     assert info("aten.add.Tensor").in_place and not info("aten.div.Tensor").in_place
     assert info("aten.div.Tensor").fused_in_update and not info("aten.relu.default").fused_in_update

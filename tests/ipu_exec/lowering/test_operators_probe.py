@@ -357,6 +357,7 @@ function(
     narrow_copy=lambda a: torch.narrow_copy(a, 1, 1, 3),
     igamma=lambda a: torch.igamma(torch.ones(6), a),
     as_strided_copy=lambda a: torch.as_strided_copy(a, (3, 2), (6, 2)),
+    bincount_of_bins=lambda a: torch.bincount((a > 0.5).long().reshape(-1), minlength=4),
     nonzero_static=lambda a: torch.nonzero_static(a > 0.5, size=7),
     diagonal_scatter=lambda a: a.diagonal_scatter(a[0, :4]),
     cauchy=lambda a: a + torch.empty_like(a).cauchy_(),

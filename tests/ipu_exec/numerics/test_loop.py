@@ -483,7 +483,6 @@ def test_the_loss_is_the_last_scalar_or_what_is_marked(returned: Any, gradient: 
     [
         (lambda v: v, r"no loss, its outputs have the shapes \(2,\)"),
         (lambda v: poptorch.identity_loss(v, "none"), "must be one number"),
-        (lambda v: v.sum().detach(), "nothing to train"),
         (lambda v: poptorch.identity_loss(v, "max"), "'sum', 'mean' or 'none'"),
     ],
 )
@@ -510,7 +509,7 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
     assert [call["args"][0].shape for call in compiled] == [(MICRO, 6)]
     assert model.isCompiled()
     assert model.isAttachedToDevice()
-    assert model.cycleCount() == 1234
+    assert model.executable.cycles_per_call == 1234
 
 
 @pytest.mark.parametrize(
@@ -557,7 +556,7 @@ def test_a_new_learning_rate_does_not_recompile(compiled: list[dict[str, Any]]) 
         (lambda m: m(*data(MICRO * 6 + 1)), "25 samples .* not a multiple of the 6 micro-batches"),
         (lambda m: m(data(24)[0], torch.tensor(1)), "input 1 has 1 samples"),
         (lambda m: m(data(24)[0][:, :0], data(24)[1]), r"Zero-sized tensors .* \[24, 0\]"),
-        (lambda m: m.cycleCount(), "after compiling"),
+        (lambda m: m.cycleCount(), "Please set option logCycleCount to True"),
         (lambda m: m.attachToDevice(), "after compiling"),
         (lambda m: m.detachFromDevice(), "after compiling"),
         (lambda m: m.setOptimizer(nn.Linear(1, 1)), "not Linear"),
