@@ -17,7 +17,7 @@ import pytest
 
 from tests.paths import ROOT
 
-OURS = ("ipuscope", "profiler", "ipu_exec", "viewer", "reports")
+OURS = ("ipuscope", "profiler", "planner", "ipu_exec", "viewer", "reports")
 HEAVY = ("torch", "dash", "plotly")
 
 # What comes with a package that the table names.
