@@ -148,7 +148,7 @@ class PoplarExecutor:
     ``options`` and freezes the given ones.
     """
 
-    made = False  # whether a script wrapped a model yet, for `ipu-run`
+    any_wrapped = False  # whether a script wrapped a model yet, for `ipu-run`
     # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
     first_call_taker: ClassVar[Taker | None] = None
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
@@ -209,7 +209,7 @@ class PoplarExecutor:
         self._options._freeze()
         if training and self._wraps_a_copy:
             wrap(self._user_model, self)
-        PoplarExecutor.made = True
+        PoplarExecutor.any_wrapped = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
