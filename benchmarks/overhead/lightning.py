@@ -15,6 +15,7 @@ import argparse
 import copy
 import itertools
 import statistics
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -193,8 +194,9 @@ def section(only: str | None = None) -> list[str]:
         "ours",
         "Trainer, ipu, over PopTorch's",
     )
-    about = str(__doc__).split("\n\n")[1].split(". ", 1)[1]
-    lines = [HEAD, "", "Made by `python -m benchmarks.overhead.lightning`. " + about.strip(), ""]
+    about = " ".join(str(__doc__).split("\n\n")[1].split()).split(". ", 1)[1]
+    made_by = f"Made by `python -m benchmarks.overhead.lightning`. {about.replace('``', '`')}"
+    lines = [HEAD, "", *textwrap.wrap(made_by, 120), ""]
     lines += [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for name, micro_batch, accumulation, rounds in CASES:
         if only in (None, name):
