@@ -27,6 +27,7 @@ class Profiles:
         self._reports = reports
         self._stamps = [_stamp(report) for report in reports]
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
+        self._making: dict[Hashable, threading.RLock] = {}  # what a thread is at
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -59,16 +60,31 @@ class Profiles:
             return list(self._stamps)
 
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, kept for the next time: of the latest few keys."""
+        """What ``make`` gives, kept for the next time: of the latest few keys.
+
+        Who asks for what another thread is making waits for it; who asks for anything else does
+        not.
+        """
         whole = (id(report), key)
         with self._lock:
-            if whole not in self._made:
-                self._made[whole] = make()
+            if whole in self._made:
+                return self._known(whole)
+            making = self._making.setdefault(whole, threading.RLock())
+        with making:
+            with self._lock:
+                if whole in self._made:
+                    return self._known(whole)
+            answer = make()
+            with self._lock:
+                self._made[whole] = answer
+                self._making.pop(whole, None)
                 while len(self._made) > _KEPT:
                     self._made.popitem(last=False)
-            self._made.move_to_end(whole)
-            answer: T = self._made[whole]
             return answer
+
+    def _known(self, whole: Hashable) -> Any:
+        self._made.move_to_end(whole)
+        return self._made[whole]
 
 
 class FollowedProfiles(Profiles):
