@@ -9,11 +9,12 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from profiler import ProfileError, Report, open_report
+from viewer.checks import Checks
 
 T = TypeVar("T")
 PROFILE = "profile.pop"
@@ -23,7 +24,9 @@ _KEPT = 32  # things made from a report: lanes ready to be drawn and the like
 class Profiles:
     """Reports by position. One that was written anew since it was opened is opened again."""
 
-    def __init__(self, reports: list[Report]) -> None:
+    def __init__(self, reports: list[Report], script: Sequence[str] = ()) -> None:
+        """``script``: with its arguments, what the user lets the viewer compile splits of."""
+        self.checks = Checks(script)
         self._reports = reports
         self._stamps = [_stamp(report) for report in reports]
         self._made: OrderedDict[Hashable, Any] = OrderedDict()

@@ -21,7 +21,7 @@ from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
 from viewer.figures import units
 from viewer.figures.units import Clock
-from viewer.pages import common, timeline
+from viewer.pages import checked, common, timeline
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -47,6 +47,7 @@ def layout(view: View) -> Any:
                         html.Button("Quickest split", id="rebalance-best", className="quiet"),
                         html.Button("As profiled", id="rebalance-profiled", className="quiet"),
                         html.Button("Save placement", id="rebalance-save", className="quiet"),
+                        *checked.button(view.profiles),
                         dcc.Download(id="rebalance-file"),
                     ],
                     className="buttons",
@@ -83,6 +84,7 @@ def layout(view: View) -> Any:
             ),
             height=190,
         ),
+        *checked.card(view.profiles),
     ]
 
 
@@ -207,6 +209,13 @@ def register(app: Dash, profiles: Profiles) -> None:
             if clicks
             else no_update
         )
+
+    def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, str]:
+        report = profiles.get(common.whole(profile, 0))
+        costs = costs_of(profiles, report)
+        return costs, asked(costs, starts), str(report.meta["kind"])
+
+    checked.register(app, profiles, split_of, NAME)
 
 
 def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
