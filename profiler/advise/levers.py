@@ -76,9 +76,7 @@ class Basis:
     report: Report
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
-    _memory: dict[Levers, tuple[Verdict, ...]] = field(
-        default_factory=dict, repr=False, init=False
-    )
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
