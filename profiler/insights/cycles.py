@@ -91,9 +91,7 @@ def _moves(costs: Costs, assignment: Assignment) -> str:
         for name, here, there in zip(costs.names, costs.stage.tolist(), stages, strict=True)
         if here != there
     ]
-    said = ", ".join(moves[:_MOST_MOVES])
-    more = len(moves) - _MOST_MOVES
-    return f"{said} and {units.count(more, 'more Block')}" if more > 0 else said
+    return units.listed(moves, _MOST_MOVES, "Block")
 
 
 def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:

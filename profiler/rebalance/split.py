@@ -37,11 +37,13 @@ from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
+from profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
 _FEW_IPUS = 4  # up to which stages come back to each of them
+_MOST_NAMED = 6  # moves
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
 # In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
@@ -82,7 +84,8 @@ class Split:
         """What is proven of it, in half a sentence."""
         if self.proven:
             return "no split onto these IPUs is quicker: all were looked at or ruled out"
-        return f"not proven to be the quickest: one that takes up to {self.gap:.3%} less may exist"
+        gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
+        return f"not proven to be the quickest: one that takes up to {gap} less may exist"
 
 
 def best_split(
@@ -187,7 +190,7 @@ def quickest_split(
     none can run: it says why of the last one.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    bounds = [_at_least(costs, ipus, allowed) for ipus in lists]
+    bounds = [at_least(costs, ipus, allowed) for ipus in lists]
     problems: dict[int, str] = {}
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
@@ -254,8 +257,10 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     return count + 1
 
 
-def _at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice]) -> int:
+def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
     """Cycles that no split onto these IPUs is below, found without looking at stages.
+
+    ``choices``: ways of saving memory that stages may take (default: any).
 
     A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
     once, but for the last stage's.
@@ -306,7 +311,8 @@ def _least_copies(costs: Costs, ipus: Sequence[int]) -> int:
 
 def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
     """Cycles that each Block's forward takes again at the least where other stages follow."""
-    if not costs.training or not all(choice.recompute for choice in choices):
+    recompute = bool(choices) and all(choice.recompute for choice in choices)
+    if not (costs.training and recompute):
         return np.zeros(len(costs), dtype=np.int64)
     least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end)
     return np.maximum(0, least)
@@ -568,7 +574,9 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
             pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
             moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
         reasons.append(
-            "moves " + ", ".join(moves) if moves else "this is the split that was profiled"
+            f"moves {listed(moves, _MOST_NAMED)}"
+            if moves
+            else "this is the split that was profiled"
         )
     return reasons
 
