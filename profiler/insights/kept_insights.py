@@ -45,7 +45,6 @@ def _read(data: bytes | None) -> list[Insight] | None:
 
 
 def _insight(said: dict[str, Any]) -> Insight:
-    waits = said.pop("waits")
-    if waits is None:
-        return Insight(**said)
-    return Insight(**said, waits=Waits(**{name: tuple(every) for name, every in waits.items()}))
+    waits, code = said.pop("waits"), said.pop("code")
+    about = Waits(**{name: tuple(every) for name, every in waits.items()}) if waits else None
+    return Insight(**said, waits=about, code=tuple(code))
