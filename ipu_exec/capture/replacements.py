@@ -14,6 +14,7 @@ import torch
 
 from ipu_exec.capture.origins import source_line
 from ipu_exec.capture.recurrent import whole_layers
+from ipu_exec.capture.scattered import reductions_of_pytorch
 from ipu_exec.context import refuse, replaced
 
 
@@ -27,6 +28,7 @@ def torch_as_on_ipu() -> Iterator[None]:
         _dense_embedding(),
         _copies_of_nothing(),
         _counted_classes(),
+        reductions_of_pytorch(),
         whole_layers(),
     ):
         yield
