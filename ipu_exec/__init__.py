@@ -91,6 +91,7 @@ from ipu_exec.ops import (
     set_overlap_for_output,
 )
 from ipu_exec.options import Options, TensorLocationSettings
+from ipu_exec.planning import plan
 from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.session.executable_file import importPoptorchMetadataFromFile
 from ipu_exec.session.executor import (
@@ -173,6 +174,7 @@ __all__ = [
     "no_weights",
     "nop",
     "optim",
+    "plan",
     "poptorch_core",
     "profiling",
     "recomputationCheckpoint",

@@ -191,7 +191,7 @@ class Transfers:
         storages = list(dict.fromkeys(move.storage for move in crossing))
         step = ProgramStep(
             records.GLOBAL_EXCHANGE,
-            "GlobalExchange",
+            f"copies of IPU {ipu} with IPU {_peers(ipu, crossing)}",
             cycles,
             bytes_in=received,
             bytes_out=sent,
@@ -299,6 +299,12 @@ class Transfers:
         body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:
             body.touch(storage, first, body.last)
+
+
+def _peers(ipu: int, moves: Sequence[Move]) -> str:
+    """Which other IPUs it sends to or receives from: "2 and 4"."""
+    ends = {move.source for move in moves} | {move.target for move in moves}
+    return " and ".join(str(other) for other in sorted(ends - {ipu}))
 
 
 def _over_links(

@@ -93,7 +93,7 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
 
 
 def _not_collected(file: str, outcomes: Path) -> None:
-    """Write down a file whose folders have a conftest.py that cannot be imported."""
+    """Write down a file that pytest gave up on: a conftest.py of its folders is not imported."""
     row = {"id": file, "when": "collect", "outcome": "failed", "text": "E   no conftest.py"}
     with outcomes.open("a") as rows:
         rows.write(json.dumps(row) + "\n")
