@@ -80,9 +80,9 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
         f"| --- |{' ---: |' * (len(names) + 2)}",
     ]
     for report in REPORTS:
-        found = {name: taken(report, profiles[name], times) for name in names}
-        cells = [f"{one.seconds:.2f} s, {one.megabytes:.0f} MB" for one in found.values()]
-        ratio = found[large].seconds / max(1e-9, found[small].seconds)
+        seconds = {name: taken(report, profiles[name], times) for name in names}
+        cells = [f"{one.seconds:.2f} s, {one.megabytes:.0f} MB" for one in seconds.values()]
+        ratio = seconds[large].seconds / max(1e-9, seconds[small].seconds)
         exponent = math.log(ratio) / math.log(ipus[large] / ipus[small])
         lines.append(
             f"| `{' '.join(report)}` | {' | '.join(cells)} | {ratio:.2f} | {exponent:.2f} |"

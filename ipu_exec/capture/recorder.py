@@ -89,6 +89,7 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
 
     def __init__(self, message: str, func: Any, location: str) -> None:
         super().__init__(message, location=location)
+        self.args = (f"{message} [{location}]",)  # torch's takes the operator alone
         self.func = func
 
 

@@ -14,10 +14,10 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +28,7 @@ from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.capture.devices import Devices
-from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing, substituted
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
@@ -65,6 +65,7 @@ from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
@@ -147,7 +148,9 @@ class PoplarExecutor:
     ``options`` and freezes the given ones.
     """
 
-    made = False  # whether a script wrapped a model yet, for `ipu-run`
+    any_wrapped = False  # whether a script wrapped a model yet, for `ipu-run`
+    # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
+    first_call_taker: ClassVar[Taker | None] = None
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
 
     def __init__(
@@ -206,7 +209,7 @@ class PoplarExecutor:
         self._options._freeze()
         if training and self._wraps_a_copy:
             wrap(self._user_model, self)
-        PoplarExecutor.made = True
+        PoplarExecutor.any_wrapped = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
@@ -241,7 +244,11 @@ class PoplarExecutor:
         following = PathWatch(self._model, self._executable.contents)
         on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
         settled = in_modes(self._modes)
-        with self._on_device(), on_ipu(), on_named, settled, keeping, following as followed:
+        around = self._on_device(), on_ipu(), on_named, settled, keeping, substituted()
+        with ExitStack() as entered:
+            for one in around:
+                entered.enter_context(one)
+            followed = entered.enter_context(following)
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -414,6 +421,8 @@ class PoplarExecutor:
             self._drop_executable()
         self._meet(inputs)
         if self._executable is None:
+            self._give_away(streamed, named)
+        if self._executable is None:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
         return streamed, named
@@ -458,13 +467,7 @@ class PoplarExecutor:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
             _progress(self._options.compilation_progress_bar) as progress,
-            torch.random.fork_rng(devices=[]),
-            on_ipu(),
-            in_modes(modes),
-            refusing(not self._options._values["lenient"]),
-            _hooked(),
-            _said_of_tensors(),
-            grouping.one_replica(self._model, self._optimizer, groupings),
+            self._being_captured(modes, groupings),
         ):
             for_whom = (
                 self._model,
@@ -484,6 +487,48 @@ class PoplarExecutor:
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
         self._modes = modes
+
+    @contextmanager
+    def _being_captured(self, modes: Modes, groupings: grouping.Groupings) -> Iterator[None]:
+        """Inside, the model is as a compile wants it."""
+        with (
+            torch.random.fork_rng(devices=[]),
+            on_ipu(),
+            in_modes(modes),
+            substituted(),
+            refusing(not self._options._values["lenient"]),
+            _hooked(),
+            _said_of_tensors(),
+            grouping.one_replica(self._model, self._optimizer, groupings),
+        ):
+            yield
+
+    def _give_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let somebody else have the first call, where somebody wants it."""
+        taker = PoplarExecutor.first_call_taker
+        if taker is not None:
+            taker.take(self._first_call(args, kwargs))
+
+    def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
+        """What a call with these inputs would compile, for whoever compiles it in other ways."""
+        bound = arguments.bind(self._model, args, kwargs)
+        streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        numerics.check_batch((streamed, named), self._plan)
+        return self._first_call(streamed, named)
+
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FirstCall:
+        groupings = self._plan.groupings
+        modes = self._settled_modes()
+        return FirstCall(
+            self._model,
+            self._options,
+            self._optimizer,
+            self._training,
+            samples_of((args, kwargs)) // self._plan.device_iterations,
+            numerics.micro_batch((args, kwargs), self._plan),
+            groupings,
+            lambda: self._being_captured(modes, groupings),
+        )
 
     def _settled_modes(self) -> Modes:
         """Train or eval of each module, to be compiled and to stay."""
@@ -1130,6 +1175,7 @@ def _own_options(given: Options | None, training: bool) -> Options:
         given._freeze()
     if options.defaultOutputMode():
         options.outputMode(OutputMode.Final if training else OutputMode.All)
+    options.follow_plan("training" if training else "inference")
     wanted = options.placement_accumulation  # of a script that sets none
     if training and wanted is not None and options.Training.gradient_accumulation == 1:
         options.Training._set(gradient_accumulation=wanted)

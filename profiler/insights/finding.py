@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.enums import PipelinePhase
 from profiler.units import sentence
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Waits:
     """
 
     causes: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ()
+    phases: tuple[PipelinePhase, ...] = ()
     directions: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
     ops: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from profiler import units
 from profiler.advise import Advice, Basis, Levers, advise_on
+from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Prediction
@@ -93,7 +94,9 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
     return (
         f"optimiser state is {basis.state.replace('-', ' ')}",
         f"There is room for it {where}: {units.size(one.fullest)} of the fullest tile then.",
-        Waits(causes=("streaming memory", "collective over replicas"), phases=("update",)),
+        Waits(
+            causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
+        ),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import BodyTask, Direction, Purpose
+from profiler.rebalance.all_reduce import gradient_bytes
 from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from profiler.rebalance.block_memory import BlockMemory
@@ -65,6 +66,7 @@ class Costs(BlockCosts):
             streams=HostStreams.from_report(report, stage, inputs),
             cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
             reduce=_reduce_cycles(report),
+            gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             training=training,

@@ -182,7 +182,7 @@ def quickest_split(
     none can run: it says why of the last one.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    bounds = [_at_least(costs, ipus) for ipus in lists]
+    bounds = [at_least(costs, ipus) for ipus in lists]
     problems: dict[int, str] = {}
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
@@ -249,7 +249,7 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     return count + 1
 
 
-def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
+def at_least(costs: Costs, ipus: Sequence[int]) -> int:
     """Cycles that no split onto these IPUs is below, found without looking at stages.
 
     A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work

@@ -161,7 +161,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         forward=forward,
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
-        reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
+        reduce=_reduces(costs, spans, assignment.ipus),
         stream_in=_streams(costs.streams.stream_in, spans, costs.streams.latency),
         stream_out=_streams(costs.streams.stream_out, spans, costs.streams.latency),
         stream_out_once=costs.streams.out_once,
@@ -299,6 +299,13 @@ def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
+
+
+def _reduces(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each IPU, the cycles in which replicas exchange gradients; empty where they have none."""
+    gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
+    cycles = costs.reduces(np.array(_per_ipu(gradients, spans, ipus)))
+    return tuple(cycles.tolist()) if cycles.any() else ()
 
 
 def _per_ipu(

@@ -45,8 +45,8 @@ def commands(page: Path) -> list[list[str]]:
 
 def scripts(page: Path) -> dict[str, str]:
     """Snippets that have a file's name."""
-    found = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
-    return dict(found)
+    titled = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
+    return dict(titled)
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
         (place / name).write_text(code)
     if "plain.py" in files:
         in_a_process([sys.executable, "plain.py"])
-    found = commands(page)
-    for name, *words in found:
+    lines = commands(page)
+    for name, *words in lines:
         if name == "ipu-run" and words[-1] in files:
             in_a_process([sys.executable, "-m", "ipu_exec.run", *words])
         elif name == "ipu-run":
@@ -80,7 +80,7 @@ def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
             assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), words
         else:
             check_install([name, *words])
-    assert found
+    assert lines
 
 
 OTHERS = [

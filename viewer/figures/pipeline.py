@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from profiler import records
 from profiler.analysis.critical_path import Chain, chain_through
-from profiler.enums import Direction
+from profiler.enums import Direction, PipelinePhase
 from viewer.figures import theme as themes
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, look
@@ -718,7 +718,7 @@ def _phases(
             "x0": (start - lanes.origin) * clock.scale,
             "x1": (end - lanes.origin) * clock.scale,
         }
-        if phase != "steady":
+        if phase != PipelinePhase.STEADY:
             shapes.append(_rectangle(span, theme.shade))
         room = (right - left) / clock.scale / cycles_a_pixel
         label = f"<b>{phase}</b> {clock.short(end - start)}"
