@@ -51,9 +51,9 @@ class Insight:
     rest on estimated costs (`profiler.advise.estimates`).
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change, ``code`` the
-    statements to write (none: `action` says it all), and ``change`` the same for programs (empty:
-    nothing that has a name). ``waits``: the cycles of the critical path that it is about (None:
-    none).
+    statements to write or the commands to ask (none: `action` says it all), and ``change`` the same
+    for programs (empty: nothing that has a name). ``waits``: the cycles of the critical path that
+    it is about (None: none).
     """
 
     title: str

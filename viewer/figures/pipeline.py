@@ -257,7 +257,7 @@ def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) 
         words = f"{len(alike)} of equal work, drawn: IPU {ipu}"
         return f"<b>{spans(alike)}</b><br><span style='font-size:11px'>{words}</span>"
     here = stages[stages["ipu"] == ipu]
-    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 18))}" for row in rows_of(here)]
+    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
     if len(lines) > 2:
         lines = [f"stages {', '.join(str(stage) for stage in here['stage'])}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
@@ -407,7 +407,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
-    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 22))}" for row in rows_of(stages)]
+    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 26))}" for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
             92 + 30 * max(1, len(labels)),
