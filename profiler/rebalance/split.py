@@ -261,8 +261,8 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
 
     ``choices``: ways of saving memory that stages may take (default: any).
 
-    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
-    once, but for the last stage's.
+    A pipeline's busiest IPU does its work for each micro-batch; and what the ramps take grows with
+    the work of all stages (`_at_least_with_ramps`).
     """
     count = counted_micro_batches(costs, len(ipus))
     work = costs.cycles.work if costs.training else costs.cycles.forward
@@ -275,7 +275,24 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
         return count * max(share, int(work.max())) + fixed
     slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
     cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
-    return (count - 1) * slowest + whole + cycles * least_copies(costs, ipus) + fixed
+    ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
+    return ramps + cycles * least_copies(costs, ipus) + fixed
+
+
+def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, training: bool) -> int:
+    """Cycles of a pipeline's work at the least.
+
+    ``slowest``: that the longest stage takes at the least; ``whole``: of all stages, a micro-batch.
+    With a longest stage of c cycles it is G c or more, as one IPU does all of that. And of
+    `profiler.schedules.training_cycles` the main part is (G - 2K + 2) c, to fill and to flush take
+    what all stages but the last do, the rest twice what all but the first do: (G - 2K - 1) c + 3
+    times the whole or more, as neither of these stages is longer than c. Likewise in inference.
+    """
+    times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
+    if count >= lost:
+        return max(count * slowest, (count - lost) * slowest + times * whole)
+    # The latter is less the longer the longest stage is: where both are as much is the least.
+    return max(count * slowest, times * count * whole // lost)
 
 
 def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
