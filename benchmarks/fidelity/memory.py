@@ -15,27 +15,28 @@ import numpy as np
 
 def read(part: str, executable: Any) -> float:
     """Bytes of ``part``: "total", "always live" or "peak"."""
-    found = [v for v in executable.variables if v.category != "stack"]
-    steps = max(v.stop for v in found)
+    variables = [v for v in executable.variables if v.category != "stack"]
+    steps = max(v.stop for v in variables)
     always = sum(
-        (v.tile_bytes for v in found if v.always_live), np.zeros(executable.target.tiles, np.int64)
+        (v.tile_bytes for v in variables if v.always_live),
+        np.zeros(executable.target.tiles, np.int64),
     )
     if part == "always live":
         # the liveness report leaves code out ([TUT4]'s list: tensors, vertex state, worklists,
         # descriptors)
         return float(
-            sum(v.bytes for v in found if v.always_live and not v.category.endswith("Code"))
+            sum(v.bytes for v in variables if v.always_live and not v.category.endswith("Code"))
         )
     if part == "peak":
         live = np.zeros(steps + 1, np.int64)
-        for v in found:
+        for v in variables:
             if not v.always_live:
                 live[v.start] += v.bytes
                 live[v.stop] -= v.bytes
         return float(np.cumsum(live).max())
     peak = np.zeros_like(always)
     for interleaved in (False, True):
-        region = [v for v in found if not v.always_live and bool(v.interleaved) == interleaved]
+        region = [v for v in variables if not v.always_live and bool(v.interleaved) == interleaved]
         highest = np.zeros_like(always)
         for step in range(steps):
             now = sum(

@@ -160,11 +160,11 @@ def test_a_gain_is_what_a_second_compile_obtains(
     """
     case = CASES[name]
     before = case.compiled(tmp_path / "before")
-    found = insights(before)
+    all_insights = insights(before)
     cycles = analysis.pace(before).cycles
-    assert found
+    assert all_insights
     checked = 0
-    for number, one in enumerate(found):
+    for number, one in enumerate(all_insights):
         assert bool(one.change) == (not one.at_most and one.gain_cycles + one.gain_bytes > 0), one
         if not one.change or one.estimate:  # tests/profiler/advise holds estimates
             continue
@@ -186,26 +186,28 @@ def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
     """The update that more share counts as no ramp; together they are what the change gains."""
     case = CASES["digits, last outputs"]
     before = case.compiled(tmp_path / "before")
-    found = [one for one in insights(before) if one.change == {"gradientAccumulation": 28}]
-    assert [one.title.split(" take")[0] for one in found] == [
+    by_accumulation = [
+        one for one in insights(before) if one.change == {"gradientAccumulation": 28}
+    ]
+    assert [one.title.split(" take")[0] for one in by_accumulation] == [
         "ramp-up and ramp-down",
         "the weight update at its end",
     ]
-    after = case.changed(found[0].change).compiled(tmp_path / "after")
+    after = case.changed(by_accumulation[0].change).compiled(tmp_path / "after")
     whole = 7 * (a_sample(before) - a_sample(after))
-    assert sum(one.gain_cycles for one in found) == pytest.approx(whole, rel=0.02)
+    assert sum(one.gain_cycles for one in by_accumulation) == pytest.approx(whole, rel=0.02)
 
 
 def test_what_is_so_already_is_not_advised(tmp_path: Path) -> None:
     """Where only the last outputs come back, the transfer to leave out is named instead."""
     report = CASES["large outputs once"].compiled(tmp_path)
-    (found,) = (one for one in insights(report) if one.title.startswith("host I/O"))
-    assert "OutputMode.Final" not in found.action
+    (insight,) = (one for one in insights(report) if one.title.startswith("host I/O"))
+    assert "OutputMode.Final" not in insight.action
     tensors = analysis.host_tensors(report)
     logits = tensors[tensors["way"] == "out"].iloc[0]
     assert logits["bytes"] == 32 * 8192 * 4
-    assert f"Do not return {logits['name']}" in found.action
-    assert f"{logits['share']:.0%} of what goes back is {logits['name']} (1.0 MiB" in found.detail
+    assert f"Do not return {logits['name']}" in insight.action
+    assert f"{logits['share']:.0%} of what goes back is {logits['name']} (1.0 MiB" in insight.detail
 
 
 def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
@@ -213,18 +215,18 @@ def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
     for name, accumulation in (("dear", 1), ("cheap", 5000)):
         case = replace(CASES["much state"], gradientAccumulation=accumulation)
         before = case.compiled(tmp_path / name)
-        (found,) = (one for one in insights(before) if one.title.startswith("optimiser state"))
+        (insight,) = (one for one in insights(before) if one.title.startswith("optimiser state"))
         after = case.changed({"optimiser": "off chip"}).compiled(tmp_path / f"{name} off")
         cycles = [analysis.pace(report).cycles for report in (before, after)]
         share = cycles[1] / cycles[0] - 1
-        said = float(found.detail.split("% of one")[0].rpartition(" ")[2]) / 100
+        said = float(insight.detail.split("% of one")[0].rpartition(" ")[2]) / 100
         assert said == pytest.approx(share, rel=0.1)
         if name == "dear":
             assert share > 1
-            assert found.action == "Leave it on the chip while the model fits"
+            assert insight.action == "Leave it on the chip while the model fits"
         else:
             assert share < 0.1
-            assert found.change == {"optimiser": "off chip"}
+            assert insight.change == {"optimiser": "off chip"}
 
 
 def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> None:
@@ -267,10 +269,10 @@ def adds_up_and_is_spoken_of(report: Report) -> None:
     assert WAITING not in set(path["cause"])
     rows = entries(path)
     assert rows["cycles"].sum() == path["cycles"].sum()
-    found = insights(report)
-    assert share_accounted(report, found) >= 0.9
-    assert all(one.action for one in found)
-    assert all(one.gain_cycles > 0 for one in found if one.waits)
+    all_insights = insights(report)
+    assert share_accounted(report, all_insights) >= 0.9
+    assert all(one.action for one in all_insights)
+    assert all(one.gain_cycles > 0 for one in all_insights if one.waits)
 
 
 # all of examples.models but sizes of a family that are the same model when they are tiny
@@ -311,6 +313,30 @@ def test_every_cycle_of_a_model_that_nobody_wrote_is_accounted_for(
         optimiser=chance.choice(["", "off chip"]) if training else "",
     )
     adds_up_and_is_spoken_of(case.compiled(tmp_path))
+
+
+def with_a_loss(self: Any, x: torch.Tensor, target: torch.Tensor) -> Any:
+    x = self.layer(x)
+    return x, nn.functional.mse_loss(x, target)
+
+
+def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> None:
+    """The line that is advised gives the levers that were not considered before."""
+    found = {}
+    for begun in (False, True):
+        model = model_of(with_a_loss, layer=nn.Linear(64, 64))
+        if begun:
+            ipu_exec.BeginBlock(model, "model", ipu_id=0)
+        options = ipu_exec.Options(profile_dir=tmp_path / str(begun))
+        options.showCompilationProgressBar(False).Training.gradientAccumulation(4)
+        optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1)
+        executor = ipu_exec.trainingModel(model, options, optimizer)
+        executor.compile(torch.zeros(8, 64), torch.zeros(8, 64))
+        found[begun] = insights(open_report(tmp_path / str(begun)))
+    (advised,) = [one for one in found[False] if one.code]
+    assert advised.title == "the model has no Blocks" and "BeginBlock" in advised.code[0]
+    titles = [one.title for one in found[True] if one.code]
+    assert "the weights are float32" in titles and advised.title not in titles
 
 
 def test_what_speaks_of_nothing_accounts_for_nothing(tmp_path: Path) -> None:

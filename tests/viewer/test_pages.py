@@ -300,6 +300,20 @@ def test_the_trace_is_found_clicked_and_restored(
         assert f"{int(steps.loc[steps['kind'] == 'compute', 'cycles'].sum()):,}" in kinds
 
 
+def test_a_slice_is_pinned_by_its_ends_and_unpinned(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace?at=100000,0&marks=5")
+        page.get_by_role("button", name="Pin it").click()
+        view.wait("new URLSearchParams(location.search).get('marks').split(',').length === 3")
+        begin, end = (int(one) for one in view.query()["marks"].split(",")[1:])
+        assert begin <= 100000 < end
+        settled(page)
+        assert f"{end - begin:,} cycles" in page.inner_text(".measured")
+        page.get_by_role("button", name="Pin it").click()
+        view.wait("new URLSearchParams(location.search).get('marks') === '5'")
+        assert view.complaints == []
+
+
 def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
         page = view.open("/trace?ipu=0")

@@ -450,6 +450,7 @@ class Column:
     width: int = 0
     scale: float = 1.0
     tip: str = ""
+    least: int = 240  # pixels of a column that takes what the others leave
 
 
 def table(
@@ -490,7 +491,7 @@ def table(
                 "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
             }
         else:
-            definition |= {"flex": 1, "minWidth": 300}
+            definition |= {"flex": 1, "minWidth": column.least}
         definitions.append(definition)
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]

@@ -25,8 +25,8 @@ NAME = "liveness"
 LIFETIMES = 24  # bars at the most
 COLUMNS = (
     Column("name", "variable"),
-    Column("category", "category", width=180),
-    Column("role", "role", width=150),
+    Column("category", "category", width=165),
+    Column("role", "role", width=140),
     Column("op_name", "operator", width=220),
     Column("block_name", "Block", width=110),
     Column("bytes", "bytes", ",.0f", width=110),

@@ -23,7 +23,7 @@ NAME = "operations"
 MOST_ROWS = 1500  # half a megabyte
 _SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _COLUMNS = (
-    Column("name", "operator"),
+    Column("name", "operator", least=300),
     Column("aten", "ATen", width=190),
     Column("direction", "for", width=100),
     Column("stage", "stage", ",.0f", width=80),

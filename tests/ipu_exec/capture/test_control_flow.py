@@ -63,8 +63,8 @@ def test_an_input_that_is_changed_in_place_is_changed_once() -> None:
         return x * 2
 
     ours, plain = torch.zeros(3), torch.zeros(3)
-    made = ipu_exec.Options().showCompilationProgressBar(False)
-    out = ipu_exec.inferenceModel(model_of(forward), made)(ours)
+    opts = ipu_exec.Options().showCompilationProgressBar(False)
+    out = ipu_exec.inferenceModel(model_of(forward), opts)(ours)
     assert torch.equal(out, model_of(forward)(plain))
     assert torch.equal(ours, plain)
 
@@ -73,9 +73,9 @@ def test_an_input_that_is_changed_in_place_is_changed_once() -> None:
 def test_training_is_that_of_a_plain_loop_whatever_path_it_takes(tmp_path, accumulation) -> None:
     model = Branching()
     plain = copy.deepcopy(model)
-    made = options(tmp_path)
-    made.Training.gradientAccumulation(accumulation)
-    executor = ipu_exec.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=0.1))
+    opts = options(tmp_path)
+    opts.Training.gradientAccumulation(accumulation)
+    executor = ipu_exec.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):

@@ -59,12 +59,12 @@ class Net(torch.nn.Module):
 def options(
     strategy: Any = None, io_tiles: int = IO, accumulation: int = 4, iterations: int = 1
 ) -> poptorch.Options:
-    made = poptorch.Options().deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
-    made.setExecutionStrategy(strategy or poptorch.ShardedExecution())
-    made.Training.gradientAccumulation(accumulation)
+    opts = poptorch.Options().deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
+    opts.setExecutionStrategy(strategy or poptorch.ShardedExecution())
+    opts.Training.gradientAccumulation(accumulation)
     if io_tiles:
-        made.TensorLocations.numIOTiles(io_tiles)
-    return made
+        opts.TensorLocations.numIOTiles(io_tiles)
+    return opts
 
 
 def trained(
@@ -196,15 +196,15 @@ def test_across_device_iterations_a_call_waits_for_its_first_input_and_last_outp
         == schedule.head + 3 * schedule.total + schedule.tail
         < inner.executable.cycles_per_call
     )
-    found = loops.getPerfCounters()
-    begun, done = found["input"][0], found["input_complete"][0]
+    counters = loops.getPerfCounters()
+    begun, done = counters["input"][0], counters["input_complete"][0]
     assert begun[0] == 0 and done[0] == pytest.approx(schedule.head / MK2.clock_hz)
     assert (
         sorted(begun) == begun
         and sorted(done) == done
         and all(a < b for a, b in zip(begun, done, strict=True))
     )
-    left = found["output_complete"][0]
+    left = counters["output_complete"][0]
     assert sorted(left) == left and left[-1] == pytest.approx(
         loops.executable.cycles_per_call / MK2.clock_hz
     )
@@ -295,7 +295,7 @@ def test_marked_outputs_may_be_used_besides() -> None:
 
 
 def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_path: Path) -> None:
-    found = {}
+    reports = {}
     for name, mode, ipus in (
         ("plain", None, (0, 0, 1)),
         ("now", INNER, (0, 0, 1)),
@@ -305,11 +305,11 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
     ):
         chosen = options(poptorch.PipelinedExecution(), accumulation=5, iterations=2)
         chosen._Popart.set("enableExplicitIR", True)
-        found[name] = profiled(tmp_path / name, chosen, mode, ipus)
-    spent = {name: int(report.runs["cycles"][0]) // 2 for name, report in found.items()}
+        reports[name] = profiled(tmp_path / name, chosen, mode, ipus)
+    spent = {name: int(report.runs["cycles"][0]) // 2 for name, report in reports.items()}
     assert spent["loops"] < spent["now"] < spent["plain"]
     for name in ("now", "loops"):
-        costs = Costs.from_report(found[name])
+        costs = Costs.from_report(reports[name])
         streams = costs.streams
         assert streams.load.any() and streams.unload.any() and not streams.stream_in.any()
         assert what_if(costs, Assignment.of([0, 0, 1], (0, 1))).total == spent[name]
@@ -323,9 +323,9 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
 def test_sync_patterns_say_who_waits_for_the_host_and_predictions_know(
     pattern: poptorch.SyncPattern, tmp_path: Path
 ) -> None:
-    made = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)
-    made.syncPattern(pattern)
-    report = profiled(tmp_path, made, None, (0, 0, 1))
+    opts = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)
+    opts.syncPattern(pattern)
+    report = profiled(tmp_path, opts, None, (0, 0, 1))
     total = int(report.runs["cycles"][0])
     assert what_if(Costs.from_report(report), Assignment.of([0, 0, 1], (0, 1))).total == total
     full = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)

@@ -75,9 +75,9 @@ def fitted(kind: Kind, folder: Path, **settings: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_metrics_are_those_of_a_cpu(kind: Kind, tmp_path: Path) -> None:
-    found = fitted(kind, tmp_path, accelerator="ipu")
-    assert {"training", "validation", "share"} <= found.keys()
-    assert found == fitted(kind, tmp_path, accelerator="cpu")
+    on_ipu = fitted(kind, tmp_path, accelerator="ipu")
+    assert {"training", "validation", "share"} <= on_ipu.keys()
+    assert on_ipu == fitted(kind, tmp_path, accelerator="cpu")
 
 
 def test_what_the_host_computes_it_is_sent(tmp_path: Path) -> None:

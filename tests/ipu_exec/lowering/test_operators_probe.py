@@ -80,10 +80,10 @@ def signs(*shape: int) -> Tensor:
 
 def module(name: str, inputs: Inputs, *args: Any, **kwargs: Any) -> None:
     """A case of a module of torch.nn; one that is there gets a number."""
-    made = partial(getattr(nn, name), *args, **kwargs)
+    module_class = partial(getattr(nn, name), *args, **kwargs)
     MODULES[
         name if name not in MODULES else f"{name} {sum(n.split()[0] == name for n in MODULES) + 1}"
-    ] = made, inputs
+    ] = module_class, inputs
 
 
 def x2() -> list[Tensor]:
@@ -540,12 +540,12 @@ CASES += [(name, call, inputs, False) for name, (call, inputs) in FUNCTIONS.item
 )
 def test_it_compiles(name: str, call: Callable[..., Any], inputs: Inputs, is_module: bool) -> None:
     for training in (False, True):
-        made = call() if is_module else call
+        function = call() if is_module else call
         if name in NONE:
             with pytest.raises(ipu_exec.Error):
-                compiled(made, inputs, training)
+                compiled(function, inputs, training)
         else:
-            assert compiled(made, inputs, training) == []
+            assert compiled(function, inputs, training) == []
 
 
 def test_every_module_of_torch_nn_is_probed() -> None:
