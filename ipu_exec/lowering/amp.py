@@ -55,9 +55,7 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
-    partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(
-        machine.partials, 2 if half else 4
-    )
+    partial = 2 if machine.partials in ("float16", "half") else 4
     outputs = macs * row_cycles // in_group
     if half and partial == 4:
         outputs = min(outputs, MIXED_OUTPUTS)

@@ -319,7 +319,7 @@ def _estimate(
     transform = np.zeros(rows.shape)
     if problem.input_transform:
         transform += slices * 1.25 / serial
-    if not (unit.half and problem.weight_free):
+    if not problem.weight_free:
         transform += weights / 8
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     depth = np.unique(i)
@@ -673,7 +673,7 @@ class _ProductSteps:
             weights_step = build.exchange(
                 f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
             )
-            if not (self.unit.half and traffic.in_place):
+            if not traffic.in_place:
                 # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it,
                 # its fp16 rows have none
                 kind = f"poplin::PreArrange<{self.half}>"
