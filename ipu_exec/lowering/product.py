@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering import amp
+from ipu_exec.lowering import amp, costs
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
-from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
+from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles, slice_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
@@ -255,7 +255,7 @@ def _best(
             problem,
             machine,
             unit,
-            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups),
+            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g),
         )
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
@@ -292,6 +292,7 @@ class _Candidates:
     ins: Array
     outs: Array
     groups: Array
+    group_parts: Array
 
 
 def _estimate(
@@ -322,27 +323,52 @@ def _estimate(
     if not problem.weight_free:
         transform += weights / 8
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
-    depth = np.unique(i)
-    stages = {int(d): amp.reduction_stages(int(d)) for d in depth}
-    reduction = np.zeros(rows.shape)
-    for d, radices in stages.items():
+    outputs = rows * width * outs * groups  # without padding
+    finishing = np.zeros(rows.shape)
+    for d in np.unique(i):
         here = i == d
-        size, left = partials[here].astype(np.float64), d
-        for radix in radices:
-            size_out = size / radix
-            reduction[here] += (
-                size / 4
-                + phase
-                + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
-            )
-            size, left = size_out, -(-left // radix)
-    cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
+        finishing[here] = _finishing_cycles(
+            machine, unit, partials[here], outputs[here], int(d), unit.out_group
+        )
+    if serial > 1:
+        used = np.maximum(1, f * o * i * candidates.group_parts)
+        stored = ceil_div(problem.groups * problem.in_channels * problem.taps, used)
+        slices_out = ceil_div(outputs, i) * item
+        finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
+        finishing += slice_cycles(slices_out)
+    cycles = exchange_in + serial * (exchange_weights + transform + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials, reducing)
     if problem.input_transform:
         temporary = np.maximum(temporary, arriving + inputs)
     return cycles, temporary
+
+
+def _finishing_cycles(
+    machine: Machine, unit: amp.Unit, partials: Array, outputs: Array, depth: int, grain: int
+) -> Array:
+    """Estimated cycles from partials to results, for ``partials`` bytes on each tile.
+
+    Where input channels were not split, a cast of the ``outputs`` if the result is narrower
+    ([PL, lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles).
+    """
+    if depth == 1:
+        narrower = unit.partial_bytes > unit.item_bytes
+        return costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0 * outputs
+    phase = SYNC_CYCLES + exchange_latency(machine.target)
+    cycles = np.zeros(partials.shape)
+    radices = amp.reduction_stages(depth)
+    held, left = partials // unit.partial_bytes, depth
+    for stage, radix in enumerate(radices):
+        made = ceil_div(ceil_div(held, radix), grain) * grain
+        out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
+        cycles += phase + made * (radix - 1) * unit.partial_bytes / 4
+        cycles += amp.reduce_partials_cycles(
+            made, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
+        )
+        held, left = made, -(-left // radix)
+    return cycles
 
 
 @dataclass(frozen=True)
@@ -439,9 +465,14 @@ def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array
     return np.clip(taken - share.field_index * each, 0, each)
 
 
-def piece(total: Array, index: Array, parts: int) -> Array:
-    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it."""
-    return (index + 1) * total // parts - index * total // parts
+def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
+    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it.
+
+    They are of whole grains, except the last.
+    """
+    grains = ceil_div(total, grain)
+    begin, end = (np.minimum(k * grains // parts * grain, total) for k in (index, index + 1))
+    return end - begin
 
 
 @dataclass(frozen=True)
@@ -554,6 +585,7 @@ class _WeightTraffic:
     sent: Array
     messages: Array
     in_place: bool  # they lie as planned
+    sliced: Array  # what lies there of a step's weights
 
 
 @dataclass(frozen=True)
@@ -655,10 +687,10 @@ class _ProductSteps:
         if in_place:
             home = np.minimum(lying, wanted)
             peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
-            return _WeightTraffic(wanted - home, home, peers, in_place)
+            return _WeightTraffic(wanted - home, home, peers, in_place, lying)
         unique = apportion(int(wanted.sum()) // fields, lying)
         peers = messages(wanted, unique, 2, block_of(source) * item)
-        return _WeightTraffic(wanted, lying, peers, in_place)
+        return _WeightTraffic(wanted, lying, peers, in_place, lying)
 
     def convolve(self, traffic: _WeightTraffic) -> int:
         """Compute the product, a serial step at a time; returns the last step that computes."""
@@ -668,22 +700,38 @@ class _ProductSteps:
         cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
         weight_bytes = self.step_weight_bytes
         last = build.next
+        first, done = last, self._step_outputs()
         for serial in range(splits.serial):
             tail = f"/{serial + 1}" if splits.serial > 1 else ""
+            if splits.serial > 1:
+                stored = traffic.sliced
+                kind = f"popops::DynamicSlice1d<{self.half}>"
+                at = build.compute(f"{name}/slice weights{tail}", kind, slice_cycles(stored))
+                build.hold(f"{name}/sliced weights{tail}", stored, at, at + 1)
             weights_step = build.exchange(
                 f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
             )
             if not traffic.in_place:
-                # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it,
-                # its fp16 rows have none
+                # what lies otherwise arrives in pieces, which are put in the vertex's order
                 kind = f"poplin::PreArrange<{self.half}>"
                 build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
             flops = 2 * self.problem.macs // splits.serial
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
             build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, last)
-            partial = self.unit.partial_bytes
-            _reduce(build, f"{name}/reduce{tail}", outputs, share, splits, partial, last)
+            _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
+            if splits.serial > 1:
+                nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
+                kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
+                at = build.compute(f"{name}/update{tail}", kind, slice_cycles(nbytes))
+                build.hold(f"{name}/outputs{tail}", nbytes, at - 1, at)
+        if splits.serial > 1:  # the whole result, which each step writes a part of
+            whole = piece(share.field * share.outs * share.groups, share.in_index, splits.ins)
+            build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)
         return last
+
+    def _step_outputs(self) -> Array:
+        """Results of a serial step without padding, before they are shared over input splits."""
+        return self.share.field * self.step_outs * self.share.groups
 
     def _vertex_cycles(self) -> Array:
         """Of each tile in a serial step."""
@@ -784,34 +832,49 @@ def _operand(
 def _reduce(
     build: Builder,
     name: str,
+    padded: Array,
     outputs: Array,
     share: Share,
     splits: Splits,
-    partial: int,
+    unit: amp.Unit,
     convolve: int,
 ) -> None:
-    """Append exchange and addition of the partials, in the stages that the depth asks for."""
-    depth, held = splits.ins, outputs
-    since = convolve
-    kind = "half" if partial == 2 else "float"
-    for radix in amp.reduction_stages(splits.ins):
+    """Append exchange and addition of the partials, in the stages that the depth asks for.
+
+    ``padded`` and ``outputs``: elements of a tile's partials, and of them real ones. The last
+    stage writes results of the operands' type; where there is nothing to add they are cast if that
+    is narrower ([PL, lib/poplin/Convolution.cpp], reduceOrCastComputeSets).
+    """
+    partial, tile_bytes = unit.partial_bytes, build.machine.target.bytes_per_tile
+    types = {2: "half", 4: "float"}
+    if splits.ins == 1:
+        if partial > unit.item_bytes:
+            build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
+        build.hold(f"{name}/partials", padded * partial, convolve, build.next - 1, interleaved=True)
+        return
+    depth, held, since = splits.ins, padded, convolve
+    radices = amp.reduction_stages(splits.ins)
+    for stage, radix in enumerate(radices):
         left = -(-depth // radix)
-        arriving = piece(outputs * depth, share.in_index, splits.ins)
-        mine = piece(outputs * left, share.in_index, splits.ins)
+        out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
+        mine = piece(padded * left, share.in_index, splits.ins, unit.out_group)
+        arriving = mine * (radix - 1)  # one of the partials is there
         step = build.exchange(
-            f"{name}/exchange", arriving * partial, held * partial, np.where(arriving > 0, radix, 0)
+            f"{name}/exchange",
+            arriving * partial,
+            np.maximum(held - mine, 0) * partial,
+            np.where(arriving > 0, radix - 1, 0),
         )
-        build.hold(f"{name}/partials", held * partial, since, step, interleaved=True)
         build.compute(
             name,
-            f"poplin::ReduceAdd<{kind},{kind}>",
-            amp.reduce_partials_cycles(mine, radix, partial),
-            int((arriving - mine).sum()),
+            f"poplin::ReduceAdd<{types[out_bytes]},{types[partial]}>",
+            amp.reduce_partials_cycles(mine, radix, partial, out_bytes, tile_bytes),
+            int(arriving.sum()),
         )
-        build.hold(f"{name}/arriving partials", arriving * partial, step, build.next - 1)
-        held, depth, since = mine, left, build.next - 1
-    if splits.ins == 1:
-        build.hold(f"{name}/partials", outputs * partial, convolve, convolve, interleaved=True)
+        done = build.next - 1
+        build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
+        build.hold(f"{name}/arriving partials", arriving * partial, step, done)
+        held, depth, since = mine, left, done
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:
