@@ -11,7 +11,7 @@ are taken serially; when that does not fit either, the bound doubles, as the ven
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -28,6 +28,9 @@ from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 Array = np.ndarray
 WORKLIST_BYTES = 36  # [TUT4]: constants a tile used
 CHANNEL_RUN = 16  # operands are stored in groups of this many channels
+# an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
+# sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
+MOST_VIEWERS = 7
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -312,16 +315,21 @@ def _estimate(
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
     partials = rows * width * padded_outs(problem, unit, method, outs) * groups * partial
-    arriving = inputs * problem.expansion
-    moved = arriving * np.where(problem.input_free, 1 - 1 / o, 1.0)
+    expand = problem.input_transform
+    arriving = inputs * (1.0 if expand else problem.expansion)
+    own = slices / o  # of the input, each tile's part of a copy that is put in order first
+    first_copied = (o > MOST_VIEWERS) & (not problem.input_free) | expand
+    there = first_copied | problem.input_free
+    moved = arriving * np.where(there, 1 - 1 / o, 1.0)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
-    moved = weights * np.where(problem.weight_free, 1 - 1 / f, 1.0)
+    exchange_in += np.where(first_copied, own * item / 4 + phase, 0)
+    exchange_in += own * 1.25 * expand
+    first_copied = (f > MOST_VIEWERS) & (not problem.weight_free)
+    there = first_copied | problem.weight_free
+    once = np.where(first_copied, serial * weights / f / 4 + phase, 0)
+    moved = weights * np.where(there, 1 - 1 / f, 1.0)
     exchange_weights = moved / 4 + phase * (moved > 0)
-    transform = np.zeros(rows.shape)
-    if problem.input_transform:
-        transform += slices * 1.25 / serial
-    if not problem.weight_free:
-        transform += weights / 8
+    transform = np.where(there, 0, weights / 8)
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     outputs = rows * width * outs * groups  # without padding
     finishing = np.zeros(rows.shape)
@@ -336,12 +344,10 @@ def _estimate(
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    cycles = exchange_in + serial * (exchange_weights + transform + compute + finishing)
+    cycles = exchange_in + once + serial * (exchange_weights + transform + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials, reducing)
-    if problem.input_transform:
-        temporary = np.maximum(temporary, arriving + inputs)
     return cycles, temporary
 
 
@@ -565,6 +571,9 @@ def add_product(
     first = steps.send_inputs(inputs, turned[0])
     last = steps.convolve(steps.weight_traffic(weights, turned[1]))
     build.hold(f"{name}/inputs", steps.padded_inputs * unit.item_bytes, first, last)
+    for copy, nbytes, since in steps.copies:
+        # an exchange belongs to the step that it feeds: what it reads is there until that ends
+        build.hold(copy, nbytes, since, last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)
@@ -599,6 +608,8 @@ class _ProductSteps:
     unit: amp.Unit
     splits: Splits
     share: Share
+    # name, bytes and first step of what is put in order before it is sent
+    copies: list[tuple[str, Array, int]] = field(default_factory=list)
 
     @property
     def half(self) -> str:
@@ -647,11 +658,16 @@ class _ProductSteps:
         slices = self._input_elements(self.share.ins)
         source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
         item = self.unit.item_bytes
-        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         lying = spread_of(source, build.machine.tiles).elements * item
+        expand = self.problem.input_transform
         if turned and not in_place and not _repeats(build, inputs):
             _turn(build, f"{name}/transpose inputs", source, self.half)
         first = build.next
+        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
+        if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
+            total = int(slices.sum()) // splits.outs if expand else source.elements
+            lying = self._put_in_order("inputs", total, slices, lying, expand)
+            in_place, arriving = True, arriving if not expand else slices * item
         even = splits.outs % 2 == 0
         if in_place:
             home = np.minimum(lying, arriving)
@@ -662,11 +678,28 @@ class _ProductSteps:
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
             build.exchange(f"{name}/inputs", arriving, lying, peers, even)
-        if self.problem.input_transform:
-            kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand inputs", kind, rearrange_cycles(slices))
-            build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
         return first
+
+    def _put_in_order(
+        self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
+    ) -> Array:
+        """Copy an operand to where the plan wants it, before tiles take their parts of the copy.
+
+        ``total`` elements go to tiles in proportion to ``wanted``; ``expand``: kernel elements
+        become channels on the way. Returns the bytes of the copy on each tile.
+        """
+        build, name = self.build, self.name
+        mine = apportion(total, wanted)
+        nbytes = mine * self.unit.item_bytes
+        unique = apportion(min(int(lying.sum()), int(nbytes.sum())), lying)
+        step = build.exchange(
+            f"{name}/rearrange {what}", nbytes, lying, messages(nbytes, unique, 2)
+        )
+        if expand:
+            kind = f"popops::Transpose2D<{self.half}>"
+            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(mine))
+        self.copies.append((f"{name}/rearranged {what}", nbytes, step))
+        return nbytes
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
         """What a serial step needs of the weights.
@@ -680,10 +713,13 @@ class _ProductSteps:
         source, in_place = _operand(build, weights, self._about("weight"), stored)
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
-        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
         if turned and not in_place and not _repeats(build, weights):
             _turn(build, f"{self.name}/transpose weights", source, self.half)
         fields = splits.rows * splits.cols  # tiles that want the same weights
+        if not in_place and (turned or fields > MOST_VIEWERS):
+            lying = self._put_in_order("weights", source.elements, stored, lying)
+            in_place = True
+        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
         if in_place:
             home = np.minimum(lying, wanted)
             peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
