@@ -130,6 +130,7 @@ def input_gradient_problem(g: Geometry) -> Problem:
         stride,
         field[0],
         *g.out_field,
+        flipped=True,
     )
 
 

@@ -62,6 +62,7 @@ class Problem:
     input_free: bool = True  # the input lies as planned
     weight_free: bool = True
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
+    flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
 
     @property
     def taps(self) -> int:
@@ -454,6 +455,7 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
         problem.in_channels,
         problem.out_channels,
         problem.kernel,
+        *((problem.flipped,) if problem.flipped else ()),
     )
 
 
@@ -568,9 +570,9 @@ def add_product(
     share = share_out(problem, machine, unit, splits)
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
-    first = steps.send_inputs(inputs, turned[0])
+    first, gathered = steps.send_inputs(inputs, turned[0])
     last = steps.convolve(steps.weight_traffic(weights, turned[1]))
-    build.hold(f"{name}/inputs", steps.padded_inputs * unit.item_bytes, first, last)
+    build.hold(f"{name}/inputs", gathered, first, last)
     for copy, nbytes, since in steps.copies:
         # an exchange belongs to the step that it feeds: what it reads is there until that ends
         build.hold(copy, nbytes, since, last)
@@ -652,8 +654,11 @@ class _ProductSteps:
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
 
-    def send_inputs(self, inputs: int | Operand, turned: bool) -> int:
-        """Bring the inputs; returns the first step of that."""
+    def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
+        """Bring the inputs; returns the first step of that, and the bytes that tiles gather.
+
+        A tile that has all of its part reads it where it lies.
+        """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
         source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
@@ -673,12 +678,14 @@ class _ProductSteps:
             home = np.minimum(lying, arriving)
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
             build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+            here = (arriving == home) & (self.padded_inputs == slices)
         else:
             # split outputs take the same inputs, which are sent once
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
             build.exchange(f"{name}/inputs", arriving, lying, peers, even)
-        return first
+            here = np.zeros(build.tiles, bool)
+        return first, np.where(here, 0, self.padded_inputs * item)
 
     def _put_in_order(
         self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
@@ -735,6 +742,9 @@ class _ProductSteps:
         vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
         cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
         weight_bytes = self.step_weight_bytes
+        # a tile that has all of its weights reads them where they lie
+        here = (traffic.received == 0) & (traffic.sliced == weight_bytes) & traffic.in_place
+        gathered = np.where(here, 0, weight_bytes)
         last = build.next
         first, done = last, self._step_outputs()
         for serial in range(splits.serial):
@@ -753,7 +763,7 @@ class _ProductSteps:
                 build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
             flops = 2 * self.problem.macs // splits.serial
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
-            build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, last)
+            build.hold(f"{name}/weights{tail}", gathered, weights_step, last)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
