@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from benchmarks.fidelity import page, poplibs
+from benchmarks.fidelity import errors, page, poplibs
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
 from ipu_exec.errors import Error
 
@@ -100,7 +100,9 @@ def main() -> int:
     print(page.groups(results))
     print(f"\n{len(rows)} rows in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if args.rows == HERE / "validation.csv" and not args.only:
-        PAGE.write_text(page.whole(results, run(found_elsewhere())))
+        more = run(found_elsewhere())
+        errors.write([*results, *more])
+        PAGE.write_text(page.whole(results, more))
         print(f"written: {PAGE}", file=sys.stderr)
     return 0
 

@@ -58,9 +58,7 @@ def rows() -> list[Row]:
             for column, (quantity, unit, ending) in QUANTITIES.items():
                 name = f"plb-{line['name']}-{line['machine']}{ending}"
                 about = line["machine"], line["dtype"], line["case"], quantity, unit
-                found.append(
-                    Row(name, "poplibs", *about, float(line[column]), "PLB", line["mark"])
-                )
+                found.append(Row(name, "poplibs", *about, float(line[column]), "PLB", line["mark"]))
     return found
 
 
@@ -171,9 +169,7 @@ def reduction(options: dict[str, str]) -> str:
 
 
 def embedding(options: dict[str, str]) -> str:
-    return (
-        f"embedding of {options['shape'].replace(',', 'x')}, {options['num-indices']} indices"
-    )
+    return f"embedding of {options['shape'].replace(',', 'x')}, {options['num-indices']} indices"
 
 
 def case_of(kind: str, options: dict[str, str]) -> tuple[str, str, str]:

@@ -277,7 +277,8 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
     spread = _spread_of_result(pooling, split, parts, out)
-    return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
+    # where torch keeps indices, popnn's gradient reads the pooled output again
+    return build.plan(tuple(None if o is None else spread.layout(out.dtype) for o in spec.outputs))
 
 
 def _bring(
@@ -311,7 +312,7 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
     "aten.adaptive_max_pool3d_backward",
     "aten.fractional_max_pool2d_backward",
     "aten.fractional_max_pool3d_backward",
-    unread=(2,),  # torch's indices: popnn compares the input with the pooled output instead
+    unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element looks at the windows that hold it.

@@ -370,7 +370,7 @@ def _finishing_cycles(
     for stage, radix in enumerate(radices):
         made = ceil_div(ceil_div(held, radix), grain) * grain
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
-        cycles += phase + made * (radix - 1) * unit.partial_bytes / 4
+        cycles += phase + held * unit.partial_bytes / 4
         cycles += amp.reduce_partials_cycles(
             made, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
         )
@@ -907,8 +907,8 @@ def _reduce(
         arriving = mine * (radix - 1)  # one of the partials is there
         step = build.exchange(
             f"{name}/exchange",
-            arriving * partial,
-            np.maximum(held - mine, 0) * partial,
+            (arriving + mine) * partial,
+            held * partial,
             np.where(arriving > 0, radix - 1, 0),
         )
         build.compute(
