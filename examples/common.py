@@ -76,7 +76,7 @@ def say_speed(model: poptorch.PoplarExecutor, samples: int, seconds: float | Non
     """Samples a second on the modelled machine, from the cycles of a call, and how long this
     computer takes for one.
     """
-    target, cycles = model.executable.target, model.cycleCount()
+    target, cycles = model.executable.target, model.executable.cycles_per_call
     modelled = samples / target.seconds(cycles)
     here = "" if seconds is None else f"; this computer takes {seconds:.2f} s a call"
     print(

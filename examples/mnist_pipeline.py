@@ -92,7 +92,7 @@ def train(
             f" {correct / seen:6.1%}, {time.perf_counter() - start:.1f} s",
             flush=True,
         )
-    print(f"a call would take {model.cycleCount():,} cycles on the modelled IPUs")
+    print(f"a call would take {model.executable.cycles_per_call:,} cycles on the modelled IPUs")
     model.destroy()
 
 

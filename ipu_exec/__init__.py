@@ -21,7 +21,9 @@ if _find_spec("torch") is None:
 
 import sys
 
-from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
+# PopTorch's own, which its tests and libraries reach for
+from ipu_exec import _impl as _impl
+from ipu_exec import _utils as _utils
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
@@ -89,6 +91,7 @@ from ipu_exec.ops import (
     set_overlap_for_output,
 )
 from ipu_exec.options import Options, TensorLocationSettings
+from ipu_exec.planning import plan
 from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.session.executable_file import importPoptorchMetadataFromFile
 from ipu_exec.session.executor import (
@@ -172,6 +175,7 @@ __all__ = [
     "no_weights",
     "nop",
     "optim",
+    "plan",
     "poptorch_core",
     "profiling",
     "recomputationCheckpoint",

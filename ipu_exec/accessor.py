@@ -254,6 +254,7 @@ def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
             except _ParentGoneError:
                 raise
             except Exception:
+                traceback.print_exc()  # as a process that ends by an exception does
                 _put(items, (epoch, _ERROR, traceback.format_exc()), wanted)
                 _wait(
                     wanted, sys.maxsize

@@ -55,7 +55,7 @@ class DataLoader(torch.utils.data.DataLoader):
         _check_arguments(options, mode, batch_size)
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
-        combined = None if batch_size is None else batch_size * options.batch_factor
+        combined = None if batch_size is None else options.combined_batch(batch_size)
         share = auto_distributed_partitioning and options.Distributed.numProcesses > 1
         if share and not _is_shared_out(kwargs.get("sampler"), options):
             part = _part_of_process(dataset, options, kwargs, (combined or 1) if drop_last else 1)

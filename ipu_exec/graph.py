@@ -143,6 +143,7 @@ class Graph:
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
     # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
     promotes: bool = False
+    names_ipu: bool = False  # its forward says device="ipu" (`ipu_exec.capture.devices`)
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:

@@ -42,6 +42,20 @@ class _OnStderr(logging.StreamHandler[TextIO]):
         pass
 
 
+class _AsPopTorch(logging.Formatter):
+    """Lines as PopTorch has them: ``[12:00:00.250] [ipu_exec] [debug] ...``."""
+
+    default_time_format = "%H:%M:%S"
+    default_msec_format = "%s.%03d"
+
+    def __init__(self) -> None:
+        super().__init__("[%(asctime)s] [ipu_exec] [%(level)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.level = record.levelname.lower()
+        return super().format(record)
+
+
 def setLogLevel(level: str | int) -> None:
     """Show messages of that level and above on stderr.
 
@@ -60,9 +74,7 @@ def setLogLevel(level: str | int) -> None:
         )
     if not logger.handlers:
         handler = _OnStderr()
-        handler.setFormatter(
-            logging.Formatter("[%(asctime)s] [ipu_exec] [%(levelname)s] %(message)s", "%H:%M:%S")
-        )
+        handler.setFormatter(_AsPopTorch())
         logger.addHandler(handler)
     logger.setLevel(_LEVELS[level])
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
@@ -19,6 +18,7 @@ from ipu_exec.checks import check_proportion, check_tensor
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError
+from ipu_exec.printing import FLOAT_FORMATS, Layout, laid_out
 
 Body = Callable[..., Any]
 
@@ -77,8 +77,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
-    if isinstance(tensor, FakeTensor):
-        tensor._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which shards make
+    if isinstance(local, FakeTensor):
+        local._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
     return tensor
 
 
@@ -180,15 +181,7 @@ def dynamic_slice(
     """
     check_tensor("dynamic_slice", tensor, start)
     _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
-    if size == 0:
-        raise UsageError(
-            "dynamic_slice: The start and end of a slice must be different. Take a size above 0"
-        )
-    if size < 0:
-        raise UsageError(
-            "dynamic_slice: Taking a slice of a tensor with the end less than the start is not"
-            " supported. Take a size above 0"
-        )
+    _check_slice("dynamic_slice", size)
     if tensor.shape[dim] % size:
         raise UsageError(
             f"dynamic_slice: The size of the slice ({size}) must be a factor of the slicing"
@@ -197,6 +190,23 @@ def dynamic_slice(
     return tensor.index_select(
         dim, start.reshape(()) + torch.arange(0, size, step, device=start.device)
     )
+
+
+def _on_device(tensor: torch.Tensor) -> torch.dtype:
+    """Its dtype there: numbers of 64 bits are narrowed."""
+    return {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype, tensor.dtype)
+
+
+def _check_slice(place: str, size: int) -> None:
+    if size == 0:
+        raise UsageError(
+            f"{place}: The start and end of a slice must be different. Take a size above 0"
+        )
+    if size < 0:
+        raise UsageError(
+            f"{place}: Taking a slice of a tensor with the end less than the start is not"
+            " supported. Take a size above 0"
+        )
 
 
 def dynamic_update(
@@ -211,8 +221,9 @@ def dynamic_update(
         )
     if input.dtype != src.dtype:
         raise UsageError(
-            f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})"
+            f"input and src tensor must have same dtype. ({_on_device(input)} vs {_on_device(src)})"
         )
+    _check_slice("dynamic_update", size)
     places = start.reshape(()).long() + torch.arange(size, device=start.device)
     return input.index_copy(dim, places, src)
 
@@ -408,28 +419,29 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
 
     Its gradient is printed too, under ``title_gradient``.
 
-    0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing
-    in the profile.
+    Laid out as Poplar does (`ipu_exec.printing`). 0 as ``summarise_threshold``, ``max_line_width``
+    or ``digits``: no limit. Printing costs nothing in the profile.
     """
     check_tensor("ipu_print_tensor", tensor)
-    if float_format not in _FLOAT_FORMATS:
-        known = ", ".join(map(repr, _FLOAT_FORMATS))
+    if float_format not in FLOAT_FORMATS:
+        known = ", ".join(map(repr, FLOAT_FORMATS))
         raise UsageError(f"ipu_print_tensor: float_format is one of {known}, not {float_format!r}")
     if isinstance(tensor, FakeTensor):
         return tensor
 
+    layout = Layout(
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        float_format,
+        separator,
+        (open_bracket, close_bracket),
+    )
+
     def show(name: str, value: torch.Tensor) -> None:
-        text = np.array2string(
-            value.detach().float().numpy() if value.is_floating_point() else value.detach().numpy(),
-            threshold=summarise_threshold or sys.maxsize,
-            edgeitems=edge_items,
-            max_line_width=max_line_width or sys.maxsize,
-            precision=digits or None,
-            separator=separator,
-            floatmode="maxprec_equal",
-            formatter=_FLOAT_FORMATS[float_format](digits or 8),
-        )
-        text = text.replace("[", open_bracket).replace("]", close_bracket)
+        plain = value.detach().float() if value.is_floating_point() else value.detach()
+        text = laid_out(plain.numpy(), layout)
         print(f"{name}: {text}" if name else text, file=sys.stderr)
 
     show(title, tensor)
@@ -438,11 +450,3 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
             lambda gradient: show(f"{title}_gradient" if title else "gradient", gradient)
         )
     return tensor
-
-
-_FLOAT_FORMATS: dict[str, Callable[[int], Any]] = {
-    "auto": lambda digits: None,
-    "fixed": lambda digits: {"float_kind": lambda x: f"{x:.{digits}f}"},
-    "scientific": lambda digits: {"float_kind": lambda x: f"{x:.{digits}e}"},
-    "none": lambda digits: {"float_kind": lambda x: f"{x:g}"},
-}

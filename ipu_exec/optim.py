@@ -113,11 +113,12 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
                 f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"
             )
     name = type(optimizer).__name__
-    if not {torch.optim.Optimizer, Optimizer, _OneByOne} & set(type(optimizer).__bases__):
+    bases = {torch.optim.Optimizer, Optimizer, _OneByOne} & set(type(optimizer).__bases__)
+    if not bases and not type(optimizer).__module__.startswith("torch.optim."):
         logger.warning(
             "Optimizer `%s` subclassed from classes in poptorch.optim or torch.optim are unlikely"
-            " to behave as intended. PopTorch does not run Python optimizer code: an IPU runs its"
-            " own of the class that was subclassed. Here the Python code is what runs",
+            " to behave as intended. Poptorch does not run Python optimizer code directly: an IPU"
+            " runs its own of the class that was subclassed. Here the Python code is what runs",
             name,
         )
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -192,10 +193,9 @@ class Optimizer:
 
     def read_ipu_state(self) -> None:
         """Have the host's copy of the device's state, where a device has one."""
-        if self._ipu_names is None:
-            return
-        if not self.host_state_is_dirty:
-            logger.debug("Using cached optimiser state dict")
+        if self._ipu_names is None or not self.host_state_is_dirty:
+            if self._ipu_names is not None or self.has_state():
+                logger.debug("Using cached optimiser state dict")
             return
         logger.info("Writing optimiser state tensors from IPU to host.")
         optimizer = cast(torch.optim.Optimizer, self)

@@ -58,3 +58,14 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     """One weight update, also where a script keeps something of its own under the name ``step``."""
     step = optimizer.step if callable(optimizer.step) else partial(type(optimizer).step, optimizer)
     step()
+
+
+def complete(optimizer: torch.optim.Optimizer) -> None:
+    """Zeros for states that the optimiser's settings need and an earlier one's did not."""
+    for group in optimizer.param_groups:
+        wanted = {"momentum_buffer": bool(group.get("momentum")), "grad_avg": group.get("centered")}
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            like = state.get("square_avg")  # of RMSprop, which expects all of them once it has one
+            for name in (name for name, needed in wanted.items() if needed and like is not None):
+                state.setdefault(name, torch.zeros_like(like))

@@ -87,9 +87,18 @@ def _attributes(
     for name, value in _values(optimizer, group):
         theirs = _POPART[name]
         said = f"{prefix}{theirs[0].upper()}{theirs[1:]}" if prefix else theirs
-        of = "betas" if name.startswith("beta") else name
+        of = _set_with(optimizer, name)
         constant = " (const)" if _constant(optimizer, of, value) else ""
         yield f"{said}={float(value):g}{constant}"
+
+
+def _set_with(optimizer: torch.optim.Optimizer, name: str) -> str:
+    """The argument that an attribute of PopART's comes from."""
+    if name.startswith("beta"):
+        return "betas"
+    if name == "velocity_scaling" and not accumulates_in_velocity(optimizer):
+        return "loss_scaling"  # apart, velocities are as the gradients
+    return name
 
 
 def _values(
@@ -99,7 +108,7 @@ def _values(
     if "betas" in own:
         own["beta1"], own["beta2"] = own["betas"]
     if isinstance(optimizer, torch.optim.SGD) and not accumulates_in_velocity(optimizer):
-        own["velocity_scaling"] = loss_scaling(optimizer)  # apart, velocities are as the gradients
+        own["velocity_scaling"] = loss_scaling(optimizer)
     if getattr(optimizer, "max_weight_norm", None) is not None:
         own.setdefault("max_weight_norm", getattr(optimizer, "max_weight_norm", None))
     yield from ((name, own[name]) for name in _POPART if own.get(name) is not None)

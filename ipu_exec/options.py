@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -114,12 +115,17 @@ class _Group:
             + (near or f"; it has {', '.join(values)}")
         )
 
-    def _set(self, **values: Any) -> Self:
+    def checkIsFrozen(self, option: str | None = None) -> None:
+        """FrozenError where these options are in use; ``option`` is what was to be changed."""
         if self._frozen:
+            what = f": {option}" if option else ""
             raise FrozenError(
-                f"Can't modify frozen Options: {', '.join(values)}. They are in use by a compiled"
-                " model or a data loader. Set options first, or change a copy: options.clone()"
+                f"Can't modify frozen Options{what}. They are in use by a compiled model or a data"
+                " loader. Set options first, or change a copy: options.clone()"
             )
+
+    def _set(self, **values: Any) -> Self:
+        self.checkIsFrozen(", ".join(values))
         for name, value in values.items():
             before = self._values.get(name)
             if name in _NOT_HONOURED and value != before and (before is not None or value):
@@ -628,6 +634,7 @@ class Options(_Group):
             placement_block_proportions={},
             placement_accumulation=None,
             placement_promise={},
+            placement_mapping=None,
             estimate_unknown_operators=False,
             lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
@@ -725,6 +732,40 @@ class Options(_Group):
             * self.input_replicas
         )
 
+    def combined_batch(self, batch_size: int) -> int:
+        """Samples of one call, where a script makes micro-batches of so many.
+
+        A plan (``ipu-run --plan ... --write``) cuts them in its own way, and where it is of other
+        samples than the script's, has as many.
+        """
+        combined = batch_size * self.batch_factor
+        plan = self.placement_mapping
+        if plan is None:
+            return combined
+        by_plan = plan.script_samples != plan.samples
+        calls, rest = divmod(combined, plan.script_samples)
+        return calls * plan.samples if by_plan and calls and not rest else combined
+
+    def follow_plan(self, kind: str) -> None:
+        """Take t, r, accumulation and rts of the plan that was loaded, if it is of this kind.
+
+        ``kind``: "training" or "inference". For a model's own copy of the options: a script's
+        loader goes on counting as the script says.
+        """
+        plan = self.placement_mapping
+        if plan is None or plan.kind != kind:
+            return
+        values: dict[str, Any] = {"replication_factor": plan.replicas}
+        if kind == "training":
+            self.Training._set(gradient_accumulation=plan.accumulation)
+            state = copy.deepcopy(self.TensorLocations.location_optimizer)
+            state._set(replicated_tensor_sharding=plan.state_in_parts)
+            self.TensorLocations._set(location_optimizer=state)
+        else:
+            values["device_iterations"] = plan.accumulation
+        sharding = dataclasses.replace(self.tensor_sharding, shards=plan.shards)
+        self._set(tensor_sharding=sharding, **values)
+
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Which micro-batches' outputs a call returns; EveryN needs ``output_return_period``."""
         if output_mode is OutputMode.EveryN and output_return_period is None:
@@ -779,6 +820,7 @@ class Options(_Group):
             placement_block_proportions=file.block_proportions,
             placement_accumulation=file.accumulation,
             placement_promise=file.promise,
+            placement_mapping=file.mapping,
             execution_strategy=type(self.execution_strategy)(*file.stages),
             auto_round_num_ipus=True,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ipu_exec.annotations import Stage
@@ -34,6 +34,34 @@ class StageChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedMapping:
+    """What a plan (``ipu-run --plan ... --write``) says beside stages, for models of its ``kind``.
+
+    ``kind``: "training" or "inference"; ``shards`` t, ``replicas`` r, ``micro_batch`` samples,
+    ``accumulation`` micro-batches of a weight update (device iterations in inference),
+    ``state_in_parts``: optimiser state in parts on the replicas; ``script_samples``: of a weight
+    update, as the script has it without the plan.
+    """
+
+    kind: str
+    shards: int
+    replicas: int
+    micro_batch: int
+    accumulation: int
+    state_in_parts: bool
+    script_samples: int
+
+    @property
+    def samples(self) -> int:
+        """Of a weight update (a device iteration in inference), over all replicas."""
+        return self.micro_batch * self.accumulation * self.replicas
+
+    def to_json(self) -> dict[str, Any]:
+        """For the profile's options."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementFile:
     """What a file says. ``choices`` has one a stage; ``promise`` is not looked into."""
 
@@ -43,6 +71,7 @@ class PlacementFile:
     block_proportions: dict[str, float]  # ... of Blocks that keep another than their IPU's
     accumulation: int | None  # micro-batches of a weight update; None: as the options say
     promise: dict[str, Any]
+    mapping: PlannedMapping | None = None  # of a plan
 
 
 def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
@@ -71,6 +100,7 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
         {block: share for one in kept for block, share in one.items()},
         _accumulation(path, content.get("accumulation")),
         promise,
+        _mapping(path, content.get("mapping")),
     )
 
 
@@ -157,6 +187,24 @@ def _accumulation(path: Any, said: Any) -> int | None:
     if said is not None and (isinstance(said, bool) or not isinstance(said, int) or said < 1):
         raise Error(f"placement {path}: 'accumulation' is a number of micro-batches, not {said!r}")
     return said
+
+
+def _mapping(path: Any, said: Any) -> PlannedMapping | None:
+    if said is None:
+        return None
+    names = ("shards", "replicas", "micro_batch", "accumulation", "script_samples")
+    try:
+        counts = {name: said[name] for name in names}
+        kind, in_parts = said["kind"], said["state_in_parts"]
+    except (TypeError, KeyError):
+        counts, kind, in_parts = {"": 0}, "", None
+    whole = all(type(count) is int and count > 0 for count in counts.values())
+    if not whole or kind not in ("training", "inference") or not isinstance(in_parts, bool):
+        raise Error(
+            f"placement {path}: 'mapping' has a kind, {', '.join(names)}, numbers from 1 on, and"
+            " state_in_parts, true or false. Make one with: ipu-run --plan 16 --write FILE SCRIPT"
+        )
+    return PlannedMapping(kind=kind, state_in_parts=in_parts, **counts)
 
 
 @dataclass(frozen=True, slots=True)

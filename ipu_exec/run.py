@@ -34,6 +34,7 @@ from ipu_exec.options import (
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
+from ipu_exec.planning import arguments as plans
 from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
 from ipuscope import __version__
@@ -51,6 +52,7 @@ _EXAMPLES = """examples:
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
                                                         (of its layers, where it names none)
+  ipu-run --plan 16 --write plan.json train.py          the best mapping onto 16 IPUs
   ipu-run -m pytest tests                               a module, as python -m runs it
   ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
@@ -69,11 +71,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     try:
         program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
+        plans.check(args)
         _set_environment(args, program)
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
     except (ValueError, Error) as error:
         parser.exit(2, f"{prog}: error: {error}\n")
+    if args.plan is not None:
+        from ipu_exec.planning.commands import plan_instead
+
+        plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
         return run_program(program, args.args)
@@ -175,6 +182,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action="store_true",
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",
     )
+    plans.add_arguments(parser)
     launching.add_arguments(parser)
     parser.add_argument(
         "-m",
@@ -201,6 +209,11 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
         )
+    if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
+        parser.error("--plan goes without --instances, --placement and --num-ipus")
+    alone = [name for name in plans.OF_A_PLAN if getattr(args, name)]
+    if args.plan is None and alone:
+        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N")
     if args.replicas is not None and args.instances is None:
         parser.error(
             "--replicas counts those of all instances: say --instances too, or set"

@@ -17,6 +17,7 @@ from math import ceil
 from ipu_exec.machine import LINK_HOP_SECONDS, LINK_LATENCY_SECONDS, Target
 
 MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
+IPUS_OF_A_PROCESS = 64  # at most, that PopTorch reserves
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def code() -> str:
     """A digest of the code that makes what is kept: sizes and times of its files."""
     here = Path(__file__).parents[1]
     digest = _digest()
-    for package in ("profiler", "viewer", "reports", "ipu_exec"):
+    for package in ("profiler", "planner", "viewer", "reports", "ipu_exec"):
         for file in sorted((here / package).rglob("*.py")):
             state = file.stat()
             words = f"{file.relative_to(here)} {state.st_size} {state.st_mtime_ns}\n"

@@ -116,7 +116,7 @@ def worst_tile(
 class IpuVariables:
     """The variables of one IPU as columns, an entry per variable.
 
-    ``vector`` is a row of ``vectors`` [vector, tile].
+    ``vector`` is a row of ``vectors`` [vector, tile]; ``totals`` are of these.
     """
 
     ipu: int
@@ -130,6 +130,7 @@ class IpuVariables:
     stop: np.ndarray
     vector: np.ndarray
     vectors: np.ndarray
+    totals: liveness.Totals
 
     @property
     def alike(self) -> bytes:
@@ -152,7 +153,7 @@ class IpuVariables:
     def always(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Always-live bytes over tiles, of the variables that ``mask`` marks."""
         chosen = self.always_live if mask is None else self.always_live & mask
-        return liveness.total(self.vectors, self.vector[chosen])
+        return self.totals.of(self.vector[chosen])
 
     def live(self, step: int) -> np.ndarray:
         """Mask of the variables live at a step, always-live ones included."""

@@ -36,26 +36,35 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
     An exchange's tiles are those that receive or send.
     """
+    # The rows keep their arrays: one object is one content.
     known: dict[int, tuple[int, int, int, float, float]] = {}
+    totals: dict[int, int] = {id(None): 0}
+    moving: dict[tuple[int, int], int] = {}
     for step in steps:
         cycles = step.tile_cycles
-        received = 0 if step.bytes_in is None else int(np.sum(step.bytes_in))
-        sent = 0 if step.bytes_out is None else int(np.sum(step.bytes_out))
+        for moved in (step.bytes_in, step.bytes_out):
+            if moved is not None and id(moved) not in totals:
+                totals[id(moved)] = int(np.sum(moved))
+        received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
         if cycles is not None:
-            if id(cycles) not in known:  # the rows keep their arrays: one object is one content
+            if id(cycles) not in known:
                 known[id(cycles)] = work(np.asarray(cycles))
             active, first, last, balance, of_active = known[id(cycles)]
         else:
-            moves = [
-                np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None
-            ]
-            if len({len(one) for one in moves}) > 1:
-                raise ValueError(
-                    f"step {step.id}: bytes in and out are of different numbers of tiles"
-                )
-            active = int(np.logical_or.reduce(moves).sum()) if moves else 0
+            both = id(step.bytes_in), id(step.bytes_out)
+            if both not in moving:
+                moving[both] = _moving_tiles(step)
+            active = moving[both]
             first, last, balance, of_active = step.cycles, step.cycles, 1.0, 1.0
         yield records.StepActivity(step.id, active, first, last, balance, of_active, received, sent)
+
+
+def _moving_tiles(step: records.Step) -> int:
+    """Tiles that receive or send."""
+    moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
+    if len({len(one) for one in moves}) > 1:
+        raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
+    return int(np.logical_or.reduce(moves).sum()) if moves else 0
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from profiler import integrity, liveness, records, trace
 from profiler.columns import Check, Columns
-from profiler.liveness import Peaks, resampled
+from profiler.liveness import Peaks, Totals, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
@@ -38,6 +38,10 @@ MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _FRAME_OF_STEPS = (
     *("id", "ipu", "position", "program", "body", "op", "type", "name", "cycles"),
     *("tile_cycles", "bytes_in", "bytes_out", "purpose", "tensor"),
+)
+_STEPS_IN_ORDER = (
+    *("step", "ipu", "position", "name", "type", "kind", "purpose", "tensor", "direction"),
+    *("stage", "block", "op", "cycles", "program"),
 )
 _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
@@ -235,9 +239,11 @@ class Report:
 
     @cached_property
     def _program_steps(self) -> pd.DataFrame:
-        step, body, op = self._steps, self._table(records.Body), self._table(records.Op)
-        step.read(*_FRAME_OF_STEPS)
-        cycles, received, sent = (step[name] for name in ("tile_cycles", "bytes_in", "bytes_out"))
+        self._steps.read(*_FRAME_OF_STEPS)
+        cycles, received, sent = (
+            self._steps[name][self._program_order]
+            for name in ("tile_cycles", "bytes_in", "bytes_out")
+        )
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
         bytes_out, _, senders = self._vector_sums(sent)
@@ -246,28 +252,40 @@ class Report:
             balance = np.where(
                 cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0)
             )
-        columns = {
-            "step": step["id"],
-            "ipu": step["ipu"],
-            "position": step["position"],
-            "name": step["name"],
-            "type": step["type"],
-            "kind": self._step_kinds,
-            "purpose": step["purpose"],
-            "tensor": step["tensor"],
-            "direction": _lookup(step["body"], body["id"], body["direction"], ""),
-            "stage": _lookup(step["body"], body["id"], body["stage"], -1),
-            "block": _lookup(step["op"], op["id"], op["block"], -1),
-            "op": step["op"],
-            "cycles": step["cycles"],
-            "program": step["program"],
-            "bytes_in": bytes_in,
-            "bytes_out": bytes_out,
-            "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
-            "tile_balance": balance,
-        }
-        order = np.lexsort((step["position"], step["ipu"]))
-        return _frame({name: values[order] for name, values in columns.items()})
+        return _frame(
+            {
+                **{name: self.steps_in_order(name) for name in _STEPS_IN_ORDER},
+                "bytes_in": bytes_in,
+                "bytes_out": bytes_out,
+                "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
+                "tile_balance": balance,
+            }
+        )
+
+    def steps_in_order(self, name: str) -> np.ndarray:
+        """A column of `program_steps` that takes no sums over tiles; only that one is read."""
+        return self._keep(
+            ("steps in order", name), lambda: self._step_column(name)[self._program_order]
+        )
+
+    def _step_column(self, name: str) -> np.ndarray:
+        """In the order of the table."""
+        step = self._steps
+        if name == "kind":
+            return self._step_kinds
+        if name == "block":
+            op = self._table(records.Op)
+            return _lookup(step["op"], op["id"], op["block"], -1)
+        if name in ("direction", "stage"):
+            body = self._table(records.Body)
+            none = "" if name == "direction" else -1
+            return _lookup(step["body"], body["id"], body[name], none)
+        return step["id" if name == "step" else name]
+
+    @cached_property
+    def _program_order(self) -> np.ndarray:
+        """Rows of the steps by IPU and position."""
+        return np.lexsort((self._steps["position"], self._steps["ipu"]))
 
     @cached_property
     def body_steps(self) -> pd.DataFrame:
@@ -759,6 +777,10 @@ class Report:
 
     # -- columns behind the frames, for the rest of this package ---
 
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """What ``make`` gives, worked out the first time only. Nobody's to change."""
+        return self._keep(("once", key), make)
+
     @property
     def uri(self) -> str:
         """How SQLite opens the file as the report does: read-only, leaving nothing beside it."""
@@ -783,6 +805,14 @@ class Report:
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
         return self._ipu(ipu)
+
+    @property
+    def variable_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row of the variables' table a row of the second, their distinct bytes by tile.
+
+        int64[variable] and int64[vector, tile]; nobody's to change.
+        """
+        return self._vector_of_variables, self._variable_vectors[1]
 
     @property
     def _tiles(self) -> int:
@@ -1020,6 +1050,7 @@ class Report:
             here["stop"],
             row,
             vectors,
+            self._totals,
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
@@ -1081,6 +1112,10 @@ class Report:
         vectors = vectors.reshape(-1, self._tiles)
         vectors.flags.writeable = False
         return unique, vectors, vectors.sum(axis=1)
+
+    @cached_property
+    def _totals(self) -> Totals:
+        return Totals(self._variable_vectors[1])
 
     def _peaks(self, ipu: int) -> Peaks:
         variables = self._ipu(ipu)

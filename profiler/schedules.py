@@ -187,81 +187,186 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
     streams in, all active stages in parallel (an IPU with several runs them one after the other),
     streams out, copies.
     """
-    stages, training = len(costs.forward), bool(costs.backward)
-    total_cycles = pipeline_cycles(stages, micro_batches, training)
-    # One row per body: (pipeline stage, kind, stage). The last stage's forward and backward share a
-    # pipeline stage.
-    bodies = [(k, FORWARD, k) for k in range(stages)]
-    if training:
-        bodies += [(2 * (stages - 1) - k, BACKWARD, k) for k in reversed(range(stages))]
-    bodies.sort(key=lambda body: (body[0], body[1]))
-    slot, kind, stage = (np.array(column) for column in zip(*bodies, strict=True))
-    ipu = np.array(costs.ipus)[stage]
-    cost = np.array(
-        [costs.forward[k] if what == FORWARD else costs.backward[k] for _, what, k in bodies]
-    )
-
-    cycles = np.arange(total_cycles)
-    micro = cycles[:, None] - slot[None, :]  # [cycle, body]
-    active = (micro >= 0) & (micro < micro_batches)
-    spent = np.where(active, cost, 0)
-    before = np.zeros_like(spent)
-    load = np.zeros((total_cycles, costs.num_ipus), dtype=np.int64)
-    for i in range(costs.num_ipus):
-        here = ipu == i
-        running = np.cumsum(spent[:, here], axis=1)
-        before[:, here] = running - spent[:, here]
-        load[:, i] = spent[:, here].sum(axis=1)
-
-    runs = (cycles[:, None] >= np.arange(stages)) & (
-        cycles[:, None] < np.arange(stages) + micro_batches
-    )
-    host = _host(costs, runs, cycles[:, None] - np.arange(stages), micro_batches)
-    copy = max(costs.copies, default=0)
-    sync = costs.sync if costs.num_ipus > 1 else 0
-
-    # IPUs that wait for the host together: streams in, work, streams out. Where that is not all of
-    # them, each group is through with the host before all meet for the copies; else they meet
-    # before the outputs leave.
-    group = _groups(costs)
-    together = len(set(group)) == 1
-    begin, work = _by_group(host.before, group), _by_group(np.maximum(load, host.beside), group)
-    finish = _by_group(host.after, group)
-    first = host.first.max(axis=1)  # nobody computes before the first overlapped inputs are there
-    meet = (begin + work + (0 if together else finish)).max(axis=1)
-    last = np.where(together, finish.max(axis=1), 0)
-    length = first + meet + sync + last + copy + host.last.max(axis=1)
-    end = np.cumsum(length)
-    start = end - length
-    begins = start + first
-    main = begins[:, None] + begin
-    join = begins + meet
-    leave = (join + sync)[:, None] + np.zeros_like(main) if together else main + work
+    turns = _Turns.of(costs, micro_batches)
+    host, bodies, last, sync = turns.host, turns.bodies, turns.last, turns.sync
+    cycles = np.arange(len(turns.length))
+    end = np.cumsum(turns.length)
+    start = end - turns.length
+    begins = start + turns.first
+    main = begins[:, None] + turns.begin
+    join = begins + turns.meet
+    leave = (join + sync)[:, None] + np.zeros_like(main) if turns.together else main + turns.work
     tasks = _Tasks()
-    where, body = np.nonzero(active)
+    where, body = np.nonzero(turns.active)
+    ipu = bodies.ipu[body]
     tasks.add(
-        kind[body],
-        ipu[body],
+        bodies.kind[body],
+        ipu,
         where,
-        main[where, ipu[body]] + before[where, body],
-        spent[where, body],
-        stage[body],
-        micro[where, body],
+        main[where, ipu] + turns.before[where, body],
+        turns.spent[where, body],
+        bodies.stage[body],
+        turns.micro[where, body],
     )
-    over = join + sync + last + copy  # when all but the last overlapped outputs are out
+    over = join + sync + last + turns.copy  # when all but the last overlapped outputs are out
     host.place(
         tasks, {"first": start, "before": begins, "beside": main, "after": leave, "last": over}
     )
-    for i in range(costs.num_ipus):
-        if sync:
-            tasks.add(SYNC, i, cycles, join, np.full(total_cycles, sync))
-        if costs.copies and costs.copies[i]:
-            tasks.add(COPY, i, cycles, over - copy, np.full(total_cycles, costs.copies[i]))
-    fill = pipeline_stages(stages, training) - 1
-    phases = ["ramp-up"] * fill + ["steady"] * (total_cycles - 2 * fill) + ["ramp-down"] * fill
-    return _finish(
-        costs, tasks, phases, start, end, np.maximum(load, host.beside).argmax(axis=1), host
-    )
+    every = np.arange(costs.num_ipus)
+    if sync:
+        tasks.add_to_each(SYNC, every, cycles, join, np.full(len(every), sync))
+    if costs.copies:
+        each = np.array(costs.copies[: len(every)])
+        tasks.add_to_each(COPY, every, cycles, over - turns.copy, each)
+    busiest = np.maximum(turns.load, host.beside).argmax(axis=1)
+    return _finish(costs, tasks, list(turns.phases), start, end, busiest, host)
+
+
+@dataclass(frozen=True)
+class _Bodies:
+    """Forwards and backwards of the stages, by IPU and then in the order in which one runs them.
+
+    ``slot`` is the pipeline stage: the last stage's forward and backward share one.
+    """
+
+    slot: np.ndarray
+    kind: np.ndarray
+    stage: np.ndarray
+    ipu: np.ndarray
+    cycles: np.ndarray
+
+    @classmethod
+    def of(cls, costs: Costs) -> _Bodies:
+        stages = len(costs.forward)
+        bodies = [(k, FORWARD, k, costs.forward[k]) for k in range(stages)]
+        if costs.backward:
+            bodies += [
+                (2 * (stages - 1) - k, BACKWARD, k, costs.backward[k]) for k in range(stages)
+            ]
+        slot, kind, stage, cycles = (np.array(column) for column in zip(*bodies, strict=True))
+        ipu = np.array(costs.ipus)[stage]
+        order = np.lexsort((kind, slot, ipu))
+        return cls(slot[order], kind[order], stage[order], ipu[order], cycles[order])
+
+    def sums(self, spent: np.ndarray, num_ipus: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of cycles [pipeline cycle, body]: those before each on its IPU, and each IPU's."""
+        total = np.zeros((len(spent), len(self.ipu) + 1), dtype=np.int64)
+        np.cumsum(spent, axis=1, out=total[:, 1:])
+        edges = np.searchsorted(self.ipu, np.arange(num_ipus + 1))
+        before = total[:, :-1] - total[:, edges[self.ipu]]
+        return before, total[:, edges[1:]] - total[:, edges[:-1]]
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The pipeline cycles, before anything is laid out.
+
+    Arrays are over pipeline cycles; a second axis is bodies or IPUs. ``spent``, ``before``: cycles
+    of each body, and of those before it on its IPU; ``begin``, ``work``: until an IPU's group has
+    its inputs, and what it then works. All meet ``meet`` cycles after ``first``; ``last`` outputs
+    leave after that.
+    """
+
+    bodies: _Bodies
+    host: _Host
+    phases: tuple[str, ...]
+    together: bool  # all IPUs wait for the host together
+    micro: np.ndarray
+    active: np.ndarray
+    spent: np.ndarray
+    before: np.ndarray
+    load: np.ndarray
+    begin: np.ndarray
+    work: np.ndarray
+    first: np.ndarray
+    meet: np.ndarray
+    last: np.ndarray
+    sync: int
+    copy: int
+    length: np.ndarray
+
+    @classmethod
+    def of(cls, costs: Costs, micro_batches: int) -> _Turns:
+        stages, training = len(costs.forward), bool(costs.backward)
+        bodies = _Bodies.of(costs)
+        total_cycles = pipeline_cycles(stages, micro_batches, training)
+        cycles = np.arange(total_cycles)
+        micro = cycles[:, None] - bodies.slot[None, :]
+        active = (micro >= 0) & (micro < micro_batches)
+        spent = np.where(active, bodies.cycles, 0)
+        before, load = bodies.sums(spent, costs.num_ipus)
+        forwards = cycles[:, None] - np.arange(stages)
+        runs = (forwards >= 0) & (forwards < micro_batches)
+        host = _host(costs, runs, forwards, micro_batches)
+        # IPUs that wait for the host together: streams in, work, streams out. Where that is not all
+        # of them, each group is through with the host before all meet for the copies; else they
+        # meet before the outputs leave.
+        group = _groups(costs)
+        together = len(set(group)) == 1
+        begin, work = (
+            _by_group(each, group) for each in (host.before, np.maximum(load, host.beside))
+        )
+        finish = _by_group(host.after, group)
+        first = host.first.max(axis=1)  # nobody computes before the overlapped inputs are there
+        meet = (begin + work + (0 if together else finish)).max(axis=1)
+        last = finish.max(axis=1) if together else np.zeros_like(meet)
+        sync, copy = costs.sync if costs.num_ipus > 1 else 0, max(costs.copies, default=0)
+        length = first + meet + sync + last + copy + host.last.max(axis=1)
+        fill = pipeline_stages(stages, training) - 1
+        steady = total_cycles - 2 * fill
+        phases = ("ramp-up",) * fill + ("steady",) * steady + ("ramp-down",) * fill
+        return cls(
+            *(bodies, host, phases, together, micro, active, spent, before, load),
+            *(begin, work, first, meet, last, sync, copy, length),
+        )
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long a device iteration takes, phase by phase: cycles.
+
+    ``steady``: the longest pipeline cycle with all stages at work (of all, where none has);
+    ``ramps``: all of ramp-up and ramp-down; ``update``: what comes after the last pipeline cycle.
+    """
+
+    total: int
+    steady: int
+    ramps: int
+    update: int
+
+
+def lengths(costs: Costs, micro_batches: int) -> Lengths:
+    """Of the pipelined order, what `pipelined` would lay out.
+
+    Between ramp-up and ramp-down one pipeline cycle is like another, so that many micro-batches
+    take no longer to count than a few.
+    """
+    counted = min(micro_batches, 4 * len(costs.forward))
+    turns = _Turns.of(costs, counted)
+    if turns.host.ahead:  # what is loaded beside the update must be laid out
+        return lengths_of(pipelined(costs, counted), micro_batches - counted)
+    update = max(costs.reduce, default=0) + max(costs.update, default=0)
+    once = costs.stream_out if costs.stream_out_once else ()
+    if not any(costs.update) and not once:
+        update = 0
+    phases = np.array([*turns.phases, "update"])
+    length = np.append(turns.length, update + _longest(costs, once))
+    return _lengths(phases, length, micro_batches - counted)
+
+
+def lengths_of(schedule: Schedule, more: int = 0) -> Lengths:
+    """Of a schedule as it is laid out, with so many micro-batches more in its middle."""
+    length = schedule.cycle_end - schedule.cycle_start
+    return _lengths(np.array(schedule.phases), length, more)
+
+
+def _lengths(phases: np.ndarray, length: np.ndarray, more: int) -> Lengths:
+    """With so many more micro-batches than were counted, in the middle of the steady state."""
+    whole = int(length.sum()) + more * int(length[len(phases) // 2])
+    steady = length[phases == "steady"]
+    ramps = length[(phases == "ramp-up") | (phases == "ramp-down")]
+    longest = int((steady if len(steady) else length).max(initial=0))
+    return Lengths(whole, longest, int(ramps.sum()), int(length[phases == "update"].sum()))
 
 
 def sharded(costs: Costs, micro_batches: int) -> Schedule:
@@ -581,6 +686,19 @@ class _Tasks:
         columns = np.broadcast_arrays(kind, ipu, stage, micro_batch, cycle, start, start + length)
         self._pieces.append(
             tuple(np.asarray(column)[length > 0].astype(np.int64) for column in columns)
+        )
+
+    def add_to_each(
+        self, kind: int, ipus: np.ndarray, cycle: np.ndarray, start: np.ndarray, length: np.ndarray
+    ) -> None:
+        """On each IPU a task in every pipeline cycle. ``length``: of each IPU's."""
+        count = len(ipus)
+        self.add(
+            kind,
+            np.repeat(ipus, len(cycle)),
+            np.tile(cycle, count),
+            np.tile(start, count),
+            np.repeat(length, len(cycle)),
         )
 
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:

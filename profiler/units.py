@@ -42,6 +42,23 @@ def shortened(words: str, most: int = 60) -> str:
     return words[: most - 1 - tail] + "…" + (words[-tail:] if tail else "")
 
 
+def listed(words: Sequence[str], most: int, noun: str = "") -> str:
+    """The first few: "a, b, c and 5 more"; with a noun, "and 5 more Blocks"."""
+    said, more = ", ".join(words[:most]), len(words) - most
+    if more <= 0:
+        return said
+    return f"{said} and {count(more, f'more {noun}') if noun else f'{more:,} more'}"
+
+
+def ends_of(names: Sequence[str], most: int = 60) -> str:
+    """Names in a row with commas; the first and the last where all take more than ``most``."""
+    words = ", ".join(names)
+    if len(words) <= most or len(names) < 2:
+        return shortened(words, most)
+    half = max(1, (most - 3) // 2)
+    return f"{shortened(names[0], half)} … {shortened(names[-1], half)}"
+
+
 def percent(share: float) -> str:
     """A share of 1: 24.1%."""
     return f"{share:.1%}"

@@ -235,6 +235,13 @@ class _VectorBatch:
             number = self._by_object[id(values)] = self._by_content(values)
         return number
 
+    def ids(self, values: list[Any]) -> list[int]:
+        """Of each of many."""
+        known = self._by_object
+        for one in {id(one): one for one in values}.values():
+            self.id(one)
+        return [known[id(one)] for one in values]
+
     def _by_content(self, values: Any) -> int:
         array = codec.narrow(np.asarray(values))
         hashed = blake2b(
@@ -250,31 +257,37 @@ class _VectorBatch:
 
 def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[tuple[Any, ...]]:
     """Rows as SQLite takes them: numpy scalars as plain numbers, vectors as ids."""
-    converters: dict[str, Callable[[Any], Any]] = {
-        "int": operator.index,
-        "float": float,
-        "str": _text,
-        "vector": vectors.id,
+    converters: dict[str, Callable[[list[Any]], list[Any]]] = {
+        "int": lambda values: list(map(operator.index, values)),
+        "float": lambda values: list(map(float, values)),
+        "str": _texts,
+        "vector": vectors.ids,
     }
     named = []
     for column in schema.columns(record):
         convert = converters[column.kind]
+        values = list(map(operator.attrgetter(column.name), rows))
         try:
-            values = [getattr(row, column.name) for row in rows]
-            named.append(
-                [None if value is None else convert(value) for value in values]
-                if column.optional
-                else [convert(value) for value in values]
-            )
+            named.append(_but_none(convert, values) if column.optional else convert(values))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
     return list(zip(*named, strict=True))
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return str(value)  # an enum's word
+def _but_none(convert: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+    """What ``convert`` makes of the values, and None where there is none."""
+    converted = iter(convert([value for value in values if value is not None]))
+    return [None if value is None else next(converted) for value in values]
+
+
+def _texts(values: list[Any]) -> list[str]:
+    kinds = set(map(type, values))
+    if kinds <= {str}:
+        return values
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is not text")
+    return list(map(str, values))  # an enum's word
 
 
 def _remove(path: Path) -> None:

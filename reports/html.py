@@ -132,28 +132,38 @@ def _sections(report: Report) -> list[Section]:
             report.steps(0, iteration=0),
             report.pipeline_cycles(0, 0),
             report.stages,
+            fold=report.target.num_ipus > pipeline.FEW,
         )
         sections += [
             Section(
                 "Pipeline",
                 "The first device iteration. Large: what the IPU works on, with micro-batch"
-                " numbers. Strip: its steps. Red: the IPU that this pipeline cycle waits for.",
+                " numbers. Strip: its steps. Red: the critical path, which alone sets how long"
+                " this takes.",
                 _themed(lambda t: pipeline.pipeline(lanes, clock, t)),
             ),
-            Section("Busy and waiting", "", _themed(lambda t: pipeline.busy(lanes, clock, t))),
+            Section(
+                "Busy and waiting",
+                "Colours as above.",
+                _themed(lambda t: pipeline.busy(lanes, clock, t)),
+            ),
         ]
     sections += _rebalance(report)
     tiles = analysis.fullest_tiles(report)
+    shown = memory.fullest_ipus(tiles)
+    few = f"The {len(shown)} fullest of {len(tiles)} IPUs. " if len(shown) < len(tiles) else ""
+    kinds = report.memory()
+    kinds = kinds[kinds["ipu"].isin(shown)]
     sections += [
         Section(
             "Memory of the fullest tile",
-            "Including gaps. A tile that overflows stops the compile.",
-            _themed(lambda t: memory.headroom(tiles, limit, t)),
+            f"{few}Most that is live on it at one step. A tile that overflows stops the compile.",
+            _themed(lambda t: memory.headroom(tiles[shown], limit, t, shown)),
         ),
         Section(
             "What the memory is for",
-            "At each IPU's fullest step.",
-            _themed(lambda t: memory.categories(report.memory(), t)),
+            f"{few}At each IPU's fullest step.",
+            _themed(lambda t: memory.categories(kinds, t, columns=4)),
         ),
     ]
     return [*sections, *_heat_maps(report, tiles), _ops(report), _options(report)]
@@ -205,19 +215,24 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
 
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
-    rows = [
-        (f"{_mark(one)}{one.gain_cycles:,}", one.title, one.detail, one.action)
-        for one in insights(report)
-    ]
+    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in insights(report)]
     note = (
-        f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change; <= marks"
-        " a bound, ~ an estimate."
+        f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
+        " of the fullest tile; <= marks a bound, ~ an estimate."
     )
-    return Section("What to do about it", note, table=(("gain", "finding", "", "change"), rows))
+    return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
 
 
-def _mark(one: Insight) -> str:
-    return "<= " if one.at_most else "~" if one.estimate else ""
+def _change(one: Insight) -> str:
+    """What to change, each statement on its lines."""
+    return "\n".join([one.change_in_words, *one.code])
+
+
+def _gain(one: Insight) -> str:
+    mark = "<= " if one.at_most else "~" if one.estimate else ""
+    if one.gain_cycles:
+        return f"{mark}{one.gain_cycles:,}"
+    return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""
 
 
 def _rebalance(report: Report) -> Iterator[Section]:
@@ -305,9 +320,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(words: str) -> str:
-    """Sentences wrap, names and numbers do not."""
-    wraps = " class='wraps'" if len(words) > _SENTENCE else ""
-    return f"<td{wraps}>{html.escape(words)}</td>"
+    """Sentences wrap, names and numbers do not; what follows a line break is code."""
+    said, _, code = words.partition("\n")
+    wraps = " class='wraps'" if len(said) > _SENTENCE or code else ""
+    below = f"<pre>{html.escape(code)}</pre>" if code else ""
+    return f"<td{wraps}>{html.escape(said)}{below}</td>"
 
 
 def _packed(words: str) -> str:
@@ -347,6 +364,7 @@ th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { vertical-align: top; }
 td.wraps { white-space: normal; min-width: 260px; }
+pre { margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; }
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
   font: inherit; color: var(--text); background: none;

@@ -24,6 +24,7 @@ from examples.models.gpt2 import Gpt2Config
 GPT3 = Gpt2Config(
     hidden=12_288, layers=96, heads=96, vocabulary=50_304, positions=2048, sequence=2048
 )
+_PARTS = 2  # an IPU's heads one half after the other: their scores are the most that a tile holds
 TINY = Gpt2Config(hidden=64, layers=8, heads=8, vocabulary=128, positions=32, sequence=16)
 
 
@@ -34,7 +35,7 @@ def plan() -> dict[str, Any]:
         "attention.*.qkv": ColwiseParallel(),
         "attention.*.output": RowwiseParallel(),
         "expand.*.product": ColwiseParallel(),
-        "contract.*": RowwiseParallel(),
+        "contract.*.product": RowwiseParallel(),
         "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
 
@@ -51,10 +52,20 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         q, k, v = (
             part.reshape(batch, length, -1, self.head_size).transpose(1, 2)
-            for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
+            for part in self._products(x).chunk(3, dim=-1)
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        heads = zip(*(part.chunk(_PARTS, dim=1) for part in (q, k, v)), strict=True)
+        mixed = torch.cat([self._mix(*some) for some in heads], dim=1)
         return x + self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _products(self, x: torch.Tensor) -> torch.Tensor:
+        # Its gradients are made beside the weight, its copies and what attention keeps.
+        return poptorch.set_available_memory(self.qkv(self.norm(x)), 0.3)
+
+    def _mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # The scores take so much of a tile that little is left for the products beside them.
+        return poptorch.set_available_memory(mixed, 0.2)
 
 
 class Expand(nn.Module):
@@ -69,8 +80,19 @@ class Expand(nn.Module):
         return functional.gelu(self.product(self.norm(x)), approximate="tanh")
 
 
+class Contract(nn.Module):
+    """The second."""
+
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.product = nn.Linear(4 * config.hidden, config.hidden)
+
+    def forward(self, inner: torch.Tensor) -> torch.Tensor:
+        return self.product(inner)
+
+
 class Gpt3(nn.Module):
-    """Blocks: ``embedding``, ``attention0``, ``expand0``, ``contract0`` ..., ``head``.
+    """Blocks: ``embedding``, ``attention0``, ``expand0``, ``contract0`` ..., ``norm``, ``head``.
 
     It gives its loss.
     """
@@ -82,7 +104,7 @@ class Gpt3(nn.Module):
         self.position = nn.Embedding(config.positions, config.hidden)
         self.attention = nn.ModuleList(Attention(config) for _ in layers)
         self.expand = nn.ModuleList(Expand(config) for _ in layers)
-        self.contract = nn.ModuleList(nn.Linear(4 * config.hidden, config.hidden) for _ in layers)
+        self.contract = nn.ModuleList(Contract(config) for _ in layers)
         self.norm = nn.LayerNorm(config.hidden)
         self.head = nn.Linear(config.hidden, config.vocabulary, bias=False)
         self.register_buffer("order", torch.arange(config.sequence))
@@ -90,7 +112,7 @@ class Gpt3(nn.Module):
     def blocks(self) -> tuple[str, ...]:
         parts = ("attention", "expand", "contract")
         layers = (f"{part}{number}" for number in range(len(self.expand)) for part in parts)
-        return ("embedding", *layers, "head")
+        return ("embedding", *layers, "norm", "head")
 
     def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         with block("embedding"):
@@ -103,8 +125,10 @@ class Gpt3(nn.Module):
                 inner = expand(x)
             with block(f"contract{number}"):
                 x = poptorch.recomputationCheckpoint(x + contract(inner))
+        with block("norm"):
+            x = poptorch.recomputationCheckpoint(self.norm(x))
         with block("head"):
-            scores = self.head(self.norm(x))
+            scores = poptorch.set_available_memory(self.head(x), 0.25)
             return functional.cross_entropy(scores.flatten(0, 1).float(), following.flatten())
 
 

@@ -4,13 +4,14 @@ What ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
 statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
-promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
-without such nothing here is active.
+promotes those of products and norms too, and casts weights of layers to the dtype of their input,
+which PyTorch refuses (`Casting.promoted`); in a model without such nothing here is active.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ _OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 class Casting(TorchFunctionMode):
     """While entered, a model computes with the dtypes that the options ask for.
 
-    ``promoted``: whether an operator that `Promotion` is for had float16 beside float32 and was
-    computed in float32.
+    ``promoted``: whether an operator that `Promotion` is for had float16 beside float32.
     """
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
@@ -54,10 +54,11 @@ class Casting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.batch_norm and (
-            self._downcast or self._float_statistics is not None
-        ):
-            return self._batch_norm(*args, **kwargs)
+        if func is torch.nn.functional.batch_norm:
+            mixed = _has_mixed_parameters(*args, **kwargs)
+            if mixed or self._downcast or self._float_statistics is not None:
+                self.promoted |= mixed
+                return self._batch_norm(*args, **kwargs)
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.endswith("__")
         if self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs:
@@ -66,12 +67,12 @@ class Casting(TorchFunctionMode):
             }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_half, (args, kwargs))
-        elif _promotes(name, args):
+        elif cast := _cast_of(name, args[0] if args else kwargs.get("input")):
             dtypes = {
                 leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
             }
             if {torch.float16, torch.float32} <= dtypes:
-                args, kwargs = tree_map(_float, (args, kwargs))
+                args, kwargs = tree_map(cast, (args, kwargs))
                 self.promoted = True
         return func(*args, **kwargs)
 
@@ -133,12 +134,33 @@ class Casting(TorchFunctionMode):
         return exact
 
 
-def _promotes(function: str, args: tuple[Any, ...]) -> bool:
-    """Whether PopTorch computes a function of torch in float32 where an operand is."""
+def _has_mixed_parameters(
+    input: torch.Tensor,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    *rest: Any,
+    **named: Any,
+) -> bool:
+    """Whether a norm of float16 has statistics and weights of two dtypes, which PyTorch refuses."""
+    if mean is None or weight is None:
+        return False
+    return input.dtype is torch.float16 and mean.dtype is not weight.dtype
+
+
+def _cast_of(function: str, first: Any) -> Callable[[Any], Any] | None:
+    """What PopTorch does to float operands of a function of torch where their dtypes differ.
+
+    ``first``: its first operand.
+    """
     promotion = info(f"aten.{_OPERATOR_METHODS.get(function, function)}").promotion
+    if promotion is Promotion.OPERANDS:
+        return _float
     if promotion is Promotion.PARAMETERS:
-        return bool(args[0].dtype is torch.float32)
-    return promotion is Promotion.OPERANDS
+        return _float if first.dtype is torch.float32 else None
+    if promotion is Promotion.INPUT:
+        return _half if first.dtype is torch.float16 else _float
+    return None
 
 
 def _half(leaf: Any) -> Any:

@@ -13,11 +13,15 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
+from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
 _ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
+# of torchmetrics, where a metric validates its arguments: that labels are classes
+_METRIC_CHECKS = "_tensor_validation"
 
 
 class Reads(TorchDispatchMode):
@@ -37,16 +41,22 @@ class Reads(TorchDispatchMode):
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
     """What the forward of a micro-batch reads off tensors.
 
-    The model is run to find it, and left as it was.
+    The model is run to find it; it and the inputs, which it may write, are left as they were.
     """
+    args, kwargs = tree_map(_copied, (args, kwargs))
     with (
         unchanged(model),
         torch.random.fork_rng(devices=[]),
         torch.set_grad_enabled(training),
+        Devices(),
         Reads() as reads,
     ):
         model(*args, **kwargs)
     return tuple(reads.values)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
@@ -95,7 +105,7 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while one of torch's functions looks for wrong arguments in a tensor.
+    """True while a function of torch or torchmetrics looks for wrong arguments in a tensor.
 
     The arguments that are captured are right.
     """
@@ -103,6 +113,8 @@ def in_argument_check() -> bool:
     while frame is not None:
         code = frame.f_code
         if code.co_name in _ARGUMENT_CHECKS and code.co_filename == torch.nn.functional.__file__:
+            return True
+        if code.co_name.endswith(_METRIC_CHECKS) and "torchmetrics" in code.co_filename:
             return True
         frame = frame.f_back
     return False

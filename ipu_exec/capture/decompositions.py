@@ -240,6 +240,28 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
     return torch.stack(coordinates, -1) if coordinates else position.new_empty(size, 0)
 
 
+def counts(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """How often each of ``minlength`` values is there, as metrics ask for: [minlength].
+
+    Its shape is fixed where no value is above: the numbers are the host's in any case.
+    """
+    each = torch.ones_like(values) if weights is None else weights
+    if not each.is_floating_point():
+        each = each.to(torch.int64)
+    return each.new_zeros(minlength).scatter_add(0, values.to(torch.int64), each)
+
+
+def one_value(
+    values: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Stands for unique, with inverse and counts, where arguments are checked that are right."""
+    first = values.reshape(-1)[:1]
+    none = torch.zeros(0, dtype=torch.int64)
+    return first, none, none
+
+
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
@@ -256,6 +278,7 @@ def renormalised(
 
 _OURS: dict[str, Decomposition] = {
     "_is_all_true": all_true,
+    "bincount": counts,
     "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
     "diagonal_scatter": diagonal_scatter,
     "embedding_renorm_": renormalised,

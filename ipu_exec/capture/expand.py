@@ -104,6 +104,16 @@ class _Expansion:
             if storage.role in _ROLES
             and self.made_at.get(storage.id, self.registered) < self.registered
         }
+        self.state_of: dict[str, list[str]] = {}  # weight -> names of itself and its states
+        for name in self.state:
+            self.state_of.setdefault(name.partition("/")[0], []).append(name)
+        self.state_in: dict[str, list[str]] = {}  # by prefix
+        self.gradients: dict[str, list[tuple[int, int]]] = {}  # by name: the like's, its own
+        for one in layers:
+            for of_like, own in one.gradients:
+                name = graph.storages[graph.values[own].storage].name
+                self.gradients.setdefault(name, []).append((of_like, own))
+        self.made_by: dict[int, frozenset[int]] = {}  # first operator of a weight's -> values
 
     def expand(self) -> Graph:
         graph, new = self.graph, self.new
@@ -184,9 +194,10 @@ class _Expansion:
 
     def _own_state(self, copy: _Copy, prefix: str, rename: Callable[[str], str]) -> None:
         """Weights, and what belongs to them, of the like are those of the same name here."""
-        for name, storage in self.state.items():
-            if name.startswith(prefix):
-                self._stands_for(copy, storage, self.state[rename(name)])
+        if prefix not in self.state_in:
+            self.state_in[prefix] = [name for name in self.state if name.startswith(prefix)]
+        for name in self.state_in[prefix]:
+            self._stands_for(copy, self.state[name], self.state[rename(name)])
 
     def _stands_for(self, copy: _Copy, theirs: int, own: int) -> None:
         copy.storages[theirs] = self.all.storages[own]
@@ -210,32 +221,22 @@ class _Expansion:
                 self._append(self.graph.ops[number], copy)
 
     def _copy_of_update(self, weight: str, twin: str, update: PerWeight) -> _Copy:
-        first = min(
-            (v for i in update.ops for v in self.graph.ops[i].outputs if v is not None),
-            default=0,
-        )
-        made_before = self.registered
-        made = {
-            v
-            for i in update.segments.get(twin, ())
-            for v in self.graph.ops[i].outputs
-            if v is not None and v >= max(first, made_before)
-        }
+        segment = update.segments.get(twin, range(0))
+        if segment.start not in self.made_by:
+            made_here = {v for i in segment for v in self.graph.ops[i].outputs if v is not None}
+            self.made_by[segment.start] = frozenset(
+                value for value in made_here if value >= self.registered
+            )
+        made = self.made_by[segment.start]
         copy = _Copy(lambda value: value in made, _renamed_weight(twin, weight))
-        for name in self.state:
-            if name == twin or name.startswith(f"{twin}/"):
-                own = weight + name.removeprefix(twin)
-                self._stands_for(copy, self.state[name], self.state[own])
-        for one in self.forwards.values():
-            for of_twin, gradient in one.gradients:
-                if self._belongs(gradient, weight):
-                    copy.values[of_twin] = self._value(gradient, self.all)
-                    theirs = self.graph.values[of_twin].storage
-                    copy.storages[theirs] = self._storage_of(gradient)
+        for name in self.state_of.get(twin, ()):
+            own = weight + name.removeprefix(twin)
+            self._stands_for(copy, self.state[name], self.state[own])
+        for of_twin, gradient in self.gradients.get(f"{weight}/gradient", ()):
+            copy.values[of_twin] = self._value(gradient, self.all)
+            theirs = self.graph.values[of_twin].storage
+            copy.storages[theirs] = self._storage_of(gradient)
         return copy
-
-    def _belongs(self, gradient: int, weight: str) -> bool:
-        return self.graph.storages[self.graph.values[gradient].storage].name == f"{weight}/gradient"
 
     # -- one operator ---
 

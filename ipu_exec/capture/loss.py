@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.context import refuse
 from ipu_exec.errors import Error
 from ipu_exec.structures import learn
+
+logger = logging.getLogger("ipu_exec")
 
 _LOSS_MARK = "_ipu_exec_loss"
 
@@ -30,12 +33,11 @@ def frozen(model: torch.nn.Module) -> bool:
     return not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
+def find_loss(returned: Any) -> torch.Tensor:
     """The loss among what a model returned.
 
     It is the last output that `identity_loss` marked or, where none is marked, the last scalar.
-
-    Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
+    Error where there is none. It need not depend on a weight.
     """
     learn(returned)
     tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
@@ -55,21 +57,22 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
             f"the loss has the shape {tuple(loss.shape)} and must be one number: use"
             " identity_loss(x, 'mean') or 'sum'"
         )
-    if not loss.requires_grad and not frozen:
-        raise Error(
-            "the loss does not depend on any weight that requires grad, so there is nothing to"
-            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
-            " and the loss"
-        )
     return loss
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
     """`find_loss`; refused where an unmarked loss combines several losses.
 
-    Each of torch's losses is one to PopTorch, and what is made of several has to be marked.
+    Each of torch's losses is one to PopTorch, and what is made of several has to be marked. Warns,
+    where the model is not ``frozen``, of a loss that depends on no weight.
     """
-    loss = find_loss(returned, frozen)
+    loss = find_loss(returned)
+    if not loss.requires_grad and not frozen:
+        logger.warning(
+            "the loss does not depend on any weight that requires grad, so there is nothing to"
+            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
+            " and the loss"
+        )
     if is_marked_loss(loss):
         return loss
     losses, seen, to_see = set(), set(), [loss.grad_fn]

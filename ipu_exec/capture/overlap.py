@@ -53,11 +53,11 @@ def note_overlaps(
         if place == INPUT and source in graph.inputs:
             others = [op for op in graph.ops if source in op.inputs and view not in op.outputs]
             if others or source in graph.outputs:
-                name = _name(model, graph.inputs.index(source))
+                number = graph.inputs.index(source)
                 raise Error(
                     "poptorch.set_overlap_for_input must be the only op applied to an input. This"
-                    f" is not the case for input {name} to the model. Call it first, and go on with"
-                    " what it returns"
+                    f" is not the case for input {number} to the model. Call it first of"
+                    f" {_name(model, number)}, and go on with what it returns"
                 )
             graph.overlapped_inputs[graph.values[view].storage] = mode
     for place, mode, source, view in marks:

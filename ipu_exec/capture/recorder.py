@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.control_flow import in_argument_check
-from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.decompositions import decomposition, one_value
+from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
 from ipu_exec.capture.open_blocks import (
     attributes,
@@ -57,12 +58,38 @@ _QUESTIONS = ("prim.", "profiler.")
 _NO_ATTRIBUTES = OperatorAttributes()
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ANY_NUMBER = 2.0
+# PopTorch has no pattern for these, unlike bilinear and bicubic ones of images.
+_NOT_UPSAMPLED = ("aten.upsample_linear1d", "aten.upsample_trilinear3d")
+_BINS = (  # PopTorch's words of bincount
+    "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the"
+    " minimum length is also the maximum length. "
+)
+_LIFT = "aten.lift_fresh.default"
+_FROM_CPU = ("aten.copy_.default", "aten._to_copy.default")  # they move a tensor to another device
+_REAL = (torch.Tensor, torch.nn.Parameter)  # no fake ones: made outside the forward, or by no mode
+_SCALAR_TYPES = {  # as PyTorch's core names them
+    torch.float32: "Float",
+    torch.float16: "Half",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+}
 _SETTINGS = (torch.dtype, torch.layout, torch.device, torch.memory_format)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of ``tree``, in order."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class DynamicShapeError(Error, DynamicOutputShapeException):
+    """A shape would depend on data. PopTorch lets through what PyTorch's fake tensors raise."""
+
+    def __init__(self, message: str, func: Any, location: str) -> None:
+        super().__init__(message, location=location)
+        self.func = func
 
 
 class Origin(NamedTuple):
@@ -82,16 +109,25 @@ class _Arguments:
     named: list[tuple[str, Any]] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
+    on_cpu: list[torch.Tensor] = field(default_factory=list)  # of the operands, as PopTorch sees it
 
 
 class Recorder(TorchDispatchMode):
     """Writes each ATen call into ``graph``. ``direction`` says what the step is doing now.
 
     ``contents``: what the forward reads off tensors, in order; fake tensors hold nothing.
+    ``devices``: tells what a forward makes on the CPU, where that is to be refused.
     """
 
-    def __init__(self, training: bool, contents: Sequence[bool | int | float] = ()) -> None:
+    def __init__(
+        self,
+        training: bool,
+        contents: Sequence[bool | int | float] = (),
+        devices: Devices | None = None,
+    ) -> None:
         super().__init__()
+        self._devices = devices
+        self._on_cpu: set[int] = set()  # by id of the tensor
         self.graph = Graph(training=training)
         self.direction = Direction.FORWARD
         self.multi_convs: dict[int, MultiConvGroup] = {}  # met in the forward, by identity
@@ -197,17 +233,23 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
             return self.read_content(args[0])
-        parts = self._parts(func, name, args)
+        parts = self._parts(func, name, args, kwargs)
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
         out = self.run_operator(func, args, kwargs)
         if not info(name).on_host:
             self.record(func, name, args, kwargs, out)
+        elif name == _LIFT and self._devices is not None and self._devices.makes_on_cpu:
+            self._left_on_cpu(out)
         return out
 
-    def _parts(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
+    def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         """What to call instead of an operator; None: it is recorded as it is."""
+        if name == "aten.bincount.default" and not _least_bins(*args, **kwargs):
+            return None  # as many bins as the largest value says: refused
+        if name == "aten._unique2.default" and in_argument_check():
+            return one_value
         if (
             self.direction == Direction.BACKWARD
             and name == "aten.index.Tensor"
@@ -223,13 +265,15 @@ class Recorder(TorchDispatchMode):
         try:
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            name = str(func).split(".")[1]
-            raise Error(
-                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported"
+            name = str(func).split(".")[1].replace("index", "nonzero")
+            bins = _BINS if name == "bincount" else ""
+            raise DynamicShapeError(
+                f"{bins}Operations using aten::{name} are unsupported"
                 " because the output shape is determined by the tensor values. The IPU cannot"
                 " support dynamic output shapes. Use an operator of a fixed shape (torch.where,"
                 " topk, a mask), or compute it on the host before the model is called",
-                location=str(source_line()),
+                func,
+                str(source_line()),
             ) from None
 
     def read_content(self, tensor: torch.Tensor) -> float:
@@ -256,6 +300,8 @@ class Recorder(TorchDispatchMode):
         """Append the call of an operator to the graph, with the values and storages it makes."""
         arguments = self._arguments(func._schema, args, kwargs)
         origin = self._origin()
+        if arguments.on_cpu and self._devices is not None:
+            self._check_devices(aten, arguments, origin.source, out)
         op = OpNode(
             id=len(self.graph.ops),
             aten=aten,
@@ -289,6 +335,27 @@ class Recorder(TorchDispatchMode):
         self._note_annotations(op)
         self.graph.ops.append(op)
 
+    def _left_on_cpu(self, tensor: torch.Tensor) -> None:
+        self._on_cpu.add(id(tensor))
+        self._alive.append(tensor)
+
+    def _check_devices(self, aten: str, given: _Arguments, source: SourceLine, out: Any) -> None:
+        """Refuse an operator of tensors on the IPU and others; of others alone the CPU runs it."""
+        if self.direction != Direction.FORWARD or aten in _FROM_CPU:
+            return
+        if len(given.on_cpu) == len(given.inputs):
+            for result in tensors_of(out):
+                self._left_on_cpu(result)
+            return
+        tensor = given.on_cpu[0]
+        refuse(
+            f"Expected an IPU tensor but got tensor(device=cpu, shape={list(tensor.shape)},"
+            f" dtype={_SCALAR_TYPES.get(tensor.dtype, _dtype(tensor).capitalize())}).\nConstant"
+            ' tensors should be moved explicitly to the IPU, via cpu_tensor.to("ipu"), or be'
+            " buffers of the model: register_buffer",
+            f"{source.file}:{source.line}" if source.file else "",
+        )
+
     def stand_in(self, aten: str, inputs: Sequence[int], outputs: Sequence[torch.Tensor]) -> int:
         """Append an operator that stands for others (`ipu_exec.capture.repeats`); its id."""
         origin, number = self._origin(), len(self.graph.ops)
@@ -311,20 +378,23 @@ class Recorder(TorchDispatchMode):
                 args[index] if by_position else kwargs.get(argument.name, argument.default_value)
             )
             if not argument.kwarg_only:
-                collected.positional.append(self._plain(given, collected.inputs))
+                collected.positional.append(self._plain(given, collected))
             elif argument.name in kwargs or argument.has_default_value():
-                collected.named.append((argument.name, self._plain(given, collected.inputs)))
+                collected.named.append((argument.name, self._plain(given, collected)))
             if argument.alias_info is not None and argument.alias_info.is_write:
                 collected.writes += [self.value(tensor) for tensor in tensors_of(given)]
         return collected
 
-    def _plain(self, item: Any, inputs: list[int]) -> Any:
-        """An argument with tensors as ValueRef, whose values are appended to ``inputs``."""
+    def _plain(self, item: Any, collected: _Arguments) -> Any:
+        """An argument with tensors as ValueRef, whose values are noted in ``collected``."""
         if isinstance(item, torch.Tensor):
-            inputs.append(self.value(item))
-            return ValueRef(inputs[-1])
+            if id(item) in self._on_cpu or (type(item) in _REAL and id(item) not in self._values):
+                self._left_on_cpu(item)
+                collected.on_cpu.append(item)
+            collected.inputs.append(self.value(item))
+            return ValueRef(collected.inputs[-1])
         if isinstance(item, (list, tuple)):
-            return tuple(self._plain(element, inputs) for element in item)
+            return tuple(self._plain(element, collected) for element in item)
         if isinstance(item, _SETTINGS):
             return str(item).removeprefix("torch.")
         return item if isinstance(item, (int, float, bool, str, type(None))) else None
@@ -343,7 +413,7 @@ class Recorder(TorchDispatchMode):
         """An operator behind the last Block, and one inside a MultiConv."""
         if self.direction != Direction.FORWARD:
             return
-        if "upsample_" in op.aten and "nearest" not in op.aten:
+        if op.aten.startswith(_NOT_UPSAMPLED):
             refuse(
                 f"Unsupported upsample mode {op.aten}: currently only 'nearest' is supported by"
                 " PopTorch",
@@ -473,3 +543,10 @@ def _check_supported(tensor: torch.Tensor) -> None:
             " real and imaginary parts as two tensors, or cast on the host",
             location=str(source_line()),
         )
+
+
+def _least_bins(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> int:
+    """Of a call of bincount."""
+    return minlength

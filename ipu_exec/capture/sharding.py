@@ -355,12 +355,17 @@ def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
 
 
 def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
-    """Whether the plan says the same of all these layers."""
+    """Whether the plan says the same of all these layers, and only of what is inside them.
+
+    A style of a layer itself changes what goes in and out around its ``forward``.
+    """
+    if any(path in shares.styles for path in paths):
+        return False
     of_layers = [
         {
             name.removeprefix(path): styles
             for name, styles in shares.styles.items()
-            if name == path or name.startswith(f"{path}.")
+            if name.startswith(f"{path}.")
         }
         for path in paths
     ]

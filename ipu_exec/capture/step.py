@@ -17,6 +17,7 @@ import torch
 
 from ipu_exec.capture import overlap
 from ipu_exec.capture.casts import Casting
+from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.expand import PerWeight, Registered, expand
 from ipu_exec.capture.fake_tensors import FakeTensors, make_state
@@ -123,6 +124,7 @@ class _Run:
     equal: Sequence[EqualLayers]  # layers of which only the first and the last run
     per_weight: bool  # so does the update
     fakes: FakeTensors = field(default_factory=FakeTensors)
+    devices: Devices = field(default_factory=Devices)
     recorder: Recorder = field(init=False)
     state: dict[str, torch.Tensor] = field(init=False)  # fake weights and buffers, by name
     buffers: dict[str, torch.Tensor] = field(init=False)  # those of them that are buffers
@@ -151,7 +153,8 @@ class _Run:
         }
         self.buffers = {name: self.state[name] for name in buffers}
         with self.fakes.mode:
-            self.recorder = Recorder(training=step.optimizer is not None, contents=step.contents)
+            training = step.optimizer is not None
+            self.recorder = Recorder(training, step.contents, self.devices)
             for name, tensor in self.state.items():
                 self.recorder.register(
                     tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name
@@ -262,6 +265,7 @@ class _Run:
             torch_as_on_ipu(),
             self.recorder.modules(model),
             self._shards(),
+            self.devices,
             self.step.casting,
             self.recorder,
             keeping_what_is_saved(self.mutates),
@@ -334,6 +338,7 @@ class _Run:
         """The graph with all that is known of it once everything ran."""
         graph, recorder = self.recorder.graph, self.recorder
         graph.mutates = self.mutates
+        graph.names_ipu = self.devices.named
         casting = self.step.casting
         graph.promotes = isinstance(casting, Casting) and casting.promoted
         overlap.note_overlaps(graph, recorder.tensors(), self.step.model)

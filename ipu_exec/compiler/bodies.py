@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -72,6 +72,26 @@ class ProgramStep:
     tensor: int = -1  # storage that it moves; -1: none, or several
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
+    def in_operator(self, op: int, name: str, plan: Plan, part: int) -> ProgramStep:
+        """The same as step ``part`` of an operator's plan; ``replace`` takes ten times as long."""
+        return ProgramStep(
+            self.type,
+            name,
+            self.cycles,
+            op,
+            self.tile_cycles,
+            self.bytes_in,
+            self.bytes_out,
+            self.fragments,
+            self.vertices,
+            self.flops,
+            plan,
+            part,
+            self.purpose,
+            self.tensor,
+            self.moves,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -86,7 +106,7 @@ class Use:
     interleaved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Body:
     """A piece of program that one IPU runs as a whole.
 
@@ -101,13 +121,13 @@ class Body:
     temporaries: tuple[Use, ...]
     touched: Mapping[int, tuple[int, int]]  # storage -> first, last step
 
-    @property
+    @cached_property
     def cycles(self) -> int:
         """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProgramTree:
     """All bodies, in program order on each IPU.
 
@@ -129,7 +149,7 @@ class ProgramTree:
     beside: frozenset[int]  # storages that come or leave over I/O tiles
     across: bool  # what is overlapped is so from one device iteration into the next
 
-    @property
+    @cached_property
     def step_ids(self) -> list[range]:
         """Ids of the steps body by body, counted over the whole program."""
         ends = [0, *accumulate(len(body.steps) for body in self.bodies)]

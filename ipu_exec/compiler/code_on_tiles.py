@@ -19,7 +19,7 @@ from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Collective, Compute, Plan, Step
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from profiler import records
-from profiler.enums import Role
+from profiler.enums import Purpose, Role
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
 STACK_BYTES = 6 * 0x200 + 0x80
@@ -41,6 +41,16 @@ EXTERNAL_EXCHANGE_INSTRUCTIONS = (
 )
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
+# Transfers of phases that are the same code where they move the same from tile to tile.
+_OUTLINED = (
+    Purpose.EXTERNAL_SYNC,
+    Purpose.REMOTE_LOAD,
+    Purpose.REMOTE_STORE,
+    Purpose.COPY,
+    Purpose.ALL_GATHER,
+    Purpose.ALL_REDUCE,
+    Purpose.REDUCE_SCATTER,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,13 @@ class Add(Protocol):
 class SharedCode:
     """A `Code` in the making, over all IPUs."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, outlined: bool) -> None:
+        """``outlined``: phases, of which equal ones are one piece of code with their transfers.
+
+        A remote buffer is read and written at an offset (PopART's ``RemoteLoad`` and
+        ``RemoteStore``), so that equal tensors of several phases come by the same code.
+        """
+        self.graph, self.outlined = graph, outlined
         self.blocks: dict[tuple[int, ...], set[int]] = {}
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
@@ -119,17 +134,24 @@ class CodeOfIpu:
         self.control = np.zeros(tiles, np.int64)
         self.on_tile: dict[str, np.ndarray] = {}  # vertex type -> tiles that have its code
         self.seen: set[tuple[int, ...]] = set()
+        self.bodies: set[tuple[tuple[int, ...], ...]] = set()
         self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
-        self.digests = _Digests()
+        self.digests = _Digests(shared.outlined)
 
     def body(self, body: Body, first_step: int) -> None:
         """Of its steps, ids from ``first_step`` on, and of the constants of its plans."""
         called: tuple[int, int] | None = None
+        calls, keys = [], []
         for step_id, step in enumerate(body.steps, first_step):
             if step.plan is not None and (step.op, id(step.plan)) != called:
                 called = (step.op, id(step.plan))
-                self._call(step.op)
-            self._step(body, step, step_id)
+                calls.append(step.op)
+            keys.append(self._step(body, step, step_id))
+        if self.shared.outlined and tuple(keys) in self.bodies:
+            calls = calls[:1]  # the body as a whole is a piece of code that is there already
+        self.bodies.add(tuple(keys))
+        for op in calls:
+            self._call(op)
         for plan, users in _plans(body):
             if plan.constants is not None:
                 self._constants(plan, plan.constants, users, body.stage)
@@ -147,14 +169,14 @@ class CodeOfIpu:
         self.control += nbytes
         self.shared.calls[op] = self.shared.calls.get(op, 0) + nbytes
 
-    def _step(self, body: Body, step: ProgramStep, step_id: int) -> None:
+    def _step(self, body: Body, step: ProgramStep, step_id: int) -> tuple[int, ...]:
         op = self.graph.ops[step.op] if step.op >= 0 else None
         key = self.digests.of(step, op)
         self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
         if step.plan is not None:
             self.shared.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
         if key in self.seen:
-            return
+            return key
         self.seen.add(key)
         for vertices in step.vertices:
             nowhere = np.zeros_like(self.control, bool)
@@ -164,6 +186,7 @@ class CodeOfIpu:
         ids = [] if step.type == records.SYNC else self._step_code(body, step, step_id)
         if step.plan is not None and ids:
             self.shared.variables.setdefault(key, []).append(ids)
+        return key
 
     def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
         key = (id(plan), -1)
@@ -217,11 +240,13 @@ def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
 class _Digests:
     """What tells steps apart that are different code.
 
-    Plans are cached and live on, so their ids tell them apart.
+    Plans are cached and live on, so their ids, and those of their steps, tell them apart.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outlined: bool) -> None:
+        self.outlined = outlined
         self._plans: dict[int, int] = {}
+        self._parts: dict[int, int] = {}
 
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """A key that is equal for steps that are the same code.
@@ -231,17 +256,29 @@ class _Digests:
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """
         if step.plan is None:
-            return (id(step),)
+            return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)
         if id(step.plan) not in self._plans:
-            parts = tuple(_digest(part) for part in step.plan.steps)
+            parts = tuple(self._digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
         outline = hash(op.attributes.outline) if op is not None else 0
         return (
             self._plans[id(step.plan)],
             outline,
             hash(step.type),
-            _digest(step.plan.steps[step.part]),
+            self._digest(step.plan.steps[step.part]),
         )
+
+    def _digest(self, part: Step) -> int:
+        if id(part) not in self._parts:
+            self._parts[id(part)] = _digest(part)
+        return self._parts[id(part)]
+
+
+def _transfer(step: ProgramStep) -> tuple[int, ...]:
+    """A key of a transfer over the edge of the chip: what each tile sends and receives."""
+    vectors = (step.bytes_in, step.bytes_out)
+    contents = tuple(b"" if one is None else one.tobytes() for one in vectors)
+    return (hash((step.type, step.purpose, step.cycles, *contents)),)
 
 
 def _digest(step: Step) -> int:

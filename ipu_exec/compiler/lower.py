@@ -129,6 +129,10 @@ class _Lowering:
         self.machines, self.options = machines, options
         self.stages = range(len(placement.stages))
         self.layouts = _Layouts(graph, placement, machines[0])
+        self.states: dict[int, list[int]] = {}  # of the optimiser, by the stage that is their home
+        for state in graph.storages.values():
+            if state.role == Role.OPTIMISER_STATE and state.id in placement.home:
+                self.states.setdefault(placement.home[state.id], []).append(state.id)
         self.plans: dict[int, Plan] = {}
         self.wide: dict[
             int, tuple[Plan, Plan]
@@ -157,10 +161,8 @@ class _Lowering:
                 self.layouts.decide(storage, stage)
             for op in update.ops:
                 self._lower(op, stage, None if op.id in update.whole else shard)
-        for state in self.graph.storages.values():
-            here = self.placement.home.get(state.id) == stage
-            if here and state.role == Role.OPTIMISER_STATE:
-                self.layouts.decide(state.id, stage)
+        for state in self.states.get(stage, ()):
+            self.layouts.decide(state, stage)
 
     def unused(self) -> None:
         """Lay out the storages for which no operator asked.

@@ -51,10 +51,10 @@ def tile_memory(
     """The pass. ``machines`` has one per IPU."""
     variables: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
-    shared = SharedCode(graph)
+    shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
     for ipu in range(placement.num_ipus):
         begin = len(variables)
-        maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables)
+        maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables, tensors)
         maker.storages()
         maker.in_place()
         uses.update(maker.uses())
@@ -85,6 +85,30 @@ def _first_positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
     return positions
 
 
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """What the graph says of each storage."""
+
+    makers: dict[int, int]  # the operator that makes it first
+    first_uses: dict[int, int]  # the operator that reads it first
+    shapes: dict[int, str]  # of its first value, as JSON
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Tensors:
+        makers: dict[int, int] = {}
+        first_uses: dict[int, int] = {}
+        shapes: dict[int, str] = {}
+        for value in graph.values.values():
+            if value.producer >= 0:
+                makers.setdefault(value.storage, value.producer)
+            if value.storage not in shapes:
+                shapes[value.storage] = json.dumps(list(value.shape))
+        for op in graph.ops:
+            for used in op.inputs:
+                first_uses.setdefault(graph.values[used].storage, op.id)
+        return cls(makers, first_uses, shapes)
+
+
 class _Maker:
     """Appends the variables of one IPU."""
 
@@ -96,6 +120,7 @@ class _Maker:
         ipu: int,
         machine: Machine,
         variables: list[records.Variable],
+        tensors: _Tensors,
     ) -> None:
         self.graph, self.placement, self.tree, self.ipu = graph, placement, tree, ipu
         self.variables = variables
@@ -106,16 +131,8 @@ class _Maker:
         self.lifetimes = Lifetimes(placement, tree, self.bodies)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
-        self.makers: dict[int, int] = {}
-        self.first_uses: dict[int, int] = {}
-        self.shapes: dict[int, tuple[int, ...]] = {}
-        for value in graph.values.values():
-            if value.producer >= 0:
-                self.makers.setdefault(value.storage, value.producer)
-            self.shapes.setdefault(value.storage, value.shape)
-        for op in graph.ops:
-            for used in op.inputs:
-                self.first_uses.setdefault(graph.values[used].storage, op.id)
+        self.makers, self.first_uses = tensors.makers, tensors.first_uses
+        self.shapes = tensors.shapes
 
     def add(
         self,
@@ -140,9 +157,9 @@ class _Maker:
             return None
         start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
         block = self.graph.ops[op].block if op >= 0 else -1
-        parameter, dtype, shape = -1, "", None
+        parameter, dtype, shape = -1, "", ""
         if tensor >= 0:
-            storage, shape = self.graph.storages[tensor], self.shapes.get(tensor)
+            storage, shape = self.graph.storages[tensor], self.shapes.get(tensor, "")
             parameter, dtype = storage.parameter, storage.dtype
         self.variables.append(
             records.Variable(
@@ -155,7 +172,7 @@ class _Maker:
                 block,
                 stage,
                 dtype,
-                json.dumps(list(shape)) if shape is not None else "",
+                shape,
                 total,
                 tile_bytes,
                 int(interleaved),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ipu_exec.compiler.bodies import Use, program_steps, step_name
+from ipu_exec.compiler.bodies import ProgramStep, Use, program_steps, step_name
 from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
+from ipu_exec.lowering.plan import Plan
 from profiler.enums import Role
 
 
@@ -18,17 +17,17 @@ class OperatorSteps:
     def __init__(self, mapping: TileMapping) -> None:
         self.mapping = mapping
         self.cycles: dict[int, int] = {}
+        self._steps: dict[int, list[list[ProgramStep]]] = {}  # by id: plans live on
 
     def append(self, op: OpNode, body: BodyBuilder) -> None:
         """The operator's steps, with what it touches and holds meanwhile."""
-        plan, target = self.mapping.plans[op.id], self.mapping.machine.target
+        plan = self.mapping.plans[op.id]
         ends: list[int] = []  # position of the last step of each of the plan's
         begin = len(body.steps)
-        for part, step in enumerate(plan.steps):
-            body.steps += [
-                replace(one, op=op.id, name=step_name(op.name, one.name), plan=plan, part=part)
-                for one in program_steps(step, target.name)
-            ]
+        for part, steps in enumerate(self._steps_of(plan)):
+            for one in steps:
+                name = step_name(op.name, one.name)
+                body.steps.append(one.in_operator(op.id, name, plan, part))
             ends.append(body.last)
         self.cycles[op.id] = sum(step.cycles for step in body.steps[begin:])
         if not ends:
@@ -50,3 +49,10 @@ class OperatorSteps:
                     interleaved=temporary.interleaved,
                 )
             )
+
+    def _steps_of(self, plan: Plan) -> list[list[ProgramStep]]:
+        """The program's steps for each of the plan's, of no operator yet."""
+        if id(plan) not in self._steps:
+            target = self.mapping.machine.target.name
+            self._steps[id(plan)] = [program_steps(step, target) for step in plan.steps]
+        return self._steps[id(plan)]

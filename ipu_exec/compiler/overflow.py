@@ -82,16 +82,22 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    It adds up what begins and ends, in one pass over the positions.
+    It adds up what begins and ends, in one pass over the positions. Where things only end, no tile
+    holds more than before.
     """
-    changes: dict[int, np.ndarray] = {}
+    begins: dict[int, list[np.ndarray]] = {}
+    ends: dict[int, list[np.ndarray]] = {}
     for variable in variables:
-        for at, sign in ((variable.start, 1), (variable.stop, -1)):
-            changes[at] = changes.get(at, 0) + sign * variable.tile_bytes
+        begins.setdefault(variable.start, []).append(variable.tile_bytes)
+        ends.setdefault(variable.stop, []).append(variable.tile_bytes)
     level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
     position = np.zeros(tiles, np.int64)
-    for at in sorted(changes):
-        level = level + changes[at]
-        higher = level > peak
-        peak[higher], position[higher] = level[higher], at
+    for at in sorted(begins.keys() | ends.keys()):
+        for nbytes in ends.get(at, ()):
+            level -= nbytes
+        for nbytes in begins.get(at, ()):
+            level += nbytes
+        higher = level > peak if at in begins else None
+        if higher is not None and higher.any():
+            peak[higher], position[higher] = level[higher], at
     return peak, position

@@ -77,7 +77,7 @@ def compile_graph(
     """Every pass after the capture. Errors: see `ipu_exec.session.compilation.compile_step`."""
     progress(0.3, "placement")
     placement = place_model(graph, options)
-    log_placement(graph, placement)
+    log_placement(graph, placement, options.strategy)
 
     progress(0.4, "lowering")
     residency = decide(graph, placement, options)

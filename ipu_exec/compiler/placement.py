@@ -5,8 +5,10 @@ See docs/poptorch-semantics.md#placement.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
@@ -15,9 +17,11 @@ from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.topology import MAX_IPUS
+from ipu_exec.topology import IPUS_OF_A_PROCESS, MAX_IPUS
 from profiler import schedules
 from profiler.enums import Direction, Role
+
+logger = logging.getLogger("ipu_exec")
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
@@ -46,7 +50,7 @@ class Transfer:
         return low <= cut < high
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """Where everything runs.
 
@@ -61,12 +65,12 @@ class Placement:
     phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
     attached_ipus: int = 1  # of one replica, a power of two, with all that share a stage's tensors
 
-    @property
+    @cached_property
     def ipus(self) -> tuple[int, ...]:
         """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
-    @property
+    @cached_property
     def num_ipus(self) -> int:
         """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
@@ -106,6 +110,7 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
         check_phases(graph, placement)
     attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
     check_pod(attached, options)
+    check_process(attached, options)
     if pipelined:
         name = "Training.gradientAccumulation" if options.training else "deviceIterations"
         check_depth(len(stages), options.micro_batches, options.training, name)
@@ -121,6 +126,19 @@ def check_pod(attached: int, options: CompileOptions) -> None:
             f" {options.replicas} replicas are {shards} x {attached // shards} x {options.replicas}"
             f" = {total} IPUs, and the largest system has {MAX_IPUS}. Take fewer shards, stages or"
             " replicas"
+        )
+
+
+def check_process(attached: int, options: CompileOptions) -> None:
+    """Warn where one process has more IPUs than PopTorch lets a process have."""
+    total = attached * options.replicas // options.instances
+    if total > IPUS_OF_A_PROCESS:
+        logger.warning(
+            "this process compiles for %d IPUs. PopTorch reserves at most %d for a process: on"
+            " hardware the model runs in %d instances or more (poprun)",
+            total,
+            IPUS_OF_A_PROCESS,
+            -(-total // IPUS_OF_A_PROCESS),
         )
 
 
@@ -463,8 +481,8 @@ def round_ipus(num_ipus: int, auto_round: bool) -> int:
         raise UsageError(
             f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must"
             f" reserve a minimum of {power} in order to allow the model to run, because PopTorch"
-            f" must reserve a power of 2 or maximum of {MAX_IPUS} IPUs per process. Please"
+            f" must reserve a power of 2 or maximum of {IPUS_OF_A_PROCESS} IPUs per process. Please"
             " reconfigure your model to use a different number of IPUs or set"
-            f" poptorch.Options().autoRoundNumIPUs(True): {power - num_ipus} would be idle"
+            f" poptorch.Options().autoRoundNumIPUs(True). {power - num_ipus} would be idle"
         )
     return power

@@ -9,6 +9,7 @@ Target, options, stages, operators, and all others in the order in which they ar
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,8 +68,9 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
         if op.direction == Direction.UPDATE:
             updates[stage] = updates.get(stage, 0) + tree.op_cycles.get(op.id, 0)
 
-    def total(stage: int, role: str) -> int:
-        return sum(v.bytes for v in executable.variables if v.stage == stage and v.role == role)
+    total: Counter[tuple[int, str]] = Counter()
+    for variable in executable.variables:
+        total[variable.stage, variable.role] += variable.bytes
 
     def row(stage: int, ipu: int) -> records.Stage:
         again = tree.cycles(schedules.RECOMPUTE, stage)
@@ -80,8 +82,8 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             again,
             updates.get(stage, 0),
             schedules.stash_depth(stages, stage) if stashes else 0,
-            total(stage, Role.STASH),
-            total(stage, Role.WEIGHT),
+            total[stage, Role.STASH],
+            total[stage, Role.WEIGHT],
             placement.cut_bytes(graph, stage, Direction.FORWARD),
         )
 

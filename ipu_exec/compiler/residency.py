@@ -101,9 +101,15 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         )
     places = locate(graph, placement, ops, again, options)
     away = places.remote | phased.moving.keys()
+    states, shared = _states(graph, placement), _shared_between_weights(graph)
     updates = {
         stage: _updates(
-            graph, placement, ops.get((Direction.UPDATE, stage), []), stage, places, away
+            graph,
+            ops.get((Direction.UPDATE, stage), []),
+            states.get(stage, {}),
+            places,
+            away,
+            shared,
         )
         for stage in stages
     }
@@ -203,23 +209,41 @@ def _stash(
     return stashed, again
 
 
+def _states(graph: Graph, placement: Placement) -> dict[int, dict[int, list[int]]]:
+    """Storages of optimiser state by the stage that is their home, then by weight."""
+    states: dict[int, dict[int, list[int]]] = {}
+    for storage in graph.storages.values():
+        if storage.role == Role.OPTIMISER_STATE and storage.id in placement.home:
+            of_stage = states.setdefault(placement.home[storage.id], {})
+            of_stage.setdefault(storage.parameter, []).append(storage.id)
+    return states
+
+
 def _updates(
     graph: Graph,
-    placement: Placement,
     ops: Sequence[OpNode],
-    stage: int,
+    states: Mapping[int, Sequence[int]],
     places: Places,
     away: frozenset[int],
+    shared: frozenset[int],
 ) -> tuple[WeightUpdate, ...]:
-    """Weight by weight; state of weights that the stage does not update is in none."""
-    states: dict[int, list[int]] = {}
-    for storage in graph.storages.values():
-        if storage.role == Role.OPTIMISER_STATE and placement.home.get(storage.id) == stage:
-            states.setdefault(storage.parameter, []).append(storage.id)
-    updates = []
-    for weight, of_weight in by_weight(graph, ops).items():
+    """Weight by weight; state of weights that the stage does not update is in none.
+
+    ``states``: the stage's, by weight. ``shared``: operators that come before all weights'
+    (`_shared_between_weights`). They stay with their weight where that comes to the chip for its
+    update, or is updated in parts.
+    """
+    updates: list[WeightUpdate] = []
+    ahead: dict[int, WeightUpdate] = {}  # by the first operator
+    for weight, all_of_weight in by_weight(graph, ops).items():
+        of_weight = all_of_weight
         mine = tuple(states.get(weight, ()))
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
+        if weight not in places.updated_in_parts and not away & read.keys():
+            for op in of_weight:
+                if op.id in shared:
+                    ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), False, frozenset())
+            of_weight = [op for op in of_weight if op.id not in shared]
         read_away = tuple(s for s in read if s in away)
         waiting = [s for s in mine if s in places.remote and s not in read_away]
         whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))
@@ -234,7 +258,34 @@ def _updates(
                 whole,
             )
         )
-    return tuple(updates)
+    first = [ahead[op] for op in sorted(ahead)]
+    return (*first, *updates)
+
+
+def _shared_between_weights(graph: Graph) -> frozenset[int]:
+    """Operators of the update whose results several weights' updates read: a norm of all gradients.
+
+    What those read belongs to them: the norm of each gradient.
+    """
+    update = [op for op in graph.ops if op.direction == Direction.UPDATE]
+    owner = {op.id: weight for weight, ops in by_weight(graph, update).items() for op in ops}
+    makers: dict[int, list[OpNode]] = {}  # storage -> operators of the update that wrote it so far
+
+    def made_before(op: OpNode) -> list[OpNode]:
+        read = (graph.values[value].storage for value in op.inputs)
+        return [maker for s in read for maker in makers.get(s, ()) if maker.id < op.id]
+
+    shared: set[int] = set()
+    for op in update:
+        waiting = [maker for maker in made_before(op) if owner[maker.id] != owner[op.id]]
+        while waiting:
+            maker = waiting.pop()
+            if maker.id not in shared:
+                shared.add(maker.id)
+                waiting += made_before(maker)
+        for storage in made_by(graph, op):
+            makers.setdefault(storage, []).append(op)
+    return frozenset(shared)
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:

@@ -26,6 +26,7 @@ from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.graph import OpNode
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Collective, Exchange, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
@@ -190,7 +191,7 @@ class Transfers:
         storages = list(dict.fromkeys(move.storage for move in crossing))
         step = ProgramStep(
             records.GLOBAL_EXCHANGE,
-            "GlobalExchange",
+            f"copies of IPU {ipu} with IPU {_peers(ipu, crossing)}",
             cycles,
             bytes_in=received,
             bytes_out=sent,
@@ -228,28 +229,9 @@ class Transfers:
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
-        body.steps.append(
-            ProgramStep(
-                records.SYNC,
-                f"{body.name}/External",
-                EXTERNAL_SYNC_CYCLES,
-                purpose=Purpose.EXTERNAL_SYNC,
-            )
-        )
-        name = f"{body.name}/receive"
+        moves = tuple(self._received(storages, body.ipu))
         none = np.zeros_like(received)
-        body.steps.append(
-            ProgramStep(
-                records.GLOBAL_EXCHANGE,
-                name,
-                cycles,
-                bytes_in=received,
-                bytes_out=none,
-                purpose=Purpose.COPY,
-                tensor=the_one(storages),
-                moves=tuple(self._received(storages, body.ipu)),
-            )
-        )
+        body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
 
@@ -261,6 +243,31 @@ class Transfers:
             if maker is not None:
                 source = self.placement.ipus[self.placement.op_stage[maker]]
             yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
+
+    def between_updates(
+        self, moves: tuple[Move, ...], op: OpNode, stage: int, body: BodyBuilder
+    ) -> None:
+        """Numbers that an operator of an update gives to other IPUs, or waits for.
+
+        After a sync with them: the farthest's latency, then the bytes over the slowest link.
+        """
+        if not moves:
+            return
+        target, shards = self.machines[body.ipu].target, self.options.shards
+        ends = [(move.source * shards, move.target * shards) for move in moves]
+        latency = max(latency_cycles(target, *pair) for pair in ends)
+        on_links = sum(
+            move.bytes / link_rate(target, *pair) for move, pair in zip(moves, ends, strict=True)
+        )
+        storages = list(dict.fromkeys(move.storage for move in moves))
+        held, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
+        to_others = moves[0].source == body.ipu
+        received, sent = (none, held) if to_others else (held, none)
+        name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
+        steps = _over_links(name, ceil(latency + on_links), received, sent, moves, name)
+        body.steps += [replace(step, op=op.id) for step in steps]
+        for storage in storages:
+            body.touch(storage, body.last, body.last)
 
     def between_shards(self, storage: int, op: int, name: str) -> list[ProgramStep]:
         """The all-reduce of a small tensor among the IPUs that share a stage's."""
@@ -292,3 +299,41 @@ class Transfers:
         body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:
             body.touch(storage, first, body.last)
+
+
+def _peers(ipu: int, moves: Sequence[Move]) -> str:
+    """Which other IPUs it sends to or receives from: "2 and 4"."""
+    ends = {move.source for move in moves} | {move.target for move in moves}
+    return " and ".join(str(other) for other in sorted(ends - {ipu}))
+
+
+def _over_links(
+    name: str,
+    cycles: int,
+    received: np.ndarray,
+    sent: np.ndarray,
+    moves: tuple[Move, ...],
+    sync: str,
+) -> list[ProgramStep]:
+    """A sync with the other IPUs, named after ``sync``, and an exchange with them.
+
+    ``received``, ``sent``: bytes of each tile.
+    """
+    return [
+        ProgramStep(
+            records.SYNC,
+            f"{sync}/External",
+            EXTERNAL_SYNC_CYCLES,
+            purpose=Purpose.EXTERNAL_SYNC,
+        ),
+        ProgramStep(
+            records.GLOBAL_EXCHANGE,
+            name,
+            cycles,
+            bytes_in=received,
+            bytes_out=sent,
+            purpose=Purpose.COPY,
+            tensor=the_one([move.storage for move in moves]),
+            moves=moves,
+        ),
+    ]

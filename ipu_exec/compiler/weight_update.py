@@ -20,6 +20,7 @@ from ipu_exec.compiler.operator_steps import OperatorSteps
 from ipu_exec.compiler.residency import WeightUpdate
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
+from ipu_exec.compiler.update_exchanges import update_exchanges
 from ipu_exec.graph import OpNode
 from profiler.enums import Purpose, Role
 
@@ -39,6 +40,7 @@ class WeightUpdates:
     ) -> None:
         self.mapping, self.graph, self.residency = mapping, mapping.graph, mapping.residency
         self.operators, self.transfers, self.collectives = operators, transfers, collectives
+        self.exchanges = update_exchanges(self.graph, mapping.placement)
 
     def append(self, stage: int, body: BodyBuilder) -> None:
         """All of a stage."""
@@ -65,8 +67,10 @@ class WeightUpdates:
             gathered = self._in_parts(update, shard, stage, body)
         else:
             for op in update.ops:
+                self._receive(op, stage, body)
                 self.operators.append(op, body)
                 self._reduce_over_shards(op, update.weight, body)
+                self._send(op, stage, body)
         if update.moved:
             self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         if not update.moves_states_only:  # state alone is priced by itself (`profiler.rebalance`)
@@ -100,11 +104,13 @@ class WeightUpdates:
         mine = [op for op in update.ops if op.id not in update.whole]
         parts = self._take_parts(mine, shard, body)
         for op in update.ops:
+            self._receive(op, stage, body)
             self.operators.append(op, body)
             body.assign(first, op.id)
             if op.id not in update.whole:
                 self._reduce_numbers(op, shard, stage, body)
             self._reduce_over_shards(op, update.weight, body)
+            self._send(op, stage, body)
         changed = {self.mapping.storage(v) for op in mine for v in op.writes}
         gathered: dict[int, Use] = {}
         for storage, part in parts.items():
@@ -113,6 +119,15 @@ class WeightUpdates:
                 continue
             body.hold(replace(part, last=body.last))
         return gathered
+
+    def _receive(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
+        """What updates on other IPUs made for an operator."""
+        moves = self.exchanges.received.get(op.id, ())
+        self.transfers.between_updates(moves, op, stage, body)
+
+    def _send(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
+        """What updates on other IPUs wait for, the last of it made by an operator."""
+        self.transfers.between_updates(self.exchanges.sent.get(op.id, ()), op, stage, body)
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
         """This replica's parts of what it keeps whole.

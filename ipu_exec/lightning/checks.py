@@ -43,6 +43,15 @@ def check_module(lib: Library, trainer: Any) -> None:
         )
 
 
+def moves_batches(lib: Library, trainer: Any) -> bool:
+    """Whether the module or its data module has hooks of its own for moving a batch."""
+    hooks = ("transfer_batch_to_device", "on_after_batch_transfer")
+    owners = (trainer.lightning_module, trainer.datamodule)
+    return any(
+        lib.is_overridden(hook, owner) for owner in owners if owner is not None for hook in hooks
+    )
+
+
 def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
     """Raises MisconfigurationException unless there is one optimiser, of the module's weights."""
     name = type(trainer.lightning_module).__name__

@@ -33,6 +33,7 @@ class Library:
     TrainerFn: Any
     is_overridden: Any
     ResultCollection: Any
+    ResultMetric: Any
     rank_zero_warn: Any
     ProgressBar: Any
     TQDMProgressBar: Any
@@ -61,6 +62,7 @@ def library(package: str) -> Library:
         TrainerFn=of("trainer.states", "TrainerFn"),
         is_overridden=of("utilities.model_helpers", "is_overridden"),
         ResultCollection=of("trainer.connectors.logger_connector.result", "_ResultCollection"),
+        ResultMetric=of("trainer.connectors.logger_connector.result", "_ResultMetric"),
         rank_zero_warn=of("utilities.rank_zero", "rank_zero_warn"),
         ProgressBar=of("callbacks", "ProgressBar"),
         TQDMProgressBar=of("callbacks", "TQDMProgressBar"),

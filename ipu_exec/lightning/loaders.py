@@ -178,6 +178,15 @@ def part(batch: Any, index: int, parts: int) -> Any:
     return batch if parts == 1 else tree_map(narrow, batch)
 
 
+def are_tensors(batch: Any) -> bool:
+    """Whether a batch is a tensor, or a list, tuple or dictionary of such alone."""
+    if type(batch) in (list, tuple):
+        return all(type(item) is torch.Tensor for item in batch)
+    if type(batch) is dict:
+        return all(type(item) is torch.Tensor for item in batch.values())
+    return type(batch) is torch.Tensor
+
+
 def sample(loader: Any) -> Any:
     """A batch like those of a map-style data loader, made beside it; None where that cannot be."""
     if not isinstance(loader, torch.utils.data.DataLoader):

@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+
+from ipu_exec.lightning.library import Library
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,36 @@ def log_predictions(trainer: Any, results: Any) -> None:
     connector._callback_metrics.update(metrics["callback"])
     connector._logged_metrics.update(metrics["log"])
     connector.log_metrics(metrics["log"], step=trainer.global_step)
+
+
+def keep_on_host(lib: Library, trainer: Any) -> None:
+    """Spare a Trainer the search for logged tensors that are on another device: none is.
+
+    Lightning looks through all that a metric holds at each ``self.log``, which takes as long as
+    several layers of a small model.
+    """
+    epoch_loop = trainer.fit_loop.epoch_loop
+    loops = (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    for loop in loops:
+        if type(loop._results) is lib.ResultCollection:
+            loop._results.__class__ = _results_on_host(lib)
+
+
+@lru_cache
+def _results_on_host(lib: Library) -> type:
+    results, metric = lib.ResultCollection, lib.ResultMetric
+
+    def stay(self: Any, *_: Any, **__: Any) -> Any:
+        return self
+
+    metric_on_host = type(metric.__name__, (metric,), {"to": stay})
+
+    def put(self: Any, key: str, value: Any) -> None:
+        if type(value) is metric:
+            value.__class__ = metric_on_host
+        results.__setitem__(self, key, value)
+
+    return type(results.__name__, (results,), {"__setitem__": put})
 
 
 def _together(replicas: Sequence[Sequence[Logged]]) -> list[list[Logged]]:

@@ -79,9 +79,26 @@ def restore(package: str) -> None:
             sys.modules[inner.__name__] = inner
             vars(module)["ipu"] = inner
     _old_words(lib.module.Trainer, found, lib)
+    _choose_ipus(lib, found)
 
 
 _WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}
+
+
+def _choose_ipus(lib: Any, found: Names) -> None:
+    """``accelerator="auto"`` is "ipu" where IPUs are there, as up to 2.0.
+
+    Not with a strategy of another accelerator.
+    """
+    connector = lib.AcceleratorConnector
+    plain = connector._choose_auto_accelerator
+
+    def choose(self: Any) -> str:
+        strategy = self._strategy_flag
+        ours = strategy in ("auto", found.IPUStrategy.strategy_name)
+        return "ipu" if ours or isinstance(strategy, found.IPUStrategy) else plain()
+
+    connector._choose_auto_accelerator = choose
 
 
 def _old_words(trainer: Any, found: Names, lib: Any) -> None:

@@ -14,6 +14,7 @@ from ipu_exec.capture.loss import mark_loss
 from ipu_exec.capture.unchanged import unchanged
 from ipu_exec.errors import UsageError
 from ipu_exec.lightning.logged import collected
+from ipu_exec.lightning.metrics import on_host_where_needed
 from ipu_exec.lightning.numbers import Asked, asked
 from ipu_exec.structures import learn, taken_apart
 
@@ -106,10 +107,14 @@ class StepModule(torch.nn.Module):
         if not self._compiling:
             return self._run(tensors)
         module = vars(self)["_lightning"]
-        with unchanged(module), collected(module.trainer) as logs:
+        with (
+            unchanged(module),
+            collected(module.trainer) as logs,
+            on_host_where_needed(module) as sent,
+        ):
             returned = self._run(tensors)
-            values = tuple(log.tensor for log in logs if log.tensor is not None)
-        return self._outputs(returned, values)
+            values = [log.tensor for log in logs if log.tensor is not None]
+        return self._outputs(returned, (*values, *sent))
 
     def _run(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         module, call = vars(self)["_lightning"], self._last_call

@@ -20,8 +20,8 @@ from ipu_exec.context import on_ipu
 from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
-from ipu_exec.lightning.loaders import as_given, for_replicas, part, sample
-from ipu_exec.lightning.logged import log_predictions, logging_predictions
+from ipu_exec.lightning.loaders import are_tensors, as_given, for_replicas, part, sample
+from ipu_exec.lightning.logged import keep_on_host, log_predictions, logging_predictions
 from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
 from ipu_exec.lightning.stage import StageModel
@@ -94,6 +94,7 @@ class StrategyOnIpu:
         self._stages: dict[Any, StageModel] = {}
         self._loaders: list[Any] = []
         self.predicted: Any = None  # what predict_step logged
+        self._moves_batches = True  # a hook may
         self._progress = Progress()
         self._held = contextlib.ExitStack()
 
@@ -181,6 +182,8 @@ class StrategyOnIpu:
         self._close()
         self._made, self._depth, self._stages = {}, 1, {}
         super().setup(trainer)  # type: ignore[misc]
+        self._moves_batches = checks.moves_batches(self.lib, trainer)
+        keep_on_host(self.lib, trainer)
         self._wrap()
         self._progress.attach(self.lib, trainer)
 
@@ -250,7 +253,7 @@ class StrategyOnIpu:
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """A loader of a batch for each replica."""
-        stage = self._trainer.state.stage
+        stage = self._trainer.state.stage or self.lib.RunningStage.TRAINING
         if self._given[True] is None and self._given[False] is None:
             self._find_depth(stage, dataloader)
         options = self._opts(stage == self.lib.RunningStage.TRAINING)
@@ -286,7 +289,7 @@ class StrategyOnIpu:
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
         """The module's transfer hooks, on the host, then the types an IPU takes."""
-        if self.lightning_module is not None:
+        if self.lightning_module is not None and (self._moves_batches or not are_tensors(batch)):
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
         return self.precision_plugin.to_device(batch)
 

@@ -159,3 +159,4 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 describe("aten.scaled_dot_product_attention", promotion=Promotion.OPERANDS)
+describe(*(f"aten.{name}" for name in (*_FORWARD, *_BACKWARD)), uses_memory_proportion=True)

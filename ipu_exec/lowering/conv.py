@@ -389,7 +389,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
 describe(*aten("convolution _convolution"), uses_memory_proportion=True)
 describe(
     *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
-    promotion=Promotion.OPERANDS,
+    promotion=Promotion.INPUT,
 )
 describe(*aten("convolution _convolution conv1d conv2d conv3d"), popart_name="Conv")
 describe(*aten("convolution_backward"), popart_name="ConvGrad")

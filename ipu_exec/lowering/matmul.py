@@ -135,10 +135,11 @@ describe(*aten("mm addmm bmm baddbmm mv addmv dot linear matmul"), uses_memory_p
 # Also those that PyTorch makes of these, as a model calls them.
 describe(
     *aten(
-        """linear bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
+        """bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
         tensordot"""
     ),
     promotion=Promotion.OPERANDS,
 )
+describe("aten.linear", promotion=Promotion.INPUT)
 describe(*aten("mm bmm mv matmul"), popart_name="MatMul")
 describe(*aten("addmm addmm_"), popart_name="Gemm")

@@ -16,14 +16,15 @@ Arguments = tuple[Any, ...]
 
 
 class Promotion(Enum):
-    """What PopTorch brings to float32 where an operator has float16 beside float32 operands.
+    """What PopTorch casts where an operator has float16 beside float32 operands.
 
     PyTorch promotes the operands of elementwise operators itself, and refuses those of the others.
     """
 
     NONE = "none"
-    OPERANDS = "operands"  # all of them
-    PARAMETERS = "parameters"  # all, but not where only parameters are float32
+    INPUT = "input"  # weights and biases to what the input is [POPTORCH, castWeightAndBias]
+    OPERANDS = "operands"  # all of them, to float32
+    PARAMETERS = "parameters"  # all to float32, but not where only parameters are float32
 
 
 @dataclass(frozen=True, slots=True)

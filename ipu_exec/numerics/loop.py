@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.capture.loss import find_loss, frozen
+from ipu_exec.capture.loss import find_loss
 from ipu_exec.enums import MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.anchors import Watch
@@ -211,7 +211,7 @@ def train(
     plan: CallPlan,
     optimizer: torch.optim.Optimizer,
     buffers: ReplicaBuffers | None = None,
-    loss_of: Callable[[Any, bool], torch.Tensor] = find_loss,
+    loss_of: Callable[[Any], torch.Tensor] = find_loss,
     watch: Watch | None = None,
     precision: Precision | None = None,
     together: Instances | None = None,
@@ -224,7 +224,7 @@ def train(
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
-    parameters, forward_only = _trained(model, optimizer), frozen(model)
+    parameters = _trained(model, optimizer)
     precision = precision or Precision()
 
     def replica_of(iteration: int, gradients: _Sum, scale: float, replica: int) -> None:
@@ -239,7 +239,7 @@ def train(
                     returned = run(model, plan.groupings, among_all, taken, named)
                     if watch is not None:
                         watch.backward()
-                    _backward(loss_of(returned, forward_only), parameters, plan, step, scale)
+                    _backward(loss_of(returned), parameters, plan, step, scale)
                 if plan.accumulation > 1:
                     precision.accumulate(optimizer, parameters, among_all)
                 outputs.add(returned, iteration, step, replica)
@@ -351,7 +351,7 @@ def _backward(
     running = (
         plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.Running
     )
-    if not loss.requires_grad:  # every weight is frozen
+    if not loss.requires_grad:  # it depends on no weight that is trained
         return
     before = {p: p.grad for p in parameters if p.grad is not None} if running and step else {}
     if before:

@@ -28,7 +28,7 @@ class _Distributed(poptorch.DistributedOptions):
             _refuse("Distributed.setEnvVarNames")
         return self
 
-    def configureProcessId(self, process_id: int, num_processes: int) -> NoReturn:
+    def configureProcessId(self, process_id: int, num_processes: int = 1) -> NoReturn:
         """RuntimeError."""
         _refuse("Distributed.configureProcessId")
 

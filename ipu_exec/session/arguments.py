@@ -65,11 +65,26 @@ def bind(
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
+        missing = _missing(signature, args, kwargs)
         raise UsageError(
-            f"{type(model).__name__}.forward{signature} cannot be called so: {error}"
+            f"{missing}{type(model).__name__}.forward{signature} cannot be called so: {error}"
         ) from None
     bound.apply_defaults()
     return bound
+
+
+def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """PopTorch's words for a parameter without a default that is not given; "" for other faults."""
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return ""
+    varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in signature.parameters.items():
+        wanted = parameter.default is parameter.empty and parameter.kind not in varying
+        if wanted and name not in given:
+            return f"Mandatory parameter {name} missing. "
+    return ""
 
 
 def describe(value: Any) -> Any:
@@ -92,14 +107,31 @@ def describe(value: Any) -> Any:
     return Plain(type(value).__name__, repr(value))
 
 
-def check(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check(
+    expected: Mapping[str, Any], given: Mapping[str, Any], signature: inspect.Signature
+) -> None:
     """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones.
 
-    Both as `describe` gives them.
+    Both as `describe` gives them. ``signature``: of the model's forward.
     """
     _check_keys("the inputs", expected, given)
+    _check_number(expected, given, signature)
     for name, item in expected.items():
         _check(name, item, given[name])
+
+
+def _check_number(
+    expected: Mapping[str, Any], given: Mapping[str, Any], signature: inspect.Signature
+) -> None:
+    """Of positional arguments, where the forward takes any number of them."""
+    names = list(signature.parameters)
+    for place, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            before = sum(one in expected for one in names[:place])
+            numbers = before + len(expected[name]), before + len(given[name])
+            if numbers[0] != numbers[1]:
+                what = "Number of positional arguments mismatch"
+                _refuse(what, f"{numbers[0]} arguments", numbers[1])
 
 
 def _check(name: str, expected: Any, given: Any) -> None:

@@ -31,6 +31,14 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A clone that is written apart; its memory is its own only where it has to be.
+
+    Memory that PyTorch did not allocate (of a file, an array, other processes) cannot be shared so:
+    writing to what `torch.load` gave would end the process, and the others are refused.
+    """
+    storage = tensor.untyped_storage()
+    if not storage.resizable() or storage.is_shared():
+        return tensor.detach().clone()
     return torch._lazy_clone(tensor.detach())
 
 

@@ -69,9 +69,11 @@ def _alone(path: Path) -> Iterator[None]:
         logger.warning("the cache is not locked: %s", error.strerror)
         yield
         return
+    logger.debug("cache file locked: %s", path)
     try:
         yield
     finally:
+        logger.debug("released the cache lock: %s", path)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 

@@ -14,10 +14,10 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -27,6 +27,7 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
+from ipu_exec.capture.devices import Devices
 from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
@@ -49,7 +50,13 @@ from ipu_exec.optim import (
     detach,
     poptorchs,
 )
-from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling, state_dtype
+from ipu_exec.optimiser_attributes import (
+    STATES,
+    accumulates_in_velocity,
+    complete,
+    loss_scaling,
+    state_dtype,
+)
 from ipu_exec.option_log import log_options
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
@@ -58,6 +65,7 @@ from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
@@ -141,6 +149,8 @@ class PoplarExecutor:
     """
 
     made = False  # whether a script wrapped a model yet, for `ipu-run`
+    # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
+    first_call_taker: ClassVar[Taker | None] = None
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
 
     def __init__(
@@ -232,7 +242,9 @@ class PoplarExecutor:
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
         following = PathWatch(self._model, self._executable.contents)
-        with self._on_device(), on_ipu(), in_modes(self._modes), keeping, following as followed:
+        on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
+        settled = in_modes(self._modes)
+        with self._on_device(), on_ipu(), on_named, settled, keeping, following as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -393,7 +405,7 @@ class PoplarExecutor:
         self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
-            arguments.check(self._inputs, inputs)
+            arguments.check(self._inputs, inputs, bound.signature)
         streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
         if self._executable is None:
             self._fill_pipeline((streamed, named))
@@ -404,6 +416,8 @@ class PoplarExecutor:
                 logger.warning("recompiling because %s", reason)
             self._drop_executable()
         self._meet(inputs)
+        if self._executable is None:
+            self._give_away(streamed, named)
         if self._executable is None:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
@@ -449,13 +463,7 @@ class PoplarExecutor:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
             _progress(self._options.compilation_progress_bar) as progress,
-            torch.random.fork_rng(devices=[]),
-            on_ipu(),
-            in_modes(modes),
-            refusing(not self._options._values["lenient"]),
-            _hooked(),
-            _said_of_tensors(),
-            grouping.one_replica(self._model, self._optimizer, groupings),
+            self._being_captured(modes, groupings),
         ):
             for_whom = (
                 self._model,
@@ -475,6 +483,47 @@ class PoplarExecutor:
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
         self._modes = modes
+
+    @contextmanager
+    def _being_captured(self, modes: Modes, groupings: grouping.Groupings) -> Iterator[None]:
+        """Inside, the model is as a compile wants it."""
+        with (
+            torch.random.fork_rng(devices=[]),
+            on_ipu(),
+            in_modes(modes),
+            refusing(not self._options._values["lenient"]),
+            _hooked(),
+            _said_of_tensors(),
+            grouping.one_replica(self._model, self._optimizer, groupings),
+        ):
+            yield
+
+    def _give_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let somebody else have the first call, where somebody wants it."""
+        taker = PoplarExecutor.first_call_taker
+        if taker is not None:
+            taker.take(self._first_call(args, kwargs))
+
+    def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
+        """What a call with these inputs would compile, for whoever compiles it in other ways."""
+        bound = arguments.bind(self._model, args, kwargs)
+        streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        numerics.check_batch((streamed, named), self._plan)
+        return self._first_call(streamed, named)
+
+    def _first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FirstCall:
+        groupings = self._plan.groupings
+        modes = self._settled_modes()
+        return FirstCall(
+            self._model,
+            self._options,
+            self._optimizer,
+            self._training,
+            samples_of((args, kwargs)) // self._plan.device_iterations,
+            numerics.micro_batch((args, kwargs), self._plan),
+            groupings,
+            lambda: self._being_captured(modes, groupings),
+        )
 
     def _settled_modes(self) -> Modes:
         """Train or eval of each module, to be compiled and to stay."""
@@ -606,7 +655,11 @@ class PoplarExecutor:
         compiling.
         """
         self._need_executable("save")
-        rng_state = torch.get_rng_state().tolist() if save_rng_state else None
+        if self._attached:
+            self._log_reading_of_seeds()
+        # Without a device there is no generator of one.
+        offline = self._options.connection_type is ConnectionType.Never
+        rng_state = torch.get_rng_state().tolist() if save_rng_state and not offline else None
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
@@ -656,7 +709,9 @@ class PoplarExecutor:
         self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
-            self._seeded = True
+            self._log_writing_of_seeds()
+        elif self._attached:
+            self._seed()
 
     @property
     def rng_state(self) -> list[int]:
@@ -836,6 +891,7 @@ class PoplarExecutor:
             and not optimizer.state
         ):
             optimizer.state.update(before.state)
+            complete(optimizer)
         self._optimizer = optimizer
         if before is not optimizer or self._executable is None:
             self._attach_optimiser()
@@ -854,8 +910,8 @@ class PoplarExecutor:
             raise UsageError(
                 "Invalid optimizer: its accum_type is float16, which would require changing"
                 " options.Training.meanAccumulationAndReplicationReductionStrategy to Running, but"
-                f" the model is compiled with {strategy.name}. destroy() the model first, or keep"
-                " accum_type in float32"
+                f" the model is already compiled with {strategy.name}. destroy() the model first,"
+                " or keep accum_type in float32"
             )
         self._options._freeze(False)
         self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(
@@ -970,6 +1026,9 @@ class PoplarExecutor:
             trainer.copyWeightsToHostIfNeeded()
         self._send_weights()
         self._attach_optimiser()
+        self._write_optimiser_state()
+        if self._seeded:
+            self._log_writing_of_seeds()
 
     def _send_weights(self) -> None:
         self._buffers.forget()
@@ -982,7 +1041,18 @@ class PoplarExecutor:
         if not self._attached:
             raise Error("Device is not attached")
         self.copyWeightsToHostIfNeeded()
+        self._log_reading_of_seeds()
         self._detach()
+
+    @staticmethod
+    def _log_reading_of_seeds() -> None:
+        logger.debug("Reading random seed")
+        logger.debug("Reading RNG state")
+
+    @staticmethod
+    def _log_writing_of_seeds() -> None:
+        logger.debug("Setting random seed to: %d", torch.initial_seed())
+        logger.debug("Setting RNG state")
 
     def _detach(self) -> None:
         self._attached = False
@@ -1016,18 +1086,34 @@ class PoplarExecutor:
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
 
     def cycleCount(self) -> int:
-        """Cycles of one call, as modelled. Error before compiling."""
-        if self._executable is None:
+        """Cycles of one call, as modelled.
+
+        Error before the first call and without ``Options.logCycleCount(True)``, as in PopTorch;
+        ``executable.cycles_per_call`` is there once the model is compiled.
+        """
+        if not self._options.log_cycle_count:
             raise UsageError(
-                "Please run the model at least once before obtaining cycle count: it comes after"
-                " compiling"
+                "Cycle count logging is disabled. Please set option logCycleCount to True to"
+                " enable. What a call is modelled to take is executable.cycles_per_call"
+            )
+        if self._executable is None or not self._ran:
+            raise UsageError(
+                "Please run the model at least once before obtaining cycle count. Once it is"
+                " compiled, executable.cycles_per_call has it"
             )
         return int(self._executable.cycles_per_call)
 
     def compilationTime(self) -> timedelta:
-        """How long the last compilation took. Error before compiling."""
+        """How long the last compilation took.
+
+        Error before compiling and where ``showCompilationProgressBar`` is off, as in PopTorch.
+        """
         if self._executable is None:
             raise UsageError("Please compile the model before obtaining compilation time.")
+        if not self._options.compilation_progress_bar:
+            raise UsageError(
+                "Please set showCompilationProgressBar option to obtain compilation time."
+            )
         return timedelta(seconds=self._compilation_seconds)
 
 
@@ -1084,6 +1170,7 @@ def _own_options(given: Options | None, training: bool) -> Options:
         given._freeze()
     if options.defaultOutputMode():
         options.outputMode(OutputMode.Final if training else OutputMode.All)
+    options.follow_plan("training" if training else "inference")
     wanted = options.placement_accumulation  # of a script that sets none
     if training and wanted is not None and options.Training.gradient_accumulation == 1:
         options.Training._set(gradient_accumulation=wanted)

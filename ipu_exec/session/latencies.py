@@ -5,6 +5,7 @@ PopTorch's latencies follow from that.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -151,7 +152,7 @@ def latency(
     group = len(starts) // len(ends)
     begun = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
     spent = [end - start for start, end in zip(begun, ends, strict=True)]
-    return min(spent), max(spent), sum(spent) / len(spent)
+    return min(spent), max(spent), statistics.fmean(spent)
 
 
 def _local_replicas(executable: Executable) -> int:

@@ -24,13 +24,16 @@ import numpy as np
 import torch
 
 # Where the classes of a compiled program are. Nothing else is imported for a file.
-PACKAGES = ("ipu_exec.compiler", "ipu_exec.lowering")  # all their modules
+PACKAGES = ("ipu_exec.compiler", "ipu_exec.lowering", "profiler.rebalance")  # all their modules
 MODULES = (
     "ipu_exec.graph",
     "ipu_exec.enums",
     "ipu_exec.machine",
     "ipu_exec.replica_groups",
     "ipu_exec.session.arguments",
+    "planner.mapping",
+    "planner.plan",
+    "planner.priced",
     "profiler.enums",
     "profiler.phased",
     "profiler.records",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ipu_exec.capture.loss import find_loss, frozen
+from ipu_exec.capture.loss import find_loss
 from ipu_exec.levers import Levers
 
 _DTYPES = {"half": torch.float16, "float": torch.float32}
@@ -27,7 +27,7 @@ def pull_on_model(model: torch.nn.Module, levers: Levers, training: bool) -> Non
 def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     @functools.wraps(forward)  # the arguments are still bound by the user's own signature
     def loss_of(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return find_loss(forward(*args, **kwargs), frozen(model))
+        return find_loss(forward(*args, **kwargs))
 
     return loss_of
 

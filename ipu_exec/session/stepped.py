@@ -126,4 +126,4 @@ class SteppedExecutor(PoplarExecutor):
     @property
     def seconds_per_call(self) -> float:
         """As modelled."""
-        return self.cycleCount() / float(self._executable.target.clock_hz)
+        return int(self._executable.cycles_per_call) / float(self._executable.target.clock_hz)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
@@ -14,10 +15,13 @@ import numpy as np
 from profiler import analysis
 from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
-from profiler.rebalance import Assignment, Costs, profiled
+from profiler.rebalance import Assignment, Costs, profiled, what_if
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.verdict import Verdict
 from profiler.report import Report, number
 
+LINE = 72  # characters: with a margin it fits a terminal
+_INDENT = "    "
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 
@@ -75,6 +79,7 @@ class Basis:
     report: Report
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -145,6 +150,14 @@ class Basis:
             costs = _in_parts(costs, self.shared_state, self.replicas)
         return costs
 
+    def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
+        """Whether each IPU holds it, once for levers that differ in what takes no memory."""
+        those = levers.without("micro_batches").without("outputs")
+        if those not in self._memory:
+            prediction = what_if(self.costs_with(those), self.assignment_with(those))
+            self._memory[those] = prediction.memory
+        return self._memory[those]
+
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:
             return self.costs
@@ -202,7 +215,7 @@ def title(basis: Basis, levers: Levers) -> str:
 
 
 def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
-    """The lines to write into the script."""
+    """What to write into the script: of each lever a statement, of one or more lines."""
     return tuple(line for _, line in _said(basis, levers))
 
 
@@ -246,15 +259,40 @@ def _location(state: str) -> str:
         if state == _IN_PARTS
         else f"useOnChipStorage({state == _ON_CHIP})"
     )
-    return f"options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().{call})"
+    settings = f"poptorch.TensorLocationSettings().{call}"
+    return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
 
 
 def stages_line(costs: Costs, assignment: Assignment) -> str:
-    """The Stage list of a split."""
-    stages = [
-        f"poptorch.Stage({', '.join(repr(name) for name in costs.names[first : last + 1])})"
-        f".ipu({ipu})"
-        for (first, last), ipu in zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
-    ]
+    """The Stage list of a split, in lines of at most `LINE` characters but for longer names."""
+    spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
+    stages = [_stage(costs.names[first : last + 1], ipu) for (first, last), ipu in spans]
     kind = "PipelinedExecution" if costs.pipelined else "ShardedExecution"
-    return f"options.setExecutionStrategy(poptorch.{kind}({', '.join(stages)}))"
+    call = f"options.setExecutionStrategy(poptorch.{kind}("
+    line = f"{call}{', '.join(stages)}))"
+    if len(line) <= LINE:
+        return line
+    below = "\n".join(f"{stage}," for stage in stages)
+    return f"{call}\n{textwrap.indent(below, _INDENT)}\n))"
+
+
+def _stage(blocks: Sequence[str], ipu: int) -> str:
+    names = [repr(name) for name in blocks]
+    line = f"poptorch.Stage({', '.join(names)}).ipu({ipu})"
+    room = LINE - len(_INDENT) - 1
+    if len(line) <= room:
+        return line
+    below = "\n".join(f"{row}," for row in _rows(names, room - len(_INDENT) - 1))
+    return f"poptorch.Stage(\n{textwrap.indent(below, _INDENT)}\n).ipu({ipu})"
+
+
+def _rows(words: Sequence[str], room: int) -> list[str]:
+    """Words with commas between them, in rows of at most ``room`` characters."""
+    rows = [words[0]]
+    for word in words[1:]:
+        longer = f"{rows[-1]}, {word}"
+        if len(longer) <= room:
+            rows[-1] = longer
+        else:
+            rows.append(word)
+    return rows

@@ -10,6 +10,7 @@ from profiler.rebalance import Assignment, Costs
 from profiler.rebalance.split import ALL_CHOICES, best_split
 from profiler.rebalance.verdict import Answer, verdicts
 from profiler.report import Report
+from profiler.units import size
 
 _WORTH = 1024  # bytes of the tile: what frees less is no way out
 
@@ -72,7 +73,7 @@ def _fullest(costs: Costs, assignment: Assignment) -> list[int]:
 def _fits(costs: Costs, assignment: Assignment) -> str:
     found = verdicts(costs, assignment.parts(costs), assignment.ipus)
     worst = min(found, key=lambda one: one.free)
-    over = f" by {-worst.free:,} bytes" if worst.answer is Answer.OVER else ""
+    over = f" by {size(-worst.free)}" if worst.answer is Answer.OVER else ""
     where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
     return f"{where}{worst.answer.value}{over}"
 
@@ -145,7 +146,7 @@ def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
 def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:
     """A line each, of those that free most: what, how much, whether it then fits, what asks."""
     return [
-        f"{'about ' if one.estimate else ''}{one.freed:,} bytes: {one.title} ({one.fits}):"
+        f"{'about ' if one.estimate else ''}{size(one.freed)}: {one.title} ({one.fits}):"
         f" {one.command}"
         for one in reliefs[:most]
     ]

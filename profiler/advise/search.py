@@ -13,8 +13,7 @@ from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import back_home
-from profiler.rebalance.tile_memory import Part, ipu_bytes
-from profiler.rebalance.verdict import MARGIN, Answer
+from profiler.rebalance.verdict import Answer
 from profiler.report import Report
 
 MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
@@ -80,7 +79,9 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
     levers = [*_single(basis, limit), *_splits(basis, splits)]
-    alone = [predicted(basis, one, now) for one in levers]
+    alone = [
+        predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + _LEAST_GAIN)
+    ]
     gaining = [one for one in alone if _gains(one, now)]
     best = _together(basis, limit, splits and bool(now))
     together = predicted(basis, best, now)
@@ -92,7 +93,9 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     """What pulling them gives. ``now``: present samples a second."""
     costs = basis.costs_with(levers)
-    prediction = what_if(costs, basis.assignment_with(levers))
+    prediction = replace(
+        what_if(costs, basis.assignment_with(levers)), known_memory=basis.memory_with(levers)
+    )
     fullest = max(prediction.memory, key=lambda one: one.nbytes - one.limit)
     runs = not prediction.problems
     rate = prediction.samples_per_second if runs else 0.0
@@ -227,10 +230,10 @@ def _together(basis: Basis, limit: int, splits: bool) -> Levers:
 def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
     """Of all settings on one split. More micro-batches and fewer outputs never cost memory."""
     outputs, others = _outputs(basis)[-1], basis.costs.samples // basis.micro_batch
-    best, most = Levers(), _rate(basis, Levers())
     now = basis.costs.samples * basis.costs.micro_batches
     precisions = [False, True] if basis.sizes.halves else [False]
     sizes = [0, *_sizes(basis, limit)]
+    worth: list[tuple[float, Levers]] = []
     for half, size, again, state in product(
         precisions, sizes, _recomputations(basis), _states(basis)
     ):
@@ -239,29 +242,34 @@ def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
         number = max(fitting, default=0)
         levers = Levers(half, size, number, again, outputs, state)
         doublings = log2(max(number, basis.costs.micro_batches) * samples / now)
-        worth = _rate(basis, levers) * (1 - _A_DOUBLING) ** doublings
-        if worth > most:
-            best, most = levers, worth
-    return best
-
-
-def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
-    """Whether no IPU's answer (`profiler.rebalance.verdict`) is that it does not fit."""
-    most = costs.machine.bytes_per_tile * (1 if exactly else 1 + MARGIN)
-    parts: dict[int, list[Part]] = {}
-    for part, ipu in zip(assignment.parts(costs), assignment.ipus, strict=True):
-        parts.setdefault(ipu, []).append(part)
-    return all(ipu_bytes(costs, mine).max() <= most for mine in parts.values())
+        worth.append((_speed(basis, levers) * (1 - _A_DOUBLING) ** doublings, levers))
+    # Most first: what is not worth more than what fits is never asked whether it fits.
+    least = _rate(basis, Levers())
+    for value, levers in sorted(worth, key=lambda one: -one[0]):
+        if value <= least:
+            break
+        if _runs(basis, levers):
+            return levers
+    return Levers()
 
 
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 where it does not run."""
+    speed = _speed(basis, levers)
+    return speed if speed and _runs(basis, levers) else 0.0
+
+
+def _runs(basis: Basis, levers: Levers) -> bool:
+    """Whether tiles hold it, or are too close to call."""
+    return all(one.answer is not Answer.OVER for one in basis.memory_with(levers))
+
+
+def _speed(basis: Basis, levers: Levers) -> float:
+    """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
     costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
     stages = len(assignment.starts)
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     if costs.micro_batches < least:
-        return 0.0
-    if not _fits(costs, assignment, exactly=levers == Levers() and costs.measured):
         return 0.0
     total = assignment_cycles(costs, assignment)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

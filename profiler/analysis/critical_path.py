@@ -80,19 +80,14 @@ def chain(
     length = end[usable] - start[usable]
     usable = usable[np.lexsort((ipu[usable], -length, rank[usable], end[usable]))]
     ends = end[usable]
-    on_ipu = {
-        (int(i), int(e)): int(task)
-        for task, i, e in zip(usable, ipu[usable], ends, strict=True)
-        if rank[task] == 0
-    }
     tasks, starts, stops = [], [], []
     time, here = total, -1
     while time > 0:
-        current = on_ipu.get((here, time), -1)
-        at = int(np.searchsorted(ends, time, side="left"))
-        if current < 0 and at < len(ends) and ends[at] == time:
-            current = int(usable[at])
-        begin = int(start[current]) if current >= 0 else int(ends[at - 1]) if at else 0
+        low, high = (int(np.searchsorted(ends, time, side=side)) for side in ("left", "right"))
+        together = usable[low:high]
+        stays = together[(ipu[together] == here) & (rank[together] == 0)]
+        current = int(stays[-1] if len(stays) else together[0]) if len(together) else -1
+        begin = int(start[current]) if current >= 0 else int(ends[low - 1]) if low else 0
         tasks.append(current)
         starts.append(max(0, begin))
         stops.append(time)

@@ -33,6 +33,7 @@ MIXED = "mixed"
 _NO_MODULE = "no module"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+_PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
 Path = tuple[str, ...]
 
 
@@ -114,6 +115,11 @@ def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[s
     ]
 
 
+def _whole_copies(names: pd.Series[str]) -> pd.Series[str]:
+    """Names of steps; of a stream copy's begin, mid and end the copy's."""
+    return names.str.replace(_PART_OF_COPY, "", regex=True)
+
+
 def _leaves(
     report: Report, rows: pd.DataFrame, measure: str, order: str, together: bool
 ) -> pd.DataFrame:
@@ -129,7 +135,7 @@ def _leaves(
     stage = rows["stage"].to_numpy()
     columns: dict[str, Any] = {
         "module": module,
-        "operator": np.where(has_op, found["name"].astype(str), rows["name"]),
+        "operator": np.where(has_op, found["name"].astype(str), _whole_copies(rows["name"])),
         "aten": np.where(has_op, found["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), "no stage"),

@@ -21,6 +21,10 @@ def host_tensors(report: Report) -> pd.DataFrame:
     ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (of a micro-batch), ``share`` (of the
     bytes of that way).
     """
+    return report.once("host tensors", lambda: _host_tensors(report))
+
+
+def _host_tensors(report: Report) -> pd.DataFrame:
     steps = report.program_steps()
     steps = steps[steps["purpose"].isin(_WAYS) & steps["type"].eq("StreamCopyMid")]
     moved = report.moved_tensors

@@ -91,9 +91,7 @@ def _moves(costs: Costs, assignment: Assignment) -> str:
         for name, here, there in zip(costs.names, costs.stage.tolist(), stages, strict=True)
         if here != there
     ]
-    said = ", ".join(moves[:_MOST_MOVES])
-    more = len(moves) - _MOST_MOVES
-    return f"{said} and {units.count(more, 'more Block')}" if more > 0 else said
+    return units.listed(moves, _MOST_MOVES, "Block")
 
 
 def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
@@ -142,9 +140,8 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     """
     many = costs.micro_batches * _MORE_MICRO_BATCHES
     longer = what_if(replace(costs, micro_batches=many), present.assignment)
-    ramps, update = _ramps_and_update(present)
-    _, later = _ramps_and_update(longer)
-    of_update = update - later // _MORE_MICRO_BATCHES
+    ramps, update = present.ramps, present.update
+    of_update = update - longer.update // _MORE_MICRO_BATCHES
     of_ramps = present.total - longer.total // _MORE_MICRO_BATCHES - of_update
     name = "gradientAccumulation" if costs.training else "deviceIterations"
     spoken = "gradient accumulation" if costs.training else "device iterations"
@@ -179,14 +176,6 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
             )
         )
     return findings
-
-
-def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
-    """Cycles of ramp-up and ramp-down, and of what comes after the last pipeline cycle."""
-    schedule = prediction.schedule
-    phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
-    ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
-    return ramps, int(lengths[phases == "update"].sum())
 
 
 def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.units import sentence
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -47,9 +49,10 @@ class Insight:
     ``at_most``: the cycles are a bound, and no change is known that gains them; ``estimate``: they
     rest on estimated costs (`profiler.advise.estimates`).
 
-    ``where`` is a page of the viewer with its parameters; ``action`` what to change, and ``change``
-    the same for programs (empty: nothing that has a name). ``waits``: the cycles of the critical
-    path that it is about (None: none).
+    ``where`` is a page of the viewer with its parameters; ``action`` what to change, ``code`` the
+    statements to write (none: `action` says it all), and ``change`` the same for programs (empty:
+    nothing that has a name). ``waits``: the cycles of the critical path that it is about (None:
+    none).
     """
 
     title: str
@@ -62,6 +65,12 @@ class Insight:
     change: dict[str, Any] = field(default_factory=dict)
     estimate: bool = False
     waits: Waits | None = None
+    code: tuple[str, ...] = ()
+
+    @property
+    def change_in_words(self) -> str:
+        """``action`` as a sentence that ends, or leads to ``code``."""
+        return f"{sentence(self.action)}{':' if self.code else '.'}"
 
 
 def accounted(path: pd.DataFrame, waits: list[Waits]) -> float:

@@ -46,12 +46,13 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     return Insight(
         title,
         f"{detail} As many samples take {cycles:,} cycles less{estimate}.",
-        "; ".join(one.code),
+        "write this",
         "/pipeline",
         cycles,
         change=_change(one.levers),
         estimate=one.estimate,
         waits=waits,
+        code=one.code,
     )
 
 
@@ -73,20 +74,24 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
             if larger
             else f"With {size} less has to be held."
         )
-        return f"a micro-batch has {basis.micro_batch} samples", detail, Waits(causes=WORK)
+        return (
+            f"a micro-batch has {units.count(basis.micro_batch, 'sample')}",
+            detail,
+            Waits(causes=WORK),
+        )
     if levers.recompute is not None:
         if levers.recompute:
             detail = "With recomputation less is kept for the backward."
             return "stages keep all their activations", detail, Waits(causes=("stash",))
         return (
             "stages run their forward again before the backward",
-            f"There is room to keep it all: {one.fullest:,} bytes of the fullest tile then.",
+            f"There is room to keep it all: {units.size(one.fullest)} of the fullest tile then.",
             Waits(causes=WORK, directions=("recompute",)),
         )
     where = levers.state.replace("-", " ")
     return (
         f"optimiser state is {basis.state.replace('-', ' ')}",
-        f"There is room for it {where}: {one.fullest:,} bytes of the fullest tile then.",
+        f"There is room for it {where}: {units.size(one.fullest)} of the fullest tile then.",
         Waits(causes=("streaming memory", "collective over replicas"), phases=("update",)),
     )
 
@@ -100,9 +105,10 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
         f" instead of {present.samples_per_second:,.0f}, {one.samples:,} samples {basis.turn}"
         f" instead of {present.samples:,}. As many samples take {cycles:,} cycles less than the"
         f" {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
-        "; ".join(one.code),
+        "write this",
         "/pipeline",
         cycles,
         change=_change(one.levers),
         estimate=one.estimate,
+        code=one.code,
     )

@@ -61,7 +61,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
     findings = [
         Insight(
             f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{free:,} bytes of it are free."
+            f"{units.size(free)} of it are free."
             + (" A micro-batch may grow until it is full." if roomy else ""),
             (
                 "A larger micro-batch uses the tiles better"
@@ -94,11 +94,11 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
     cost = after.total - present.total
     share = cost / max(1, present.total)
     total = int(_states(report).groupby("ipu")["bytes"].sum().max())
-    title = f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}"
+    title = f"optimiser state takes {units.size(size)} of a tile of IPU {ipu}"
     detail = (
         "It is needed once a weight update. Off the chip, to read and write"
-        f" {total:,} bytes of the IPU with most would cost {cost:,} cycles an update,"
-        f" {share:.1%} of one, and free {freed:,} bytes of the fullest tile."
+        f" {units.size(total)} of the IPU with most would cost {cost:,} cycles an update,"
+        f" {share:.1%} of one, and free {units.size(freed)} of the fullest tile."
     )
     if share > _DEAR:
         action = "Leave it on the chip while the model fits"
@@ -134,8 +134,8 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
         return []
     return [
         Insight(
-            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile"
-            f" of IPU {ipu}",
+            f"each of {replicas} replicas keeps the same optimiser state,"
+            f" {units.size(size)} of a tile of IPU {ipu}",
             f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
             f" {LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
             " instead of gradients all-reduced: as many bytes.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
+from profiler.rebalance.all_reduce import Rings
 from profiler.rebalance.block_cycles import BlockCycles
 from profiler.rebalance.block_memory import BlockMemory
 from profiler.rebalance.choice import Choice
@@ -57,6 +58,10 @@ class BlockCosts:
     # ... of Blocks that had one of their own
     block_proportions: tuple[tuple[str, float], ...] = ()
     usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
+    # bytes of each Block's gradients, and what other replicas than were profiled make of them:
+    # `rings` goes before `reduce`
+    gradients: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rings: Rings | None = None
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""
@@ -68,6 +73,19 @@ class BlockCosts:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def reduces(self, of_ipus: np.ndarray) -> np.ndarray:
+        """Cycles in which replicas exchange gradients: int64, of IPUs along the last axis.
+
+        ``of_ipus``: the bytes of `gradients` on each.
+        """
+        if self.rings is None:
+            return np.full(of_ipus.shape, self.reduce, dtype=np.int64)
+        return self.rings.cycles(of_ipus)
+
+    def least_reduce(self, ipus: int) -> int:
+        """Cycles of that exchange, which no split onto so many IPUs is below."""
+        return self.reduce if self.rings is None else self.rings.least(self.gradients, ipus)
 
     def with_tile_bytes(self, nbytes: int) -> Self:
         """The same on tiles of so many bytes."""

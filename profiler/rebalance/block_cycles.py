@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.enums import Direction, Purpose
+from profiler.rebalance.profile_columns import sum_by
 from profiler.report import Report
 
 _STASHING = (Purpose.STASH, Purpose.RESTORE)
@@ -67,22 +68,17 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
     need not come).
     """
-    steps = report.program_steps()
-    own = stage[steps["block"].to_numpy().clip(0)]
-    mine = steps[
-        (steps["block"] >= 0)
-        & (steps["stage"].to_numpy() == own)
-        & ~steps["purpose"].isin(_STASHING)
-    ]
-    brought = (mine["direction"] == Direction.RECOMPUTE) & mine["kind"].isin(_FOR_BOTH)
-    direction = mine["direction"].mask(brought, Direction.BACKWARD.value)
-    cycles = mine["cycles"].groupby([direction, mine["block"]]).sum()
+    names = ("block", "stage", "purpose", "direction", "kind", "cycles")
+    block, where, purpose, direction, kind, cycles = map(report.steps_in_order, names)
+    mine = (block >= 0) & (where == stage[block.clip(0)])
+    mine &= np.logical_and.reduce([purpose != one for one in _STASHING])
+    brought = np.logical_or.reduce([kind == one for one in _FOR_BOTH])
 
-    def of(direction: Direction) -> np.ndarray:
-        blocks = range(len(stage))
-        return np.array([int(cycles.get((direction.value, b), 0)) for b in blocks], dtype=np.int64)
+    def of(chosen: np.ndarray) -> np.ndarray:
+        return sum_by(block[mine & chosen], cycles[mine & chosen], len(stage))
 
-    return of(Direction.FORWARD), of(Direction.BACKWARD)
+    backward = (direction == Direction.BACKWARD) | ((direction == Direction.RECOMPUTE) & brought)
+    return of(direction == Direction.FORWARD), of(backward)
 
 
 def recomputes(report: Report, pipelined_training: bool) -> bool:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from profiler.enums import Direction, Role
+from profiler.rebalance.profile_columns import Variables, rows_of
 
 _ROLES = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT)
 
@@ -46,42 +45,26 @@ class Carried:
 
     @classmethod
     def of(
-        cls,
-        variables: pd.DataFrame,
-        used: pd.DataFrame,
-        vectors: dict[int, np.ndarray],
-        blocks: int,
-        tiles: int,
+        cls, variables: Variables, used: tuple[np.ndarray, np.ndarray, np.ndarray], blocks: int
     ) -> Carried:
-        """``used``: columns ``tensor``, ``direction``, ``block`` of every use by an operator.
-
-        ``vectors``: bytes on each tile of ``variables``, by id.
-        """
-        mine = variables[variables["role"].isin(_ROLES) & (variables["tensor"] >= 0)]
-        largest = mine.sort_values("bytes").drop_duplicates("tensor", keep="last")
-        of_tensor: dict[Any, int] = dict(
-            zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
-        )
-        known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
-        tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
-        block = known["block"].to_numpy()
+        """``used``: tensor, direction and Block of every use by an operator."""
+        largest = _largest_of_tensors(variables)
+        mine = np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
+        tensor, direction, block = (column[mine] for column in used)
+        tensors, row = np.unique(tensor, return_inverse=True)
         ahead = np.zeros((len(tensors), blocks), dtype=bool)
         behind = np.zeros_like(ahead)
-        for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
-            here = (known["direction"] == direction).to_numpy()
+        for one, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
+            here = direction == one
             uses[row[here], block[here]] = True
         back: np.ndarray = np.array(~ahead.any(axis=1), dtype=bool)
         touched: np.ndarray = np.where(back[:, None], behind, ahead)
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]
         first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
-        nbytes = [vectors[of_tensor[tensor]] for tensor in tensors[handed_on].tolist()]
-        return cls(
-            np.where(back, last, first),
-            back,
-            touched,
-            np.array(nbytes, dtype=np.int64).reshape(-1, tiles),
-        )
+        at = largest[rows_of(variables.tensor[largest], tensors[handed_on])]
+        nbytes = variables.vectors[variables.vector[at]]
+        return cls(np.where(back, last, first), back, touched, nbytes)
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -117,3 +100,13 @@ class Carried:
     def direct(self) -> np.ndarray:
         """Which go from a Block to the next one only."""
         return np.asarray(self.last - self.first == 1)
+
+
+def _largest_of_tensors(variables: Variables) -> np.ndarray:
+    """Row of the largest variable of each tensor that Blocks may hand on."""
+    roles = np.logical_or.reduce([variables.role == role for role in _ROLES])
+    mine = np.flatnonzero(roles & (variables.tensor >= 0))
+    order = mine[np.argsort(variables.nbytes[mine], kind="stable")][::-1]
+    _, first = np.unique(variables.tensor[order], return_index=True)
+    rows: np.ndarray = order[first]
+    return rows

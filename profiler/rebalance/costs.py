@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from profiler import records
 from profiler.enums import BodyTask, Direction, Purpose
+from profiler.rebalance.all_reduce import gradient_bytes
 from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from profiler.rebalance.block_memory import BlockMemory
@@ -15,6 +17,7 @@ from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Cuts, Ties
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
+from profiler.rebalance.profile_columns import sum_by
 from profiler.rebalance.stash_costs import StashCosts
 from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
@@ -63,6 +66,7 @@ class Costs(BlockCosts):
             streams=HostStreams.from_report(report, stage, inputs),
             cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
             reduce=_reduce_cycles(report),
+            gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             training=training,
@@ -93,14 +97,11 @@ class Costs(BlockCosts):
 
         State that moves together with its weight or accumulator is in the operators' cycles too.
         """
-        steps = report.program_steps()
-        with_others = (
-            (steps["direction"] == Direction.UPDATE)
-            & steps["purpose"].isin(_REMOTE)
-            & (steps["op"] >= 0)
-        )
-        of_block = steps[with_others].groupby("block")["cycles"].sum()
-        moved = of_block.reindex(range(len(self)), fill_value=0).to_numpy()
+        names = ("direction", "purpose", "op", "block", "cycles")
+        direction, purpose, op, block, cycles = map(report.steps_in_order, names)
+        with_others = (direction == Direction.UPDATE) & (op >= 0)
+        with_others &= np.logical_or.reduce([purpose == one for one in _REMOTE])
+        moved = sum_by(block[with_others], cycles[with_others], len(self))
         update = self.cycles.update - np.minimum(self.moves, moved)
         return replace(self, cycles=replace(self.cycles, update=update))
 
@@ -164,13 +165,12 @@ def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]
 
 def _reduce_cycles(report: Report) -> int:
     """Of the busiest IPU: gradients before the update, and weights behind one in parts."""
-    bodies, steps = report.bodies, report.program_steps()
-    reduces = bodies[bodies["task"] == BodyTask.REDUCE].groupby("ipu")["cycles"].sum()
-    gathered = (
-        (steps["purpose"] == Purpose.ALL_GATHER)
-        & (steps["direction"] == Direction.UPDATE)
-        & (steps["block"] < 0)
-    )
-    gathers = steps[gathered].groupby("ipu")["cycles"].sum()
-    cycles = reduces.add(gathers, fill_value=0)
-    return int(cycles.max()) if len(cycles) else 0
+    ipus = report.target.ipus_per_replica
+    bodies = report.columns_of(records.Body)
+    reduces = bodies["task"] == BodyTask.REDUCE
+    names = ("purpose", "direction", "block", "ipu", "cycles")
+    purpose, direction, block, ipu, cycles = map(report.steps_in_order, names)
+    gathers = (purpose == Purpose.ALL_GATHER) & (direction == Direction.UPDATE) & (block < 0)
+    spent = sum_by(bodies["ipu"][reduces], bodies["cycles"][reduces], ipus)
+    spent += sum_by(ipu[gathers], cycles[gathers], ipus)
+    return int(spent.max(initial=0))

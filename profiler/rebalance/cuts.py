@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import Direction, Role
+from profiler.rebalance.profile_columns import COLUMNS_OF_VARIABLES
 from profiler.report import Report
 
 
@@ -38,7 +39,7 @@ class Ties:
         uses, ops, variables = (
             report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
         )
-        variables.read("id", "role", "tensor", "bytes")
+        variables.read(*COLUMNS_OF_VARIABLES)
         is_weight = variables["role"] == Role.WEIGHT
         reads = (ops["direction"] == Direction.FORWARD) & (ops["block"] >= 0)
         weight, by = (

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from profiler import older
+from profiler import older, records
 from profiler.enums import BodyTask
+from profiler.rebalance.profile_columns import sum_by
 from profiler.report import Report, number
 
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
@@ -43,11 +44,13 @@ class HostStreams:
 
         Inputs are those of the Blocks that first read them, outputs the last Block's.
         """
-        bodies = report.bodies
+        bodies = report.columns_of(records.Body)
 
         def spent(task: BodyTask) -> dict[int, int]:
-            cycles = bodies[bodies["task"] == task].groupby("stage")["cycles"].sum()
-            return dict(zip(cycles.index.tolist(), cycles.tolist(), strict=True))
+            mine = bodies["task"] == task
+            stages, which = np.unique(bodies["stage"][mine], return_inverse=True)
+            cycles = sum_by(which, bodies["cycles"][mine], len(stages))
+            return dict(zip(stages.tolist(), cycles.tolist(), strict=True))
 
         inputs, outputs = spent(BodyTask.STREAM_IN), spent(BodyTask.STREAM_OUT)
         loads, unloads = spent(BodyTask.LOAD), spent(BodyTask.UNLOAD)

@@ -119,10 +119,7 @@ def interval_costs(
 
     ``spare``: bytes beyond the tile up to which memory must be exact.
     """
-    count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
-    reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(count)
-    width = max(1, min(count, int(reach.max())))
+    count, width = len(costs), _width(costs, most)
     first = np.arange(count)[:, None]
     last = first + np.arange(width)[None, :]
     inside = last < count
@@ -167,13 +164,26 @@ def _memory(
         # Who asked for wider ones asks for still wider ones.
         wide = width if width <= known_width else min(len(costs), max(width, 2 * known_width))
         table = interval_memory(roomy, wide, choice, enough)
-        costs.known[key] = wide, least_enough, table
+        costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     return replace(
         table,
         plain=table.plain[:, :width],
         gapped=table.gapped[:, :width],
         stash=table.stash[:, :width],
     )
+
+
+def memory_of_all(costs: Costs, choice: Choice, most: int | None = None) -> IntervalMemory:
+    """Of all stages, or of those that take ``most`` cycles at most, exactly."""
+    width = len(costs) if most is None else _width(costs, most)
+    return _memory(costs, costs, width, choice, None)
+
+
+def _width(costs: Costs, most: int) -> int:
+    """Blocks that stages which take ``most`` cycles at most have at the most."""
+    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
+    reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(len(costs))
+    return max(1, min(len(costs), int(reach.max())))
 
 
 def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:

@@ -150,7 +150,7 @@ def fixed_cycles(costs: Costs, ipus: Sequence[int]) -> int:
     update = costs.cycles.update
     if costs.training and update.any():
         share = -(-int(update.sum()) // len(set(ipus)))
-        fixed += costs.reduce + max(share, int(update.max()))
+        fixed += costs.least_reduce(len(set(ipus))) + max(share, int(update.max()))
     return fixed
 
 

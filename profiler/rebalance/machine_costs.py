@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler import older
+from profiler import older, records
 from profiler.enums import BodyTask
 from profiler.report import Report, number
 
@@ -43,7 +43,7 @@ class MachineCosts:
         def said(key: str) -> float:
             return number(meta, key, before[key])
 
-        bodies = report.bodies
+        bodies = report.columns_of(records.Body)
         syncs = bodies["cycles"][bodies["task"] == BodyTask.SYNC]
         rate = number(meta, "link_bytes_per_cycle", 0) or 1.0
         return cls(

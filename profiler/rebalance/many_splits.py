@@ -328,7 +328,17 @@ class _Turn:
         longest = self._on_ipus(every, update)[:, 0].max(axis=1)
         leaves = self._on_ipus(every, once)[:, 0].max(axis=1)
         any_of_it = (longest > 0) | (leaves > 0)
-        return np.where(any_of_it, costs.reduce, 0) + longest + leaves
+        return np.where(any_of_it, self._reduce(every), 0) + longest + leaves
+
+    def _reduce(self, every: np.ndarray) -> np.ndarray | int:
+        """The longest exchange of gradients among replicas, of each split."""
+        costs = self.costs
+        if costs.rings is None:
+            return costs.reduce
+        total = np.concatenate([[0], np.cumsum(costs.gradients)])
+        nbytes = self._on_ipus(every, total[self.last + 1] - total[self.first])[:, 0]
+        longest: np.ndarray = costs.reduces(nbytes).max(axis=1)
+        return longest
 
 
 def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which Block an IPU is at, step by step, and which variables each Block's passes touch.
+"""Which Block each step of the program is at, and which variables each Block's passes touch.
 
 A Block runs in up to four passes of a program: its forward, that again, its backward and its weight
 update.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import pandas as pd
 
 from profiler.enums import Direction, Purpose
+from profiler.rebalance.profile_columns import Steps, Variables
 
 
 class Pass(IntEnum):
@@ -35,63 +35,107 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Passes:
-    """Of one IPU's steps: number of the pass of each position (-1: none), int64[position].
+    """Number of the pass of each step (-1: none), int64[step].
 
-    Pass p of Block b has the number ``p * blocks + b``.
+    Pass p of Block b has the number ``p * blocks + b``, and runs on one IPU.
     """
 
     at: np.ndarray
     blocks: int
 
     @classmethod
-    def of(cls, steps: pd.DataFrame, own: np.ndarray, blocks: int) -> Passes:
-        """``steps``: the IPU's, by position; ``own``: the Blocks that it runs.
+    def of(cls, steps: Steps, ipu_of: np.ndarray) -> Passes:
+        """``ipu_of``: where each Block runs.
 
-        A step that belongs to none of these is counted with the one before it in its direction; a
-        tensor that comes back from its stash with the one behind it, for which it comes.
+        A step that belongs to none of its IPU's Blocks is counted with the one before it in its
+        direction; a tensor that comes back from its stash with the one behind it, for which it
+        comes.
         """
-        direction, block = steps["direction"].to_numpy(), steps["block"].to_numpy()
-        restored = (steps["purpose"] == Purpose.RESTORE).to_numpy()
-        known = np.isin(block, own) & (steps["purpose"] != Purpose.STASH).to_numpy() & ~restored
+        blocks = len(ipu_of)
+        restored = steps.purpose == Purpose.RESTORE
+        of_block = steps.block.clip(0, blocks - 1)
+        known = (steps.block == of_block) & (ipu_of[of_block] == steps.ipu)
+        known &= ~restored & (steps.purpose != Purpose.STASH)
         at = np.full(len(steps), _NONE)
         for name, number in _OF_DIRECTION.items():
-            here = np.flatnonzero(direction == name.value)
-            mine = pd.Series(np.where(known[here], block[here], np.nan))
-            ahead, behind = mine.bfill(), mine.ffill()
-            nearest = behind.mask(restored[here], ahead).fillna(ahead).fillna(_NONE)
-            found = nearest.to_numpy().astype(np.int64)
-            at[here] = np.where(found >= 0, number * blocks + found, _NONE)
+            here = np.flatnonzero(steps.direction == name)
+            mine, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
+            behind = _last_known(mine, ipu)
+            ahead = _last_known(mine[::-1], ipu[::-1])[::-1]
+            nearest = np.where(restored[here], ahead, behind)
+            nearest = np.where(nearest < 0, ahead, nearest)
+            at[here] = np.where(nearest >= 0, number * blocks + nearest, _NONE)
         return cls(at, blocks)
 
-    def spots(self) -> dict[int, np.ndarray]:
-        """Positions of each pass that the IPU runs, ascending."""
-        numbers = np.unique(self.at)
-        return {int(n): np.flatnonzero(self.at == n) for n in numbers if n >= 0}
+    def rows(self) -> dict[int, np.ndarray]:
+        """Rows of the steps of each pass that is run, ascending."""
+        order = np.argsort(self.at, kind="stable")
+        numbers, first = np.unique(self.at[order], return_index=True)
+        rows = np.split(order, first[1:])
+        return {n: mine for n, mine in zip(numbers.tolist(), rows, strict=True) if n >= 0}
+
+
+def _last_known(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Each entry's own value or the last one before it in its group that is not -1; -1: none."""
+    if not len(values):
+        return values
+    at = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), 0))
+    last: np.ndarray = np.where(group[at] == group, values[at], _NONE)
+    return last
 
 
 def touches(
-    passes: Passes, steps: pd.DataFrame, living: pd.DataFrame, uses: pd.DataFrame
-) -> pd.DataFrame:
-    """Columns ``variable`` and ``number``: which passes touch a variable while it is live.
+    passes: Passes, steps: Steps, living: Variables, uses: tuple[np.ndarray, np.ndarray]
+) -> dict[int, np.ndarray]:
+    """Of each pass the rows of ``living`` that it touches while they are live, ascending.
 
-    ``uses`` has ``op`` and ``variable``. One that no operator names is touched where it begins.
+    ``uses``: operators, and the ids of variables that each uses. A variable that no operator names
+    is touched where it begins and, as what is overwritten in place ends where its last operator
+    begins, where it ends.
     """
-    ran = pd.DataFrame({"op": steps["op"].to_numpy(), "ran": steps["stage"].to_numpy()})
-    ran["number"], ran["position"] = passes.at, np.arange(len(ran))
-    ran = ran[(ran["op"] >= 0) & (ran["number"] >= 0)]
-    spans = ran.groupby(["op", "ran", "number"])["position"].agg(["min", "max"]).reset_index()
-    mine = uses[uses["variable"].isin(living.index)].merge(spans, on="op")
-    lives = living[["start", "stop"]]
-    mine = mine.join(living[["start", "stop", "stage"]], on="variable")
-    inside = (mine["min"] < mine["stop"]) & (mine["max"] >= mine["start"])
-    # Two stages of an IPU may have a copy each.
-    inside &= (mine["stage"] == mine["ran"]) | (mine["stage"] < 0) | (mine["ran"] < 0)
-    found = mine.loc[inside, ["variable", "number"]]
-    # In place, what is overwritten ends where its last operator begins.
-    edges = [lives["start"], lives["stop"] - 1]
+    by_operators = _by_operators(passes, steps, living, uses)
     at_edges = [
-        pd.DataFrame({"variable": living.index, "number": passes.at[edge.to_numpy()]})
-        for edge in edges
+        (np.arange(len(living)), steps.at(living.ipu, edge))
+        for edge in (living.start, living.stop - 1)
     ]
-    together = pd.concat([found, *at_edges]).drop_duplicates()
-    return together[together["number"] >= 0]
+    pairs = [
+        by_operators,
+        *((row, np.where(at >= 0, passes.at[at], _NONE)) for row, at in at_edges),
+    ]
+    row, number = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    size = max(1, len(living))
+    keys = np.unique((number * size + row)[number >= 0])
+    numbers, first = np.unique(keys // size, return_index=True)
+    groups = np.split(keys % size, first[1:])
+    return dict(zip(numbers.tolist(), groups, strict=False))
+
+
+def _by_operators(
+    passes: Passes, steps: Steps, living: Variables, uses: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(row of ``living``, number of the pass) for each operator of the pass that uses it."""
+    ops, variables = uses
+    row = living.rows_of(variables)
+    ops, row = ops[row >= 0], row[row >= 0]
+    ran = np.flatnonzero((steps.op >= 0) & (passes.at >= 0))
+    # An operator may run on several IPUs and stages, and in several passes: a span each.
+    order = np.lexsort((ran, passes.at[ran], steps.stage[ran], steps.ipu[ran], steps.op[ran]))
+    ran = ran[order]
+    same = (steps.op, steps.ipu, steps.stage, passes.at)
+    differs = np.logical_or.reduce([np.diff(one[ran]) != 0 for one in same])
+    first = np.flatnonzero(np.concatenate([np.ones(min(1, len(ran)), dtype=bool), differs]))
+    last = np.append(first[1:], len(ran)) - 1
+    span, ends = ran[first], ran[last]
+    low, high = (np.searchsorted(steps.op[span], ops, side=side) for side in ("left", "right"))
+    count = high - low
+    row = np.repeat(row, count)
+    at = np.repeat(low, count) + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    begin, end = span[at], ends[at]
+    mine = steps.ipu[begin] == living.ipu[row]
+    row, begin, end = row[mine], begin[mine], end[mine]
+    offset = steps.begin[living.ipu[row]]
+    inside = (begin - offset < living.stop[row]) & (end - offset >= living.start[row])
+    # Two stages of an IPU may have a copy each.
+    stage, ran_on = living.stage[row], steps.stage[begin]
+    inside &= (stage == ran_on) | (stage < 0) | (ran_on < 0)
+    return row[inside], passes.at[begin[inside]]

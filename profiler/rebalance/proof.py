@@ -9,8 +9,14 @@ import numpy as np
 
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, depth_of, interval_costs
-from profiler.rebalance.tile_memory import Part, interval_memory, ipu_bytes
+from profiler.rebalance.interval_costs import (
+    INFINITE,
+    IntervalCosts,
+    depth_of,
+    interval_costs,
+    memory_of_all,
+)
+from profiler.rebalance.tile_memory import Part, ipu_bytes
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ def does_not_fit(
     # Blocks at which the stages so far may end, each stage as full as it may be.
     ends = np.zeros(count, dtype=bool)
     came = -1
-    memories = [interval_memory(costs, count, choice) for choice in choices]
+    memories = [memory_of_all(costs, choice) for choice in choices]
     first, width = np.nonzero(np.arange(count)[:, None] + np.arange(count)[None, :] < count)
     for k in range(stages):
         depth = depth_of(costs, stages, k)

@@ -15,8 +15,8 @@ import numpy as np
 
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import depth_of
-from profiler.rebalance.tile_memory import Part, ipu_bytes
+from profiler.rebalance.interval_costs import depth_of, memory_of_all
+from profiler.rebalance.tile_memory import IntervalMemory, Part, ipu_bytes
 from profiler.rebalance.what_if import Assignment, stage_cycles
 
 # What is open: for each IPU that comes again, its stages so far.
@@ -77,6 +77,7 @@ class _Search:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
         self._fits: dict[tuple[Part, ...], bool] = {}
+        self._alone: dict[Choice, IntervalMemory] = {}
         self._length: dict[tuple[Part, bool], int] = {}
 
     def stage(self, k: int, ways: dict[_Key, _Way]) -> dict[_Key, _Way]:
@@ -126,9 +127,17 @@ class _Search:
         if not self.memory:
             return True
         if parts not in self._fits:
-            fullest = int(ipu_bytes(self.costs, parts).max())
-            self._fits[parts] = fullest <= self.costs.machine.bytes_per_tile
+            self._fits[parts] = self._fullest(parts) <= self.costs.machine.bytes_per_tile
         return self._fits[parts]
+
+    def _fullest(self, parts: tuple[Part, ...]) -> int:
+        """Bytes of the fullest tile; of an IPU with one stage all such are known together."""
+        (part, *others) = parts
+        if others:
+            return int(ipu_bytes(self.costs, parts).max())
+        if part.choice not in self._alone:
+            self._alone[part.choice] = memory_of_all(self.costs, part.choice, self.most)
+        return self._alone[part.choice].fullest_of(part.first, part.last, part.depth)
 
     def _whole(self, parts: tuple[Part, ...]) -> bool:
         """Groups are on this IPU with all of their Blocks, or with none."""

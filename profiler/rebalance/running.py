@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -66,27 +67,24 @@ class Own:
 
 
 class Growing:
-    """Stages that begin with consecutive Blocks and get Block after Block, alike many each.
+    """Stages that begin with the Blocks ``first`` and get Block after Block, alike many each.
 
     Arrays are [stage, tile].
     """
 
     def __init__(
-        self,
-        costs: BlockCosts,
-        own: Own,
-        begin: int,
-        size: int,
-        here: np.ndarray | None = None,
+        self, costs: BlockCosts, own: Own, first: np.ndarray, here: np.ndarray | None = None
     ) -> None:
         """``here``, bool[Block]: that run on the IPU, where a stage is not all of it."""
         kind = own.forward.dtype
-        self.costs, self.own, self.begin, self.here = costs, own, begin, here
+        self.costs, self.own, self.first, self.here = costs, own, first, here
+        # Rows of consecutive Blocks are a slice, which copies nothing.
+        self.consecutive = bool((np.diff(first) == 1).all())
         self.saved = costs.memory.saved.astype(kind, copy=False)
         self.tensors = costs.memory.carried
         self.saves = costs.memory.any_saved and not (own.waits and not own.runs_again.any())
         self.updating = costs.memory.updating if costs.memory.any_updating else None
-        shape = (size, self.saved.shape[1])
+        shape = (len(first), self.saved.shape[1])
         self.forward, self.again, self.backward, self.update = np.zeros((4, *shape), dtype=kind)
         # recomputation that comes before any backward, in stages that no other follows
         self.early = np.zeros(shape, dtype=kind)
@@ -102,7 +100,7 @@ class Growing:
     @classmethod
     def whole(cls, costs: BlockCosts, own: Own, first: int, last: int, here: np.ndarray) -> Growing:
         """A stage of Blocks ``first .. last`` at once: what adding them one by one gives."""
-        stage = cls(costs, own, first, 1, here)
+        stage = cls(costs, own, np.array([first]), here)
         stashes = own.waits or stage.last_again < 0
         if len(stage.tensors) or len(costs.cuts.ties) or not stashes:
             for _ in range(first, last + 1):
@@ -134,37 +132,40 @@ class Growing:
     def add(self, size: int) -> None:
         """Each of the first ``size`` stages gets its next Block."""
         self.shrink(size)
-        here = slice(self.begin + self.length, self.begin + self.length + size)
-        own = self.own
+        own, block = self.own, self.first[:size] + self.length
+        here, mine = self._rows_of(block), self._rows_of(block - own.begin)
         if self.length and len(self.tensors):
-            self._arrive(here)
-        mine = slice(here.start - own.begin, here.stop - own.begin)
+            self._arrive(block)
         np.maximum(self.update, own.update[mine], out=self.update)
         if self.updating is not None:
             self.left += self.updating[here]
         forward, again, backward = own.forward[mine], own.again[mine], own.backward[mine]
         if len(self.tensors):
-            forward = self._and_waiting(here, forward, False)
-            again = self._and_waiting(here, again, True)
-            backward = self._and_waiting(here, backward, True)
+            forward = self._and_waiting(block, forward, False)
+            again = self._and_waiting(block, again, True)
+            backward = self._and_waiting(block, backward, True)
         if len(self.costs.cuts.ties):
-            backward = self._and_copies(here, backward)
+            backward = self._and_copies(block, backward)
         if self.saves and own.waits:
             again, backward = self._and_made_again(here, again, backward)
         elif self.saves:
-            forward, again, backward = self._and_saved(here, forward, again, backward)
+            forward, again, backward = self._and_saved(block, forward, again, backward)
         np.maximum(self.forward, forward, out=self.forward)
         if own.waits:
             np.maximum(self.again, again, out=self.again)
         elif self.last_again >= 0:
-            early = np.arange(here.start, here.stop) >= self.last_segment
-            np.maximum(self.again, np.where(early[:, None], 0, again), out=self.again)
-            np.maximum(self.early, np.where(early[:, None], again, 0), out=self.early)
+            early = (block >= self.last_segment)[:, None]
+            np.maximum(self.again, np.where(early, 0, again), out=self.again)
+            np.maximum(self.early, np.where(early, again, 0), out=self.early)
         np.maximum(self.backward, backward, out=self.backward)
         self.length += 1
 
+    def _rows_of(self, block: np.ndarray) -> Any:
+        """What takes the rows of these Blocks from an array."""
+        return slice(block[0], block[0] + len(block)) if self.consecutive else block
+
     def _and_made_again(
-        self, here: slice, again: np.ndarray, backward: np.ndarray
+        self, here: Any, again: np.ndarray, backward: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """With what earlier Blocks of the segment have made again, in a stage that stashes."""
         self.held[self.costs.cycles.closed[here]] = 0
@@ -173,10 +174,10 @@ class Growing:
         return again, backward
 
     def _and_saved(
-        self, here: slice, forward: np.ndarray, again: np.ndarray, backward: np.ndarray
+        self, block: np.ndarray, forward: np.ndarray, again: np.ndarray, backward: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same in a stage that no other follows: what is not made again lies there."""
-        block = np.arange(here.start, here.stop)
+        here = self._rows_of(block)
         behind = (block > self.last_again)[:, None]
         closed = self.costs.cycles.closed[here][:, None]
         begins = np.where(behind, (block == self.last_again + 1)[:, None], closed)
@@ -196,10 +197,9 @@ class Growing:
 
     # -- tensors that are handed on ---
 
-    def _arrive(self, here: slice) -> None:
+    def _arrive(self, block: np.ndarray) -> None:
         """Tensors that the newest Blocks are the first to touch, and the others must wait with."""
-        tensors = self.tensors
-        first, block = self._rows(here)
+        tensors, first = self.tensors, self.first[: len(block)]
         for number in np.flatnonzero(~tensors.direct):
             before, nbytes = tensors.touches_before[number], tensors.nbytes[number]
             alone = before[block] == before[first]
@@ -211,10 +211,9 @@ class Growing:
                 comes = tensors.touched[number, block] & (tensors.maker[number] < first)
                 self.forward[alone & comes] += nbytes.astype(self.forward.dtype)
 
-    def _and_waiting(self, here: slice, values: np.ndarray, back: bool) -> np.ndarray:
+    def _and_waiting(self, block: np.ndarray, values: np.ndarray, back: bool) -> np.ndarray:
         """With the tensors that pass by the newest Blocks, in the forward or the backward."""
-        tensors = self.tensors
-        first, block = self._rows(here)
+        tensors, first = self.tensors, self.first[: len(block)]
         for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
             before = tensors.touches_before[number]
             between = (tensors.first[number] < block) & (block < tensors.last[number])
@@ -223,15 +222,9 @@ class Growing:
                 values = values + np.where(lies[:, None], tensors.nbytes[number], 0)
         return values
 
-    def _rows(self, here: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the newest Block of each stage."""
-        first = np.arange(self.begin, self.begin + here.stop - here.start)
-        return first, first + self.length
-
-    def _and_copies(self, here: slice, backward: np.ndarray) -> np.ndarray:
+    def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """With the weights that come from another IPU, for the newest Blocks or earlier ones."""
-        first, block = self._rows(here)
-        ties = self.costs.cuts.ties
+        first, ties = self.first[: len(block)], self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, self.costs.tied_bytes, strict=True):
             away = _away(home, first, self.here)
             reads = away & np.isin(block, readers)
@@ -242,8 +235,7 @@ class Growing:
 
     def edges(self) -> Edges:
         """What waits for other IPUs, or came from them."""
-        size = len(self.forward)
-        first = np.arange(self.begin, self.begin + size)
+        first = self.first[: len(self.forward)]
         return Edges.of(self.costs, first, first + self.length - 1, self.here)
 
     def turns(self, edges: Edges) -> np.ndarray:

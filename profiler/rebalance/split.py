@@ -25,6 +25,7 @@ from profiler.rebalance.interval_costs import (
     copy_cycles,
     interval_costs,
     least_maximum,
+    memory_of_all,
 )
 from profiler.rebalance.least_update import fixed_cycles, least_update
 from profiler.rebalance.many_splits import (
@@ -34,13 +35,15 @@ from profiler.rebalance.many_splits import (
 )
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
-from profiler.rebalance.tile_memory import interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
+from profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
 _FEW_IPUS = 4  # up to which stages come back to each of them
+_MOST_NAMED = 6  # moves
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
 # In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
@@ -81,7 +84,8 @@ class Split:
         """What is proven of it, in half a sentence."""
         if self.proven:
             return "no split onto these IPUs is quicker: all were looked at or ruled out"
-        return f"not proven to be the quickest: one that takes up to {self.gap:.3%} less may exist"
+        gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
+        return f"not proven to be the quickest: one that takes up to {gap} less may exist"
 
 
 def best_split(
@@ -178,7 +182,7 @@ def quickest_split(
     none can run: it says why of the last one.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    bounds = [_at_least(costs, ipus) for ipus in lists]
+    bounds = [at_least(costs, ipus) for ipus in lists]
     problems: dict[int, str] = {}
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
@@ -193,9 +197,11 @@ def quickest_split(
             problems[at] = str(error)
             fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
             continue
+        if best is not None and (split.prediction.total, at) > best[:2]:
+            continue
         if split.prediction.problems:
             problems[at] = "; ".join(split.prediction.problems)
-        elif best is None or (split.prediction.total, at) < best[:2]:
+        else:
             best = split.prediction.total, at, split
     if best is None:
         raise ValueError(
@@ -227,7 +233,7 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     """No split into fewer stages, one an IPU, fits: not even if none of them stashed anything."""
     count, limit = len(costs), costs.machine.bytes_per_tile
     fits = np.logical_or.reduce(
-        [interval_memory(costs, count, choice).fullest(0) <= limit for choice in choices]
+        [memory_of_all(costs, choice).fullest(0) <= limit for choice in choices]
     )
     first, width = np.nonzero(fits)
     ends = np.zeros(count + 1, dtype=bool)  # Blocks before which the stages so far may end
@@ -243,7 +249,7 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     return count + 1
 
 
-def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
+def at_least(costs: Costs, ipus: Sequence[int]) -> int:
     """Cycles that no split onto these IPUs is below, found without looking at stages.
 
     A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
@@ -545,7 +551,9 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
             pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
             moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
         reasons.append(
-            "moves " + ", ".join(moves) if moves else "this is the split that was profiled"
+            f"moves {listed(moves, _MOST_NAMED)}"
+            if moves
+            else "this is the split that was profiled"
         )
     return reasons
 

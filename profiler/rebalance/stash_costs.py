@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from profiler import records
 from profiler.enums import Purpose, Role
 from profiler.rebalance.block_cycles import written_recomputation
 from profiler.rebalance.machine_costs import MachineCosts
@@ -79,29 +80,28 @@ def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
 
     From the tensors that have one.
     """
-    steps = report.program_steps()
-    steps = steps[steps["purpose"] == Purpose.STASH]
-    stashes = report.variables
-    stashes = stashes[stashes["role"] == Role.STASH]
+    names = ("purpose", "tensor", "stage", "cycles")
+    purpose, tensor, stage, cycles = map(report.steps_in_order, names)
+    stashing = purpose == Purpose.STASH
+    stashes = report.columns_of(records.Variable)
+    mine = stashes["role"] == Role.STASH
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
         (tensor, stage): total / max(1, depth.get(stage, 1))
         for tensor, stage, total in zip(
-            stashes["tensor"], stashes["stage"], stashes["bytes"], strict=True
+            *(stashes[name][mine].tolist() for name in ("tensor", "stage", "bytes")), strict=True
         )
     }
-    rows = zip(steps["tensor"], steps["stage"], steps["cycles"], strict=True)
-    points = [
-        (size[tensor, stage], cycles) for tensor, stage, cycles in rows if (tensor, stage) in size
-    ]
+    rows = zip(*(one[stashing].tolist() for one in (tensor, stage, cycles)), strict=True)
+    points = [(size[what, where], length) for what, where, length in rows if (what, where) in size]
     if not points:
         return machine.slice_cycles, 1 / (machine.slice_bytes_per_cycle * machine.tiles)
-    nbytes, cycles = np.array(points, dtype=np.float64).T
+    nbytes, spent = np.array(points, dtype=np.float64).T
     if np.ptp(nbytes) > 0:
-        rate, base = np.polyfit(nbytes, cycles, 1)
+        rate, base = np.polyfit(nbytes, spent, 1)
         if rate >= 0 and base >= 0:
             return float(base), float(rate)
-    return float(cycles.mean()), 0.0
+    return float(spent.mean()), 0.0
 
 
 def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:

@@ -73,8 +73,117 @@ def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
 
 def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
-    plain, interleaved = packed(costs, parts)
-    return including_gaps(plain + _residual(costs, parts), interleaved, costs.machine.region0_bytes)
+    return held_by(costs, parts).total[0]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What IPUs hold, int64[IPU, tile] each: all the time, by what it is; while Blocks run.
+
+    The latter in region 0 and in region 1; and what the profile holds beyond that (`residuals`).
+    """
+
+    always: Mapping[str, np.ndarray]
+    running: np.ndarray
+    interleaved: np.ndarray
+    residual: np.ndarray
+    region0_bytes: int
+
+    @property
+    def total(self) -> np.ndarray:
+        """All of it, gaps included."""
+        plain = sum(self.always.values(), start=self.running) + self.residual
+        return including_gaps(plain, self.interleaved, self.region0_bytes)
+
+    @property
+    def contents(self) -> dict[str, np.ndarray]:
+        """By what it is, in words, without gaps."""
+        return {
+            **self.always,
+            "what a Block holds while it runs": self.running + self.interleaved,
+            "what the profile holds besides": self.residual,
+        }
+
+
+def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
+    """Of one IPU that runs these stages."""
+    always, running, interleaved = _held_and_running(costs, parts)
+    return Held(
+        {words: nbytes[None] for words, nbytes in always.items()},
+        running[None],
+        interleaved[None],
+        _residual(costs, parts)[None],
+        costs.machine.region0_bytes,
+    )
+
+
+def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
+    """Of IPUs that run one of these stages each, which together have all Blocks in order."""
+    memory, tiles = costs.memory, costs.machine.tiles
+    first = np.array([part.first for part in parts])
+    runs = np.zeros((len(parts), len(costs)), dtype=bool)
+    for runs_here, part in zip(runs, parts, strict=True):
+        runs_here[part.first : part.last + 1] = True
+    stays = np.array([not part.choice.offload for part in parts])
+    stash = np.array([-(-stash_bytes(costs, part) // tiles) for part in parts])
+    always = {
+        "weights, accumulators and their code": np.add.reduceat(memory.always, first, axis=0),
+        "optimiser state": np.add.reduceat(memory.state, first, axis=0) * stays[:, None],
+        "code that Blocks share, and the stack": _shared_code(costs, runs),
+        "the stash": np.repeat(stash[:, None], tiles, axis=1),
+    }
+    return Held(
+        always,
+        _running_alone(costs, parts),
+        np.maximum.reduceat(memory.peak_interleaved, first, axis=0),
+        _residual_of(costs, runs),
+        costs.machine.region0_bytes,
+    )
+
+
+def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
+    """Code that Blocks share, and the stack, of IPUs that run some Blocks: int64[IPU, tile].
+
+    ``runs``: bool[IPU, Block]. IPUs with the same code are added up once.
+    """
+    memory = costs.memory
+    code = np.repeat(memory.shared[None], len(runs), axis=0)
+    if not len(memory.code):
+        return code
+    pieces = runs @ memory.code_users.T
+    known: dict[bytes, np.ndarray] = {}
+    for mine, into in zip(pieces, code, strict=True):
+        key = mine.tobytes()
+        if key not in known:
+            known[key] = memory.code[mine].sum(axis=0)
+        into += known[key]
+    return code
+
+
+def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
+    """`_residual` of IPUs that run some Blocks, bool[IPU, Block]: int64[IPU, tile]."""
+    if not len(costs.memory.residual):
+        return np.zeros((len(runs), costs.machine.tiles), dtype=np.int64)
+    ran_by = np.arange(len(costs.memory.residual))[:, None] == costs.memory.residual_of
+    common = runs.astype(np.int64) @ ran_by.T
+    return _carried(costs, common, runs.sum(axis=1, keepdims=True))
+
+
+def _running_alone(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
+    """`_running` of stages that have an IPU each: int64[stage, tile]. Those of a length at once."""
+    most = np.zeros((len(parts), costs.machine.tiles), dtype=np.int64)
+    alike: dict[tuple[Choice, bool, int], list[int]] = {}
+    for k, part in enumerate(parts):
+        key = part.choice, part.last == len(costs) - 1, part.last - part.first
+        alike.setdefault(key, []).append(k)
+    for (choice, final, more), stages in alike.items():
+        first = np.array([parts[k].first for k in stages])
+        own = Own.of(costs, choice, final, slice(int(first[0]), int(first[-1]) + more + 1))
+        growing = Growing(costs, own, first)
+        for _ in range(more + 1):
+            growing.add(len(first))
+        most[stages] = growing.most(growing.edges())
+    return most
 
 
 def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
@@ -84,16 +193,6 @@ def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.nda
     """
     held, running, interleaved = _held_and_running(costs, parts)
     return sum(held.values(), start=running), interleaved
-
-
-def contents(costs: BlockCosts, parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """The same by what it is: words -> bytes on each tile, int64[tile]."""
-    held, running, interleaved = _held_and_running(costs, parts)
-    return {
-        **held,
-        "what a Block holds while it runs": running + interleaved,
-        "what the profile holds besides": _residual(costs, parts),
-    }
 
 
 def _held_and_running(
@@ -137,19 +236,16 @@ def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     return _carried(costs, common[None, :], len(blocks))[0]
 
 
-def _carried(costs: BlockCosts, common: np.ndarray, count: int) -> np.ndarray:
-    """Residuals of sets of ``count`` Blocks, int64[set, tile].
+def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
+    """Residuals of sets of ``count`` Blocks (int64[set, 1] where they differ), int64[set, tile].
 
     ``common``, int64[set, IPU]: how many of them each IPU ran in the profile. Each IPU's residual
     counts by the square of the Blocks in common over all that either has: whole for its own Blocks,
     and next to nothing for all the model's, whose packing owes little to any one IPU.
     """
-    residual, profiled = (
-        costs.memory.residual,
-        np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual)),
-    )
+    profiled = np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual))
     alike = common / (count + profiled[None, :] - common)
-    carried: np.ndarray = np.rint(alike**2 @ residual).astype(np.int64)
+    carried: np.ndarray = np.rint(alike**2 @ costs.memory.residual_as_float).astype(np.int64)
     return carried
 
 
@@ -227,11 +323,18 @@ class IntervalMemory:
     stash: np.ndarray
     tiles: int
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
+    exact: bool = True  # else ``plain`` is an upper bound of itself
 
     def fullest(self, depth: int) -> np.ndarray:
         """Bytes of the fullest tile with so many micro-batches stashed."""
         depth = max(depth, self.least)
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
+
+    def fullest_of(self, first: int, last: int, depth: int) -> int:
+        """`fullest` of one stage."""
+        at = first, last - first
+        stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
+        return int(max(self.plain[at] + stash, self.gapped[at]))
 
 
 def interval_memory(
@@ -253,10 +356,13 @@ def interval_memory(
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
-    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
-    if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
-        plain = bound
-    else:
+    plain: np.ndarray | None = None
+    if enough is not None:
+        bound = _upper_bound(costs, always, own, first, last)
+        if bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
+            plain = bound
+    exact = plain is None
+    if plain is None:
         plain = _exactly(costs, always, own, width)
         ends = Own.of(costs, choice, True)
         if own.waits:
@@ -267,6 +373,7 @@ def interval_memory(
         stash,
         costs.machine.tiles,
         waiting(costs, 0, choice),
+        exact,
     )
 
 
@@ -364,7 +471,7 @@ def _grow(
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = np.zeros_like(code, dtype=kind)
     new_code[some] = code[some]
-    growing = Growing(costs, own, begin, size)
+    growing = Growing(costs, own, np.arange(begin, begin + size))
     interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
     common = np.zeros((size, len(residual)), dtype=np.int64)
     for step in range(width):

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Part, contents, ipu_bytes
+from profiler.rebalance.tile_memory import Held, Part, held_by, held_by_each
 
 MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have larger errors too
 
@@ -61,31 +63,41 @@ class Verdict:
         )
 
 
-def verdict(costs: Costs, parts: Sequence[Part], ipu: int, exact: bool = False) -> Verdict:
-    """Of an IPU that runs these stages; of one that runs none, all is free."""
-    limit = costs.machine.bytes_per_tile
-    if not parts:
-        return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
-    nbytes = ipu_bytes(costs, parts)
-    tile = int(nbytes.argmax())
-    largest, on_tile = _largest(costs, parts, tile)
-    return Verdict(ipu, tile, int(nbytes[tile]), limit, largest, on_tile, exact)
-
-
-def _largest(costs: Costs, parts: Sequence[Part], tile: int) -> tuple[str, int]:
-    held = {words: int(nbytes[tile]) for words, nbytes in contents(costs, parts).items()}
-    largest = max(held, key=lambda words: held[words])
-    return largest, held[largest]
-
-
 def verdicts(
     costs: Costs, parts: Sequence[Part], ipus: Sequence[int], exact: bool = False
 ) -> tuple[Verdict, ...]:
-    """Of each IPU up to the last; ``ipus`` is that of each stage."""
+    """Of each IPU up to the last; ``ipus`` is that of each stage. Of one without any, all is free.
+
+    ``parts`` have all Blocks, in order.
+    """
+    limit = costs.machine.bytes_per_tile
     mine: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
     for part, ipu in zip(parts, ipus, strict=True):
         mine[ipu].append(part)
-    return tuple(verdict(costs, some, ipu, exact) for ipu, some in enumerate(mine))
+    found = [Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True) for ipu in range(len(mine))]
+    alone = [k for k, ipu in enumerate(ipus) if len(mine[ipu]) == 1]
+    if alone:
+        fullest = _fullest(held_by_each(costs, parts))
+        for k in alone:
+            found[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
+    for ipu, some in enumerate(mine):
+        if len(some) > 1:
+            ((tile, nbytes, largest, most),) = _fullest(held_by(costs, some))
+            found[ipu] = Verdict(ipu, tile, nbytes, limit, largest, most, exact)
+    return tuple(found)
+
+
+def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
+    """Of each IPU its fullest tile, that tile's bytes, what most of them are, and how many."""
+    total = held.total
+    tiles, rows = total.argmax(axis=1), np.arange(len(total))
+    words = list(held.contents)
+    there = np.array([nbytes[rows, tiles] for nbytes in held.contents.values()])
+    largest = there.argmax(axis=0)
+    return [
+        (int(tile), int(total[row, tile]), words[which], int(there[which, row]))
+        for row, tile, which in zip(rows.tolist(), tiles, largest.tolist(), strict=True)
+    ]
 
 
 def summary(found: Sequence[Verdict]) -> str:

@@ -95,7 +95,7 @@ def _compiled(
     folder.mkdir()
     file = folder / "placement.json"
     file.write_text(json.dumps(placement_file(costs, assignment)))
-    options = ["--compile-only", "--autoreport", str(folder), "--placement", str(file)]
+    options = ["--compile-only", "--profile-dir", str(folder), "--placement", str(file)]
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(

@@ -6,7 +6,8 @@ A prediction, in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,23 +63,49 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give.
+    """What an assignment would give; memory and schedule are worked out when first asked for.
 
-    Cycles; bytes. ``problems`` says why it would not compile; empty: it would, unless ``notes`` say
-    that memory is too close to call. ``notes`` also say what to set for it. ``schedule`` is of at
-    most `MOST_LAID_OUT` micro-batches (or four for each stage), the other numbers of all.
+    Cycles; bytes. ``ramps`` and ``update`` are cycles of a weight update's ramp-up and ramp-down
+    together, and of what comes after its last pipeline cycle. ``legal``: there are enough
+    micro-batches for so many stages.
     """
 
     assignment: Assignment
-    schedule: Schedule
     total: int  # cycles a weight update (a device iteration in inference)
     pipeline_cycle: int  # in steady state
+    ramps: int
+    update: int
     forward: tuple[int, ...]  # of each stage
     backward: tuple[int, ...]  # recomputation included
-    memory: tuple[Verdict, ...]  # of each IPU
     samples_per_second: float
-    problems: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    legal: bool
+    costs: Costs
+    stage_costs: schedules.Costs
+    known_memory: tuple[Verdict, ...] | None = None  # of each IPU, where the caller has it
+
+    @cached_property
+    def memory(self) -> tuple[Verdict, ...]:
+        """Of each IPU."""
+        if self.known_memory is not None:
+            return self.known_memory
+        exact = _as_profiled(self.costs, self.assignment)
+        return verdicts(self.costs, self.assignment.parts(self.costs), self.assignment.ipus, exact)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why it would not compile; empty: it would, unless a note says too close to call."""
+        return tuple(_problems(self.costs, len(self.forward), self.memory, self.legal))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Memory that is too close to call, and what to set for it."""
+        return tuple(_notes(self.costs, self.memory, self.assignment))
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Of at most `MOST_LAID_OUT` micro-batches, or four for each stage if that is more."""
+        count = _counted(self.costs, len(self.forward), self.legal)
+        return laid_out(self.stage_costs, count, self.costs.pipelined)[0]
 
     @property
     def fullest(self) -> tuple[int, ...]:
@@ -134,7 +161,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         forward=forward,
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
-        reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
+        reduce=_reduces(costs, spans, assignment.ipus),
         stream_in=_streams(costs.streams.stream_in, spans, costs.streams.latency),
         stream_out=_streams(costs.streams.stream_out, spans, costs.streams.latency),
         stream_out_once=costs.streams.out_once,
@@ -145,26 +172,34 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         across=costs.streams.across,
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
-    wanted = costs.micro_batches if legal else _least(stages, costs.training)
-    schedule, total = laid_out(stage_costs, wanted, costs.pipelined)
-    memory = verdicts(costs, parts, assignment.ipus, _as_profiled(costs, assignment))
-    steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
-    length = schedule.cycle_end - schedule.cycle_start
-    pace = int(length[steady].max()) if steady else int(length.max(initial=0))
+    length = _lengths(stage_costs, _counted(costs, stages, legal), costs.pipelined)
     samples = costs.samples * costs.micro_batches
-    rate = samples * costs.machine.clock_hz / total if total and legal else 0.0
+    rate = samples * costs.machine.clock_hz / length.total if length.total and legal else 0.0
     return Prediction(
         assignment,
-        schedule,
-        total,
-        pace,
+        length.total,
+        length.steady,
+        length.ramps,
+        length.update,
         forward,
         backward if costs.training else (),
-        memory,
         rate,
-        tuple(_problems(costs, stages, memory, legal)),
-        tuple(_notes(costs, memory, assignment)),
+        legal,
+        costs,
+        stage_costs,
     )
+
+
+def _counted(costs: Costs, stages: int, legal: bool) -> int:
+    """Micro-batches that are looked at: at least as many as the pipeline needs."""
+    return costs.micro_batches if legal else _least(stages, costs.training)
+
+
+def _lengths(costs: schedules.Costs, micro_batches: int, pipelined: bool) -> schedules.Lengths:
+    if pipelined:
+        return schedules.lengths(costs, micro_batches)
+    schedule, total = laid_out(costs, micro_batches, pipelined)
+    return replace(schedules.lengths_of(schedule), total=total)
 
 
 def laid_out(
@@ -264,6 +299,13 @@ def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
+
+
+def _reduces(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each IPU, the cycles in which replicas exchange gradients; empty where they have none."""
+    gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
+    cycles = costs.reduces(np.array(_per_ipu(gradients, spans, ipus)))
+    return tuple(cycles.tolist()) if cycles.any() else ()
 
 
 def _per_ipu(

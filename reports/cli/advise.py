@@ -65,9 +65,20 @@ def run(args: argparse.Namespace) -> int:
     """Print what to change; 1 where a check was asked for and nothing that was compiled gains."""
     if args.check is not None and not args.check:
         raise common.CommandError("--check takes the script and its arguments, last", common.USAGE)
+    if args.check:
+        _there(args.check[0])
     failed: list[bool] = []
     code = common.each_profile(args, lambda report: _page(report, args, failed))
     return max(code, common.NOT_SO) if any(failed) else code
+
+
+def _there(script: str) -> None:
+    """Refuse a script that is not there before anything is compiled; ``-m module`` is looked up."""
+    if not script.startswith("-") and not Path(script).is_file():
+        raise common.CommandError(
+            f"there is no script {script} to compile: --check takes its path and its arguments",
+            common.USAGE,
+        )
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
@@ -93,11 +104,7 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     tables = [_table(advices, outcomes)]
     if len(steps) > 1:
         tables.append(_rounds(steps))
-    errors = [
-        say(f"{one.title}: {outcome.error}")
-        for one, outcome in zip(advices, outcomes, strict=True)
-        if outcome.error
-    ]
+    errors = [say(words) for words in _errors(advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *_verdict(advised, steps))
     return Page(str(report.path), (*tables, *lines))
 
@@ -189,6 +196,17 @@ def _came(outcome: Outcome) -> str:
     return f"{outcome.samples_per_second:,.0f}" if outcome.fits else "out of memory"
 
 
+def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
+    """Why compiles failed, each reason once, behind the numbers of the advices that it stopped."""
+    numbers: dict[str, list[str]] = {}
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome.error:
+            numbers.setdefault(outcome.error, []).append(str(number))
+    if len(numbers) == 1 and len(next(iter(numbers.values()))) == len(advices) > 1:
+        return [f"None of them compiles: {next(iter(numbers))}"]
+    return [f"{', '.join(whose)}: {error}" for error, whose in numbers.items()]
+
+
 def _rounds(steps: list[Step]) -> Table:
     import pandas as pd
 
@@ -225,7 +243,7 @@ def _lines(advices: list[Advice]) -> list[Lines]:
     said = []
     for number, one in enumerate(advices, 1):
         words = f"{number}. {units.sentence(one.title)}:"
-        below = [f"     {line}" for line in one.code]
+        below = [f"     {line}" for statement in one.code for line in statement.splitlines()]
         said.append(Lines(tuple(((clean(line), ""),) for line in (words, *below))))
     return said
 

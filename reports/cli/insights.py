@@ -15,7 +15,7 @@ from reports.cli import common
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.insights import Insight
-    from reports.tables import Page
+    from reports.tables import Lines, Page
 
 HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
@@ -38,9 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
         import pandas as pd
 
-        from profiler import units
         from profiler.insights import Insight, insights
-        from reports.tables import Column, Page, Table, say, sentence
+        from reports.tables import Column, Page, Table, sentence
 
         findings = insights(report)
         names = list(Insight.__dataclass_fields__)
@@ -50,12 +49,20 @@ def run(args: argparse.Namespace) -> int:
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
-            say(f"{at}. {one.detail} {units.sentence(one.action)}.")
+            _said(f"{at}. {one.detail} {one.change_in_words}", one.code)
             for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
 
     return common.each_profile(args, page)
+
+
+def _said(words: str, statements: tuple[str, ...]) -> Lines:
+    """Words, and below them statements to write."""
+    from reports.tables import Lines, clean
+
+    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
+    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
 
 
 def _mark(one: Insight) -> str:

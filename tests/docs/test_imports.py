@@ -17,7 +17,7 @@ import pytest
 
 from tests.paths import ROOT
 
-OURS = ("ipuscope", "profiler", "ipu_exec", "viewer", "reports")
+OURS = ("ipuscope", "profiler", "planner", "ipu_exec", "viewer", "reports")
 HEAVY = ("torch", "dash", "plotly")
 
 # What comes with a package that the table names.
@@ -34,16 +34,16 @@ def table() -> dict[str, set[str]]:
     """Package to what it may import, of ours and of others."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", page, re.MULTILINE)
-    found = {}
+    rooms = {}
     for package, words in rows:
-        if package in OURS and package not in found:
+        if package in OURS and package not in rooms:
             names = re.findall(
                 r"[a-z_0-9]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
             )
-            found[package] = {package, *names} | set().union(
+            rooms[package] = {package, *names} | set().union(
                 *(COMES_WITH.get(name, set()) for name in names)
             )
-    return found
+    return rooms
 
 
 def imported(path: Path) -> set[str]:
@@ -93,18 +93,18 @@ def floor(module: str, order: list[tuple[str, ...]]) -> int:
 
 def modules(package: str, root: Path = ROOT) -> dict[str, Path]:
     """Dotted name to file."""
-    found = {}
+    paths = {}
     for path in sorted((root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+        paths[".".join(parts).removesuffix(".__init__")] = path
+    return paths
 
 
 @lru_cache
 def arrows(package: str, root: Path = ROOT) -> dict[str, set[str]]:
     """Modules of the package that each of its modules imports, for type checkers too."""
     files = modules(package, root)
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for module, path in files.items():
         names: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
@@ -117,8 +117,8 @@ def arrows(package: str, root: Path = ROOT) -> dict[str, set[str]]:
             while name and name not in files:
                 name = name.rpartition(".")[0]
             targets.add(name)
-        found[module] = targets - {module, ""}
-    return found
+        imports[module] = targets - {module, ""}
+    return imports
 
 
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
@@ -179,9 +179,9 @@ def test_upward_arrows_are_seen(tmp_path: Path) -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
         "    from ipu_exec.lowering.one import B\n"
     )
-    found = arrows("ipu_exec", tmp_path)
-    assert found["ipu_exec.lowering.one"] == {"ipu_exec.lowering.two", "ipu_exec.enums"}
-    assert found["ipu_exec.lowering.two"] == {"ipu_exec.lowering.one"}
+    upward = arrows("ipu_exec", tmp_path)
+    assert upward["ipu_exec.lowering.one"] == {"ipu_exec.lowering.two", "ipu_exec.enums"}
+    assert upward["ipu_exec.lowering.two"] == {"ipu_exec.lowering.one"}
     order = rooms()
     levels = [
         floor(f"ipu_exec.{name}", order)
@@ -209,15 +209,15 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
     """Which of ``modules`` a file imports, wherever in it and for whom ever."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names if alias.name in modules)
+            names.update(alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                found.add(name if name in modules else str(node.module))
-    return found & modules
+                names.add(name if name in modules else str(node.module))
+    return names & modules
 
 
 def circle(package: Path) -> list[str]:

@@ -84,9 +84,9 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_python_in_the_pages_compiles(page: str) -> None:
-    found = blocks(page, "python")
-    assert found
-    for number, code in enumerate(found):
+    snippets = blocks(page, "python")
+    assert snippets
+    for number, code in enumerate(snippets):
         compile(code, f"{page}, block {number}", "exec")
 
 

@@ -6,15 +6,22 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import ipu_exec
+from ipu_exec import poprun
 from ipu_exec.run import _parser as run_parser
+from ipu_exec.session.compilation import compile_step
 from reports.cli import main, make_parser
+from tests.models import model_of
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 from tools import gallery, site_pages, tutorial
@@ -38,8 +45,8 @@ def commands(page: Path) -> list[list[str]]:
 
 def scripts(page: Path) -> dict[str, str]:
     """Snippets that have a file's name."""
-    found = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
-    return dict(found)
+    titled = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
+    return dict(titled)
 
 
 @pytest.fixture
@@ -59,8 +66,8 @@ def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
         (place / name).write_text(code)
     if "plain.py" in files:
         in_a_process([sys.executable, "plain.py"])
-    found = commands(page)
-    for name, *words in found:
+    lines = commands(page)
+    for name, *words in lines:
         if name == "ipu-run" and words[-1] in files:
             in_a_process([sys.executable, "-m", "ipu_exec.run", *words])
         elif name == "ipu-run":
@@ -73,12 +80,92 @@ def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
             assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), words
         else:
             check_install([name, *words])
-    assert found
+    assert lines
 
 
-def in_a_process(command: list[str]) -> None:
+OTHERS = [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if page not in (*TEACHING, INSTALL, tutorial.PAGE)
+    and re.search(r"^```(console|python|py|sql)\b", page.read_text(), re.M)
+]
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.stem)
+def test_the_commands_of_other_pages_are_there(page: Path) -> None:
+    """Each is one that its program takes: they name files and machines that a test has not."""
+    for line in "".join(blocks(page, "console")).splitlines():
+        words = shlex.split(line.removeprefix("$ ").rpartition("&&")[2], comments=True)
+        name = words[0] if words else ""
+        if name == "ipu-run":
+            run_parser(name).parse_args(words[1:])
+        elif name == "poprun":
+            poprun._parser().parse_args(words[1:])
+        elif name == "ipu-report":
+            make_parser().parse_args(words[1:])
+        elif name == "pip":
+            check_install(words)
+        else:  # what a command printed, below its "$ "
+            assert "$ " in "".join(blocks(page, "console")), line
+
+
+def names_of(page: Path) -> dict[str, Any]:
+    """What the snippets of a page take as given."""
+    layer = torch.nn.Linear(4, 4)
+    return {
+        "poptorch": ipu_exec,
+        "ipu_exec": ipu_exec,
+        "options": ipu_exec.Options(),
+        "stages": [ipu_exec.Stage("B0").ipu(0)],
+        "torch": torch,
+        "config": None,
+        "Gpt3": lambda config: layer,
+    }
+
+
+@pytest.mark.parametrize("page", OTHERS, ids=lambda page: page.stem)
+def test_the_snippets_of_other_pages_run(page: Path, tmp_path: Path) -> None:
+    names = names_of(page)
+    for number, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+    for number, code in enumerate(blocks(page, "py")):  # under ipu-run
+        script = tmp_path / f"block{number}.py"
+        script.write_text(f"{LIGHTNING if 'Trainer' in code else ''}{code}")
+        in_a_process([sys.executable, "-m", "ipu_exec.run", str(script)], tmp_path)
+    sql = re.sub("--.*", "", "".join(blocks(page, "sql")))
+    with sqlite3.connect(synthetic_profile(tmp_path / "profile.pop")) as profile:
+        for statement in filter(str.strip, sql.split(";")):
+            assert profile.execute(statement).fetchall()
+
+
+# The model of the pages that say .fit(model), with its data; one batch of it says enough.
+LIGHTNING = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+class Model(BoringModel):
+    def on_train_batch_end(self, *_):
+        self.trainer.should_stop = True
+
+model = Model()
+"""
+
+
+def test_the_overlapped_model_of_its_page_compiles() -> None:
+    """Its forward, with a layer between: the input and the output go over the I/O tiles."""
+    names = names_of(ROOT / "docs" / "host-io.md")
+    for code in blocks(ROOT / "docs" / "host-io.md", "python"):
+        exec(compile(code, "host-io.md", "exec"), names)
+    model = model_of(names["forward"], layer=torch.nn.Linear(8, 8))
+    options = names["options"].showCompilationProgressBar(False).deviceIterations(4)
+    executable = compile_step(model, (torch.zeros(2, 8),), {}, options, None, False)
+    assert "stream buffer" in " ".join(variable.name for variable in executable.variables)
+
+
+def in_a_process(command: list[str], folder: Path | None = None) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    process = subprocess.run(
+        command, capture_output=True, text=True, env=env, timeout=300, cwd=folder
+    )
     assert process.returncode == 0, process.stderr
 
 

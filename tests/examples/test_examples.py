@@ -37,8 +37,8 @@ def test_a_script_trains_a_toy_and_leaves_a_profile(
     said = capsys.readouterr().out
     assert "call 1: loss" in said
     assert "samples/s" in said
-    with profiler.open_report(tmp_path / "training") as found:
-        assert found.meta["state"] == "executed"
+    with profiler.open_report(tmp_path / "training") as profile:
+        assert profile.meta["state"] == "executed"
     assert report(["doctor", str(tmp_path / "training")]) == 0
 
 

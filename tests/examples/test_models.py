@@ -34,9 +34,9 @@ def compiled(
     else:
         options.deviceIterations(stages)
         example.module.eval()
-    made = optimiser(example.module.parameters(), lr=0.01) if training else None
+    optimizer = optimiser(example.module.parameters(), lr=0.01) if training else None
     return compile_step(
-        example.module, example.inputs(example.micro_batch), {}, options, made, training
+        example.module, example.inputs(example.micro_batch), {}, options, optimizer, training
     )
 
 
@@ -133,8 +133,8 @@ def compiled_on_nothing(
     inputs = tuple(
         t.half() if t.is_floating_point() else t for t in example.inputs(example.micro_batch)
     )
-    made = optimiser(module.parameters(), lr=0.01) if training else None
-    return compile_step(module, inputs, {}, options, made, training)
+    optimizer = optimiser(module.parameters(), lr=0.01) if training else None
+    return compile_step(module, inputs, {}, options, optimizer, training)
 
 
 @pytest.mark.parametrize(

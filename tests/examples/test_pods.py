@@ -13,7 +13,7 @@ def test_gpt3_over_shards_stages_and_replicas(tmp_path: Path) -> None:
     report = open_report(tmp_path / "training" / "profile.pop")
     assert report.meta["tensor_sharding"] == 4
     assert (report.target.ipus_per_replica, report.target.num_replicas) == (2, 2)
-    assert len(report.stages) == 2 + 3 * 4  # embedding, three parts of each layer, head
+    assert len(report.stages) == 3 + 3 * 4  # embedding, three parts of each layer, norm, head
 
 
 def test_bert_over_four_and_eight_stages(tmp_path: Path) -> None:

@@ -45,9 +45,9 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 def options(iterations: int = 2, accumulation: int = 3, replicas: int = 2) -> Options:
-    made = Options().deviceIterations(iterations).replicationFactor(replicas)
-    made.Training.gradientAccumulation(accumulation)
-    return made
+    opts = Options().deviceIterations(iterations).replicationFactor(replicas)
+    opts.Training.gradientAccumulation(accumulation)
+    return opts
 
 
 def test_a_batch_fills_a_call_and_the_rest_is_dropped() -> None:
@@ -58,8 +58,8 @@ def test_a_batch_fills_a_call_and_the_rest_is_dropped() -> None:
 
 
 def test_grouped_replicas_count_once() -> None:
-    made = options(1, 1, 4).inputReplicaGrouping(4, poptorch.CommGroupType.Consecutive)
-    assert DataLoader(made, Numbers(9), batch_size=3).combinedBatchSize == 3
+    opts = options(1, 1, 4).inputReplicaGrouping(4, poptorch.CommGroupType.Consecutive)
+    assert DataLoader(opts, Numbers(9), batch_size=3).combinedBatchSize == 3
 
 
 def test_torchs_arguments_are_taken() -> None:
@@ -116,16 +116,16 @@ def test_a_remainder_that_is_not_dropped_is_a_smaller_batch_unless_it_is_padded(
 def test_each_process_gets_its_own_part() -> None:
     parts = []
     for process in range(2):
-        made = options(1, 1, 1)
-        made.Distributed.configureProcessId(process, 2)
-        parts.append([int(value) for value in DataLoader(made, Numbers(9))])
+        opts = options(1, 1, 1)
+        opts.Distributed.configureProcessId(process, 2)
+        parts.append([int(value) for value in DataLoader(opts, Numbers(9))])
     assert parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def shuffled(process: int, processes: int, samples: int, batch: int) -> DataLoader:
-    made = options(1, 1, 1).randomSeed(42)
-    made.Distributed.configureProcessId(process, processes)
-    return DataLoader(made, Numbers(samples), batch_size=batch, shuffle=True)
+    opts = options(1, 1, 1).randomSeed(42)
+    opts.Distributed.configureProcessId(process, processes)
+    return DataLoader(opts, Numbers(samples), batch_size=batch, shuffle=True)
 
 
 def test_processes_shuffle_the_whole_dataset_together_and_anew_each_epoch() -> None:
@@ -138,25 +138,25 @@ def test_processes_shuffle_the_whole_dataset_together_and_anew_each_epoch() -> N
     assert set().union(*epochs[0], *epochs[1]) == set(
         range(100)
     )  # what the first left over comes in the second
-    made = options(1, 1, 1)
-    made.Distributed.configureProcessId(0, 2)
+    opts = options(1, 1, 1)
+    opts.Distributed.configureProcessId(0, 2)
     with pytest.raises(Error, match=r"must set poptorch\.Options\.randomSeed"):
-        DataLoader(made, Numbers(9), shuffle=True)
+        DataLoader(opts, Numbers(9), shuffle=True)
 
 
 def test_parts_of_processes_are_whole_batches_one_after_the_other() -> None:
-    made = options(1, 1, 1)
-    made.Distributed.configureProcessId(1, 3)
-    assert [batch.tolist()[0] for batch in DataLoader(made, Numbers(100), batch_size=4)] == list(
+    opts = options(1, 1, 1)
+    opts.Distributed.configureProcessId(1, 3)
+    assert [batch.tolist()[0] for batch in DataLoader(opts, Numbers(100), batch_size=4)] == list(
         range(32, 64, 4)
     )
 
 
 def test_an_iterable_dataset_is_not_split_silently() -> None:
-    made = options(1, 1, 1)
-    made.Distributed.configureProcessId(0, 2)
+    opts = options(1, 1, 1)
+    opts.Distributed.configureProcessId(0, 2)
     with pytest.raises(Error, match="auto_distributed_partitioning=False"):
-        DataLoader(made, Stream())
+        DataLoader(opts, Stream())
 
 
 @pytest.mark.parametrize("size", [0, 1.5])
@@ -166,10 +166,10 @@ def test_a_batch_size_is_a_whole_number(size: Any) -> None:
 
 
 def test_options_in_use_are_frozen() -> None:
-    made = options()
-    DataLoader(made, Numbers(50))
+    opts = options()
+    DataLoader(opts, Numbers(50))
     with pytest.raises(Error, match="in use"):
-        made.deviceIterations(3)
+        opts.deviceIterations(3)
 
 
 # -- batch samplers ---
@@ -244,9 +244,9 @@ def test_asynchronous_modes_give_the_batches_of_the_synchronous(mode: DataLoader
     with closing(DataLoader(options(2, 2, 1), Labelled(), batch_size=2, mode=mode)) as loader:
         assert len(loader) == len(expected) == 3
         for _ in range(2):
-            for made, wanted in zip(loader, expected, strict=True):
-                assert torch.equal(made["data"], wanted["data"]) and torch.equal(
-                    made["label"], wanted["label"]
+            for batch, wanted in zip(loader, expected, strict=True):
+                assert torch.equal(batch["data"], wanted["data"]) and torch.equal(
+                    batch["label"], wanted["label"]
                 )
 
 

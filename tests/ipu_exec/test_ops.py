@@ -50,6 +50,11 @@ def infer(function: Callable[..., Any], *args: torch.Tensor) -> Any:
     return poptorch.inferenceModel(run(function), options())(*args)
 
 
+def infer_with_layers_outside(function: Callable[..., Any], *args: torch.Tensor) -> Any:
+    """Of a function that calls layers which the model has not: PopTorch refuses their weights."""
+    return poptorch.inferenceModel(run(function), options().lenient())(*args)
+
+
 def compiled(function: Callable[..., Any], *args: torch.Tensor) -> poptorch.PoplarExecutor:
     model = poptorch.inferenceModel(run(function), options())
     model.compile(*args)
@@ -90,7 +95,7 @@ def test_for_loop_goes_on_with_what_the_body_returned_and_leaves_its_inputs() ->
     one = compiled(lambda x, y: poptorch.for_loop(1, body, [x, y]), x, y)
     five = compiled(lambda x, y: poptorch.for_loop(5, body, [x, y]), x, y)
     assert names(five).count("aten.mul_.Tensor") == 5
-    assert five.cycleCount() > one.cycleCount()
+    assert five.executable.cycles_per_call > one.executable.cycles_per_call
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -294,7 +299,9 @@ def test_multi_conv_computes_the_convolutions() -> None:
             return first(x), second(x)
 
     x = torch.randn(1, 2, 8, 8)
-    assert all(torch.equal(a, b) for a, b in zip(infer(both, x), both(x), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(infer_with_layers_outside(both, x), both(x), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -313,8 +320,8 @@ def test_wrong_multi_convs_are_errors_of_the_compile(forward: Any, says: str) ->
 
     x = torch.randn(1, 2, 8, 8)
     with pytest.raises(Error, match=says):
-        infer(inside, x)
-    assert infer(CHAIN[0], x).shape == (1, 2, 6, 6), "nothing is left open"
+        infer_with_layers_outside(inside, x)
+    assert infer_with_layers_outside(CHAIN[0], x).shape == (1, 2, 6, 6), "nothing is left open"
 
 
 CHAIN = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
@@ -354,17 +361,17 @@ def test_printing_shows_tensor_and_gradient_and_changes_nothing(
     text = capsys.readouterr().err
     plain, _ = gradients(lambda x: x, x)
     assert torch.equal(ours, plain)
-    assert text.count("summation: ((") == 2, (
+    assert text.count("summation: (\n (") == 2, (
         "once by the plain run, once by ours; compiling prints nothing"
     )
-    assert text.count("summation_gradient: ((") == 2
+    assert text.count("summation_gradient: (\n (") == 2
     infer(
         lambda x: poptorch.ipu_print_tensor(
-            x, "t", digits=2, float_format="fixed", open_bracket="["
+            x, "t", digits=3, float_format="fixed", open_bracket="["
         ),
         x / 3,
     )
-    assert "t: [[0.33, 0.67))" in capsys.readouterr().err
+    assert "t: [\n [0.33, 0.67)\n)" in capsys.readouterr().err
 
 
 def test_checkpoints_give_back_what_they_are_given() -> None:
@@ -390,7 +397,7 @@ def test_work_of_the_host_runs_amid_the_model_and_costs_its_way() -> None:
     assert names(wrapped).count("ipu_custom.host_sort_it") == 2
     latency = 2 * 9e-6 * wrapped.executable.target.clock_hz
     plain = compiled(lambda x: x * 2 + 1, x)
-    assert wrapped.cycleCount() - plain.cycleCount() > 2 * latency
+    assert wrapped.executable.cycles_per_call - plain.executable.cycles_per_call > 2 * latency
     behind_a_layer = trained(poptorch.CPU(lambda x: x * 1, "same"), 2)
     with pytest.raises(Error, match="inference models only"):
         poptorch.trainingModel(behind_a_layer, options())(torch.ones(2, 2))
@@ -567,11 +574,11 @@ def test_searching_costs_more_with_more_points() -> None:
     def cycles(points: int) -> int:
         return compiled(
             lambda s: poptorch.fps(s, [0, points], 0.5), torch.ones(points, 3)
-        ).cycleCount()
+        ).executable.cycles_per_call
 
     assert cycles(512) > 4 * cycles(32)
     few, many = (compiled(poptorch.nearest, torch.ones(n, 8), torch.ones(n, 8)) for n in (64, 4096))
-    assert many.cycleCount() > few.cycleCount()
+    assert many.executable.cycles_per_call > few.executable.cycles_per_call
 
 
 # -- logs and hardware ---

@@ -331,7 +331,7 @@ def test_the_log_says_what_the_device_is_told_of_the_optimiser(
     whole, group = said(caplog)
     assert whole.startswith("Updating graph optimizer with SGD2, defaultLearningRate=0.5,")
     assert "defaultMomentum=0 (const)" in whole
-    assert "defaultVelocityScaling=2 (const), " in whole and "lossScaling=2, " in whole
+    assert "defaultVelocityScaling=2, " in whole and "lossScaling=2, " in whole
     assert "accumType=float16, firstOrderMomentumAccumType=float32" in whole
     assert group.startswith("Updating group 0 optimizer with SGD2, learningRate=0.5, momentum=0")
     executor.setOptimizer(made)
@@ -421,3 +421,18 @@ def test_automatic_loss_scaling_has_a_state_and_an_anchor() -> None:
         scales.append(float(executor.getAnchoredTensor("scale")))
         assert scales[-1] == 2.0 * float(factor)
     assert len(set(scales)) > 1, "it was changed meanwhile"
+
+
+def test_momentum_begins_where_the_optimiser_before_had_none() -> None:
+    """States go on in an optimiser of the same kind, whose settings may need further ones."""
+    model = torch.nn.Linear(2, 1)
+    losses = model_of(lambda self, x: self.layer(x).sum(), layer=model)
+    quiet = ipu_exec.Options().showCompilationProgressBar(False)
+    before = torch.optim.RMSprop(model.parameters(), lr=0.1)
+    wrapped = ipu_exec.trainingModel(losses, quiet, before)
+    wrapped(torch.ones(1, 2))
+    after = torch.optim.RMSprop(model.parameters(), lr=0.1, momentum=0.9, centered=True)
+    wrapped.setOptimizer(after)
+    wrapped(torch.ones(1, 2))
+    state = after.state[model.weight]
+    assert float(state["step"]) == 2 and bool((state["momentum_buffer"] > 0).all())

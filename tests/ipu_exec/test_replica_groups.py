@@ -46,11 +46,11 @@ class Model(torch.nn.Module):
 def options(
     accumulation: int = 1, reduction: Any = ipu_exec.ReductionType.Mean
 ) -> ipu_exec.Options:
-    made = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(8)
-    made.Training.gradientAccumulation(accumulation).accumulationAndReplicationReductionType(
+    opts = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(8)
+    opts.Training.gradientAccumulation(accumulation).accumulationAndReplicationReductionType(
         reduction
     )
-    return made.outputMode(ipu_exec.OutputMode.All)
+    return opts.outputMode(ipu_exec.OutputMode.All)
 
 
 def grouped(
@@ -165,19 +165,19 @@ def test_without_grouping_nothing_changes() -> None:
 def test_the_all_reduce_is_within_a_group(kind: CommGroupType, size: int, group: list[int]) -> None:
     _, wrapped = grouped(kind, size, max(group) + 1, accumulation=2)
     wrapped.compile(torch.randn(MICRO * 2 * 8, ROWS))
-    made = wrapped.executable
+    executable = wrapped.executable
     assert (
-        sum(v.bytes for v in made.variables if v.name == "W") == ROWS * COLUMNS * 4
+        sum(v.bytes for v in executable.variables if v.name == "W") == ROWS * COLUMNS * 4
     )  # a replica's
-    (reduce,) = (body for body in made.tree.bodies if body.task == schedules.REDUCE)
-    found = {step.name: step.cycles for step in reduce.steps}
+    (reduce,) = (body for body in executable.tree.bodies if body.task == schedules.REDUCE)
+    actual = {step.name: step.cycles for step in reduce.steps}
     stride = max(group) + 1 if kind is CommGroupType.Orthogonal else 1
     expected = {"AllReduce": ring_cycles(TARGETS["mk2"], 0, 1, 8, COLUMNS * 4, 2)}
     if kind is not CommGroupType.NoGrouping:
         expected[f"AllReduce in groups of {size}"] = ring_cycles(
             TARGETS["mk2"], 0, stride, size, ROWS * COLUMNS * 4, 2
         )
-    assert found == expected
+    assert actual == expected
 
 
 def test_what_differs_between_replicas_is_not_sharded() -> None:

@@ -69,23 +69,23 @@ def test_operators_of_two_reports_are_matched_by_name(report: Report, demo: Path
 
 
 def test_insights_are_ordered_by_gain_and_lead_somewhere(report: Report) -> None:
-    found = insights(report)
-    assert len(found) >= 3
-    gains = [one.gain_cycles for one in found]
+    ordered = insights(report)
+    assert len(ordered) >= 3
+    gains = [one.gain_cycles for one in ordered]
     assert gains == sorted(gains, reverse=True)
-    for one in found:
+    for one in ordered:
         assert one.where.startswith("/")
         assert any(character.isdigit() for character in one.title + one.detail)
         assert one.action
 
 
 def test_the_gain_of_a_split_is_what_the_schedule_says(report: Report) -> None:
-    found = next(one for one in insights(report) if one.where.startswith("/rebalance?"))
-    starts = tuple(int(first) for first in found.where.split("=")[1].split(","))
+    insight = next(one for one in insights(report) if one.where.startswith("/rebalance?"))
+    starts = tuple(int(first) for first in insight.where.split("=")[1].split(","))
     costs = Costs.from_report(report)
     now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     then = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
-    assert found.gain_cycles == now.total - then.total
+    assert insight.gain_cycles == now.total - then.total
 
 
 def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
@@ -95,16 +95,16 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     options.showCompilationProgressBar(False).deviceIterations(16)
     ipu_exec.inferenceModel(Mlp([2048, 2048, 1024]), options)(torch.randn(16 * 64, 2048))
     uneven = open_report(tmp_path / "inference")
-    found = next(one for one in insights(uneven) if "the mean stage" in one.title)
-    assert "No better split of these Blocks was found" in found.detail
-    assert "--inside" in found.action
-    assert f"about {found.gain_cycles:,} cycles less" in found.detail
+    insight = next(one for one in insights(uneven) if "the mean stage" in one.title)
+    assert "No better split of these Blocks was found" in insight.detail
+    assert "--inside" in insight.action
+    assert f"about {insight.gain_cycles:,} cycles less" in insight.detail
     costs = Costs.from_report(uneven)
     mean = np.full_like(costs.cycles.forward, costs.cycles.forward.mean())
     even = replace(costs, cycles=replace(costs.cycles, forward=mean))
     split = Assignment.of(costs.stage.tolist(), costs.ipus)
     saved = what_if(costs, split).total - what_if(even, split).total
-    assert found.gain_cycles == pytest.approx(saved, rel=0.01)
+    assert insight.gain_cycles == pytest.approx(saved, rel=0.01)
 
 
 def test_an_overflow_comes_first_and_names_the_tile(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
         file.execute("update variables set role = 'optimiser state' where role = 'weight'")
         file.commit()
     report = open_report(path)
-    found = [one for one in insights(report) if one.title.startswith("optimiser state")]
+    about_state = [one for one in insights(report) if one.title.startswith("optimiser state")]
     states = report.variables.query("role == 'optimiser state'").groupby("ipu")
     # each IPU has its part of a machine's 20 GB/s; a transfer a weight each way has a begin and an
     # end of 257 cycles
@@ -135,10 +135,10 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
         states["name"].agg(lambda names: names.str.rpartition("/")[0].nunique()),
     )
     cycles = (2 * held / 5e9 * report.target.clock_hz + 2 * weights * 2 * 257).max()
-    about, _, rest = found[0].detail.partition(" bytes of the IPU with most would cost ")
+    about, _, rest = about_state[0].detail.partition(" bytes of the IPU with most would cost ")
     assert about.endswith(f" {held.max():,}")
     assert int(rest.partition(" ")[0].replace(",", "")) == pytest.approx(cycles, rel=1e-3)
-    assert found[0].action.startswith("Leave it on the chip")
+    assert about_state[0].action.startswith("Leave it on the chip")
 
 
 def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM traces")
     report = open_report(path)
-    found = insights(report)
-    assert any("tile" in one.title for one in found)
+    of_memory = insights(report)
+    assert any("tile" in one.title for one in of_memory)
     assert analysis.waiting(report) == 0
     assert not report.predicted
     assert not len(report.runs)
@@ -156,7 +156,7 @@ def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path)
 
 def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Path) -> None:
     """``ipu-run --compile-only`` asks no less of it: the schedule knows what a run takes."""
-    found = []
+    by_page = []
     for name, calls in (("compiled", False), ("ran", True)):
         options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / name)
         options.showCompilationProgressBar(False).Training.gradientAccumulation(8)
@@ -169,8 +169,8 @@ def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Pa
         report = open_report(tmp_path / name / "training")
         assert report.predicted != calls
         assert len(report.runs) == 1
-        found.append({one.where.split("?")[0]: one for one in insights(report)})
-    compiled, ran = found
+        by_page.append({one.where.split("?")[0]: one for one in insights(report)})
+    compiled, ran = by_page
     assert compiled.keys() == ran.keys() >= {"/rebalance", "/pipeline"}
     for where, one in compiled.items():
         assert one.gain_cycles == pytest.approx(ran[where].gain_cycles, rel=0.02)
@@ -178,15 +178,15 @@ def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Pa
 
 
 def test_vertices_on_a_tile_are_those_of_its_steps(report: Report) -> None:
-    found = report.tile_vertices(1, 20)
+    vertices = report.tile_vertices(1, 20)
     steps = report.program_steps(1)
     sets = steps[steps["kind"] == "compute"]
-    assert found["compute_sets"].max() <= len(sets)
-    assert set(found["vertex_type"]) <= {
+    assert vertices["compute_sets"].max() <= len(sets)
+    assert set(vertices["vertex_type"]) <= {
         name for step in sets["step"] for name in report.vertices(int(step))["vertex_type"]
     }
-    assert (found["count"] > 0).all()
-    assert np.issubdtype(found["count"].dtype, np.integer)
+    assert (vertices["count"] > 0).all()
+    assert np.issubdtype(vertices["count"].dtype, np.integer)
     with pytest.raises(IndexError, match="tiles 0 to"):
         report.tile_vertices(0, 5000)
 

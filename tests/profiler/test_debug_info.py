@@ -26,9 +26,9 @@ def test_a_program_that_asks_for_it_gets_names_lines_and_modules(tmp_path, monke
     asked = json.dumps({"autoReport.outputDebugInfo": "true"})
     monkeypatch.setenv(ENGINE_OPTIONS_VARIABLE, asked)
     folder = run(tmp_path)
-    found = cbor2.loads((folder / "debug.cbor").read_bytes())
-    names, contexts = found["stringTable"], {one["id"]: one for one in found["contexts"]}
-    assert len(contexts) == len(found["contexts"])
+    debug = cbor2.loads((folder / "debug.cbor").read_bytes())
+    names, contexts = debug["stringTable"], {one["id"]: one for one in debug["contexts"]}
+    assert len(contexts) == len(debug["contexts"])
     operations = pva.OperationAnalysis(pva.openReport(folder)).operations
     assert {operation.debugContext.id for operation in operations} <= set(contexts)
     for operation in operations:
@@ -43,8 +43,8 @@ def test_a_program_that_asks_for_it_gets_names_lines_and_modules(tmp_path, monke
     product = next(o for o in operations if o.name.endswith(("Gemm", "MatMul", "Linear")))
     context = contexts[contexts[product.debugContext.id]["parentId"]]
     assert (context["module"], context["op_type"]) == ("0", product.name.rpartition("/")[2])
-    order = [one["id"] for one in found["contexts"]]
-    for one in found["contexts"]:
+    order = [one["id"] for one in debug["contexts"]]
+    for one in debug["contexts"]:
         if one["parentId"]:
             assert order.index(one["id"]) < order.index(one["parentId"])
 

@@ -98,8 +98,8 @@ def read_as_libpva(path: Path) -> None:
         )
     for step in compilation.livenessProgramSteps[:10]:
         _ = (step.notAlwaysLiveMemory.variables, step.notAlwaysLiveMemoryForTile(0).bytes)
-    for found in compilation.computeSets[:5]:
-        _ = [vertex.countByTile for vertex in found.vertices]
+    for compute_set in compilation.computeSets[:5]:
+        _ = [vertex.countByTile for vertex in compute_set.vertices]
     memory = compilation.tiles[0].memory
     _ = (
         repr(report),
@@ -148,7 +148,7 @@ def test_rows_of_every_record_come_back(record, data, tmp_path):
         path = writer.publish()
     reader = Reader(path)
     columns = reader.columns(record)
-    found = {
+    read = {
         record(
             **{
                 column.name: _value(reader, column, columns[column.name][i])
@@ -158,7 +158,7 @@ def test_rows_of_every_record_come_back(record, data, tmp_path):
         for i in range(len(rows))
     }
     reader.close()
-    assert found == {repr(row) for row in rows}
+    assert read == {repr(row) for row in rows}
 
 
 def _value(reader: Reader, column: schema.Column, value: object) -> object:
@@ -213,8 +213,8 @@ def test_the_same_rows_give_the_same_tables_in_any_sqlite_client(profile):
         columns = ["stage", "ipu", "cycles", "forward_cycles", "backward_cycles"]
         assert stages.fetchall() == list(report[columns].itertuples(index=False, name=None))
         for view in schema.VIEWS:
-            found = connection.execute(f"SELECT {view.columns} FROM {view.name}").fetchall()
-            assert found, view.name
+            rows = connection.execute(f"SELECT {view.columns} FROM {view.name}").fetchall()
+            assert rows, view.name
         categories = dict(connection.execute("SELECT id, name FROM var_categories"))
         assert tuple(categories[i] for i in range(len(categories))) == records.CATEGORIES
 

@@ -36,18 +36,18 @@ def ask(path, sql):
 def test_executed_steps_are_the_reports(path, report):
     every = ask(path, "SELECT * FROM execution_steps ORDER BY run, ipu, start, id")
     assert sorted(every["id"]) == list(range(len(every)))
-    found = every[every["cycles"] > every["waited"]].copy()
-    found["start"] += found["waited"]
-    found["cycles"] -= found["waited"]
-    found = found.sort_values(["run", "ipu", "start"], kind="stable")
+    busy = every[every["cycles"] > every["waited"]].copy()
+    busy["start"] += busy["waited"]
+    busy["cycles"] -= busy["waited"]
+    busy = busy.sort_values(["run", "ipu", "start"], kind="stable")
     parts = [report.steps(run).assign(run=run) for run in report.runs["run"]]
     wanted = pd.concat(parts)
     wanted = wanted[wanted["step"] >= 0].sort_values(["run", "ipu", "start"], kind="stable")
-    assert len(found) == len(wanted) > 1000
-    assert found["id"].is_unique
+    assert len(busy) == len(wanted) > 1000
+    assert busy["id"].is_unique
     for name in ("run", "iteration", "ipu", "micro_batch", "pipeline_cycle", "step", "start"):
-        assert found[name].tolist() == wanted[name].tolist(), name
-    assert found["cycles"].tolist() == (wanted["end"] - wanted["start"]).tolist()
+        assert busy[name].tolist() == wanted[name].tolist(), name
+    assert busy["cycles"].tolist() == (wanted["end"] - wanted["start"]).tolist()
     spent = every.groupby(["run", "ipu"])["cycles"].sum().unstack()
     assert spent.to_numpy().tolist() == [
         [cycles] * report.target.num_ipus for cycles in report.runs["cycles"]
@@ -55,21 +55,21 @@ def test_executed_steps_are_the_reports(path, report):
 
 
 def test_micro_batches_are_the_reports_tasks(path, report):
-    found = ask(path, "SELECT * FROM stage_micro_batches WHERE run = 1 ORDER BY ipu, start")
+    micro_batches = ask(path, "SELECT * FROM stage_micro_batches WHERE run = 1 ORDER BY ipu, start")
     tasks = report.tasks(1)
     wanted = tasks[tasks["stage"] >= 0].sort_values(["ipu", "start"])
     for name in ("stage", "micro_batch", "start", "end"):
-        assert found[name].tolist() == wanted[name].tolist(), name
+        assert micro_batches[name].tolist() == wanted[name].tolist(), name
 
 
 def test_bytes_on_tiles_are_the_reports(path, report):
     for ipu in range(report.target.num_ipus):
         first = ipu * report.target.tiles_per_ipu
-        found = ask(path, f"SELECT * FROM memory_by_tile WHERE ipu = {ipu} ORDER BY tile")
+        by_tile = ask(path, f"SELECT * FROM memory_by_tile WHERE ipu = {ipu} ORDER BY tile")
         tiles = report.tiles(ipu)
-        assert found["tile"].tolist() == (first + tiles["tile"]).tolist()
+        assert by_tile["tile"].tolist() == (first + tiles["tile"]).tolist()
         for name in ("total", "total_excluding_gaps", "always_live", "overflow"):
-            assert found[name].tolist() == tiles[name].tolist(), name
+            assert by_tile[name].tolist() == tiles[name].tolist(), name
     room = ask(path, "SELECT * FROM tile_headroom").set_index("ipu")
     tiles = report.tiles(1)
     tile = room.loc[1, "fullest_tile"]
@@ -78,12 +78,12 @@ def test_bytes_on_tiles_are_the_reports(path, report):
 
 
 def test_variables_on_tiles_are_the_reports(path, report):
-    found = ask(
+    pieces = ask(
         path,
         "SELECT v.id, tile, size_bytes, string, c.name AS category FROM vars_info v "
         "JOIN var_categories c ON c.id = v.category JOIN vars_string_table n ON n.id = v.name",
     )
-    for id, of in found.groupby("id"):
+    for id, of in pieces.groupby("id"):
         variable = report.variables.loc[id]
         held = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
         held[of["tile"] - variable["ipu"] * report.target.tiles_per_ipu] = of["size_bytes"]
@@ -91,7 +91,7 @@ def test_variables_on_tiles_are_the_reports(path, report):
         assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {
             variable["category"]
         }
-    assert set(found["id"]) == set(report.variables.index[report.variables["bytes"] > 0])
+    assert set(pieces["id"]) == set(report.variables.index[report.variables["bytes"] > 0])
 
 
 def test_sql_written_for_the_vendors_file_runs(path, report):
@@ -138,10 +138,10 @@ def test_waits_become_syncs_by_hand():
     end = np.array([10, 15, 40, 46, 60, 46, 50])
     wait = np.array([False, True, True, False, True, True, False])
     sync = np.array([False, False, False, True, False, False, False])
-    found = waits_as_syncs(ipu, start, end, wait, sync)
-    assert found.kept.tolist() == [True, False, False, True, True, True, True]
-    assert found.start.tolist() == [0, 10, 15, 10, 46, 0, 46]
-    assert found.waited.tolist() == [0, 0, 0, 30, 14, 46, 0]
+    syncs = waits_as_syncs(ipu, start, end, wait, sync)
+    assert syncs.kept.tolist() == [True, False, False, True, True, True, True]
+    assert syncs.start.tolist() == [0, 10, 15, 10, 46, 0, 46]
+    assert syncs.waited.tolist() == [0, 0, 0, 30, 14, 46, 0]
 
 
 def test_activity_of_a_step_by_hand():
@@ -164,11 +164,11 @@ def test_activity_of_a_step_by_hand():
 
 
 def test_runs_of_equal_bytes_by_hand():
-    found = [
+    runs = [
         (run.first_tile, run.last_tile, run.bytes)
         for run in plain.tile_runs(3, np.array([0, 4, 4, 0, 0, 8, 4]))
     ]
-    assert found == [(1, 2, 4), (5, 5, 8), (6, 6, 4)]
+    assert runs == [(1, 2, 4), (5, 5, 8), (6, 6, 4)]
     assert list(plain.tile_runs(3, np.zeros(0))) == []
 
 

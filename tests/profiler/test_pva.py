@@ -110,7 +110,9 @@ def test_programs_are_the_tree(report, plain):
     with closing(sqlite3.connect(plain.path)) as connection:
         assert dict(connection.execute("SELECT id, name FROM programs")) == names
         sets = dict(connection.execute("SELECT compute_set, name FROM compute_sets"))
-    assert {found.id: found.name for found in report.compilation.computeSets} == sets
+    assert {
+        compute_set.id: compute_set.name for compute_set in report.compilation.computeSets
+    } == sets
     assert "conv1/Conv" in names.values() and "conv1/convolution" not in names.values()
     streams = {program.name for program in programs if "StreamCopy" in program.type.name}
     assert {name.split("/")[0] for name in streams} == {"copyFromHost", "copyToHost"}
@@ -159,16 +161,16 @@ def test_compute_sets_and_vertices_are_the_reports(report, plain):
         < int((steps["type"] == "OnTileExecute").sum())
     )
     total, state = 0, 0
-    for found in sets:
-        of_ipu = np.array(found.estimatedCyclesByTile).reshape(8, -1)
+    for compute_set in sets:
+        of_ipu = np.array(compute_set.estimatedCyclesByTile).reshape(8, -1)
         assert of_ipu[:4].tolist() == of_ipu[4:].tolist(), "replicas do the same"
-        counts = [np.array(vertex.countByTile) for vertex in found.vertices]
+        counts = [np.array(vertex.countByTile) for vertex in compute_set.vertices]
         assert all(
             vertex.count * 2 == count.sum()
-            for vertex, count in zip(found.vertices, counts, strict=True)
+            for vertex, count in zip(compute_set.vertices, counts, strict=True)
         )
         total += sum(int(count.sum()) for count in counts) // 2
-        state += sum(vertex.type.size * vertex.count for vertex in found.vertices)
+        state += sum(vertex.type.size * vertex.count for vertex in compute_set.vertices)
     assert report.compilation.graph.numVertices == total > 10_000
     of_category = plain.variables.groupby("category")["bytes"].sum()
     assert state == of_category["vertexInstanceState"]
@@ -264,10 +266,11 @@ def test_liveness_is_the_reports(report, plain):
     assert list(at) == sorted(at) and len(at) == len(steps)
     for ipu in range(4):
         live, own = plain.liveness(ipu), plain.program_steps(ipu)
-        found = [steps[at[id]].notAlwaysLiveMemoryForIpu(ipu).bytes for id in own["program"]]
-        assert found == live["not_always_live"].tolist()
+        bytes_at = [steps[at[id]].notAlwaysLiveMemoryForIpu(ipu).bytes for id in own["program"]]
+        assert bytes_at == live["not_always_live"].tolist()
         assert (
-            steps[at[own["program"].iloc[3]]].notAlwaysLiveMemoryForIpu(ipu + 4).bytes == found[3]
+            steps[at[own["program"].iloc[3]]].notAlwaysLiveMemoryForIpu(ipu + 4).bytes
+            == bytes_at[3]
         )
         grid = plain.liveness_map(ipu, tiles=slice(7, 8), what="not_always_live")[:, 0]
         tile = ipu * 1472 + 7
@@ -456,10 +459,10 @@ def test_stages_cost_what_is_left_of_a_full_pipeline_cycle(report, plain):
     """As ``pva_utils`` of the vendor's automatic pipelining finds the slowest IPU: what the steps
     between two exchanges of the full pipeline are, without exchanges, syncs and streams.
     """
-    found = full_pipeline_compute(report, plain)
+    cycles = full_pipeline_compute(report, plain)
     stages = plain.stages
-    assert found == (stages["forward_cycles"] + stages["backward_cycles"]).tolist()
-    assert int(np.argmax(found)) == int(stages["cycles"].idxmax())
+    assert cycles == (stages["forward_cycles"] + stages["backward_cycles"]).tolist()
+    assert int(np.argmax(cycles)) == int(stages["cycles"].idxmax())
 
 
 def full_pipeline_compute(report, plain):
@@ -610,7 +613,7 @@ def test_objects_can_be_read_and_found_with_dir(report):
     report.listPrintLength(10)
     words = repr(report)
     assert "numIPUs=8" in words and "run 1" in words
-    for found, names in (
+    for entry, names in (
         (
             report,
             {"compilation", "execution", "poplarVersion", "version", "instrumentationSettings"},
@@ -622,8 +625,8 @@ def test_objects_can_be_read_and_found_with_dir(report):
         (report.execution.steps[0], {"program", "cyclesByTile", "computeSets", "ipus"}),
         (report.compilation.tiles[0].memory.category, {"vertexCode", "constant", "copyDescriptor"}),
     ):
-        assert names <= set(dir(found))
-        assert repr(found)
+        assert names <= set(dir(entry))
+        assert repr(entry)
 
 
 def test_host_trace(path):

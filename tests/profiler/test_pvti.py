@@ -70,8 +70,8 @@ def test_methods_graphs_and_heatmaps(recorder):
     assert recorder.events[0].label.endswith("Loader.load")
     pvti.Graph("Loss", "nats").addSeries("training").add(0.5)
     pvti.HeatmapDouble("weights", [0, 1, 2], "2^x").add([0.5, 1.5, 1.7, 9.0])
-    found = [(row.graph, row.series, row.value) for row in recorder.values]
-    assert found == [
+    points = [(row.graph, row.series, row.value) for row in recorder.values]
+    assert points == [
         ("Loss", "training", 0.5),
         ("weights", "0 to 1", 1.0),
         ("weights", "1 to 2", 3.0),
@@ -162,7 +162,7 @@ def test_host_and_ipus_are_on_one_timeline(tmp_path):
         lanes = host_lanes(report).set_index("label")
         shift = host_timeline(report).shift
         between = int(report.runs["start"].iloc[1] - report.runs["end"].iloc[0])
-        found = list(trace.events(report, None, None, False))
+        all_events = list(trace.events(report, None, None, False))
     ends = lanes[["start_us", "end_us"]].round(3).to_dict("index")
     calls = [name for name in ends if name.startswith("run")]
     assert [ends[name]["start_us"] for name in calls] == [0, round(first + 300, 3)]
@@ -171,7 +171,7 @@ def test_host_and_ipus_are_on_one_timeline(tmp_path):
     assert ends["load"] == {"start_us": round(first / 2, 3), "end_us": round(first + 100, 3)}
     assert lanes["depth"].to_dict() == {"epoch": 0, "load": 0, **dict.fromkeys(calls, 1)}
     assert shift.tolist() == [0, round(300 * hz / 1e6) - between]
-    slices = [one for one in found if one["ph"] == "X"]
+    slices = [one for one in all_events if one["ph"] == "X"]
     on_host = {one["name"]: one for one in slices if one["cat"] == "host"}
     on_ipus = {one["name"]: one for one in slices if one["cat"] == "call"}
     for name in calls:

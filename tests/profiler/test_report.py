@@ -375,7 +375,7 @@ def test_slices_of_any_bodies_tile_their_tasks(lengths, tasks):
     )
     end = np.cumsum(length)
     none = np.zeros(len(tasks), dtype=int)
-    found = slices(Tasks(none, none, none, body, none, end - length, end), bodies)
+    actual = slices(Tasks(none, none, none, body, none, end - length, end), bodies)
     expected = []
     for i, b in enumerate(body):
         at = int(end[i] - length[i])
@@ -386,7 +386,7 @@ def test_slices_of_any_bodies_tile_their_tasks(lengths, tasks):
             at = finish
     assert list(
         zip(
-            *(getattr(found, name).tolist() for name in ("task", "step", "start", "end")),
+            *(getattr(actual, name).tolist() for name in ("task", "step", "start", "end")),
             strict=True,
         )
     ) == (expected)
@@ -423,14 +423,14 @@ def test_what_is_not_there_is_an_index_error_that_says_what_is(report):
 
 def naive_map(report: Report, ipu: int, what: str = "total") -> np.ndarray:
     steps = len(report.program_steps(ipu))
-    found = [[0] * TILES for _ in range(steps)]
+    live = [[0] * TILES for _ in range(steps)]
     for row in report.variables[report.variables["ipu"] == ipu].itertuples():
         tile_bytes = report.variable_tiles(row.Index).tolist()
         for step in range(steps):
             if what == "total" if row.always_live else row.start <= step < row.stop:
                 for tile in range(TILES):
-                    found[step][tile] += tile_bytes[tile]
-    return np.array(found)
+                    live[step][tile] += tile_bytes[tile]
+    return np.array(live)
 
 
 @pytest.mark.parametrize("what", ["total", "not_always_live"])
@@ -491,15 +491,17 @@ def test_any_intervals_in_any_window_blocks_and_shape(case, first, height, width
     try:
         window = whole[first:]
         np.testing.assert_array_equal(liveness.byte_map(intervals, first, steps), window)
-        found = liveness.resampled(intervals, first, steps, (height, width))
+        resampled = liveness.resampled(intervals, first, steps, (height, width))
         peaks = liveness.peaks(intervals, steps, np.ones(intervals.tiles, dtype=np.int64))
     finally:
         liveness.BLOCK_CELLS = old
-    rows = np.arange(found.shape[0] + 1) * len(window) // max(1, found.shape[0])
-    columns = np.arange(found.shape[1] + 1) * intervals.tiles // max(1, found.shape[1])
-    for i in range(found.shape[0]):
-        for j in range(found.shape[1]):
-            assert found[i, j] == window[rows[i] : rows[i + 1], columns[j] : columns[j + 1]].max()
+    rows = np.arange(resampled.shape[0] + 1) * len(window) // max(1, resampled.shape[0])
+    columns = np.arange(resampled.shape[1] + 1) * intervals.tiles // max(1, resampled.shape[1])
+    for i in range(resampled.shape[0]):
+        for j in range(resampled.shape[1]):
+            assert (
+                resampled[i, j] == window[rows[i] : rows[i + 1], columns[j] : columns[j + 1]].max()
+            )
     assert peaks.step_total.tolist() == (whole + 1).sum(axis=1).tolist()
     assert peaks.max_tile_bytes.tolist() == (whole + 1).max(axis=1).tolist()
     assert peaks.tile_peak.tolist() == (whole + 1).max(axis=0).tolist()

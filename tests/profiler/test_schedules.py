@@ -101,9 +101,9 @@ def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> 
     begun = {(k, m): s for k, m, s, _ in _tasks(schedule, FORWARD)}
     ended = {(k, m): e for k, m, _, e in _tasks(schedule, FORWARD)}
     for kind, streams in ((LOAD, costs.load), (STREAM_IN, costs.stream_in)):
-        found = _tasks(schedule, kind)
-        assert len(found) == count * sum(length > 0 for _, length in streams)
-        for k, m, _, end in found:
+        transfers = _tasks(schedule, kind)
+        assert len(transfers) == count * sum(length > 0 for _, length in streams)
+        for k, m, _, end in transfers:
             carried = (
                 costs.across and kind == LOAD and m == 0 and end > begun[k, m]
             )  # the next device iteration's

@@ -55,3 +55,17 @@ def test_bytes_and_shares() -> None:
 )
 def test_a_sentence_begins_with_a_capital_but_for_code(words: str, said: str) -> None:
     assert units.sentence(words) == said
+
+
+def test_the_first_few_are_said_and_the_rest_counted() -> None:
+    assert units.listed(["a", "b"], 2) == "a, b"
+    assert units.listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert units.listed(list("abcde"), 2, "Block") == "a, b and 3 more Blocks"
+
+
+def test_of_too_many_names_the_ends_are_said() -> None:
+    names = [f"layer{number}" for number in range(4, 9)]
+    assert units.ends_of(names[:2], 20) == "layer4, layer5"
+    assert units.ends_of(names, 20) == "layer4 … layer8"
+    assert len(units.ends_of(["embedding.words.first", *names], 20)) <= 20
+    assert units.ends_of(["transformer.block.attention"], 10) == "tra…ention"

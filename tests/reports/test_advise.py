@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from profiler.advise import Levers
+from profiler import open_report
+from profiler.advise import Basis, Levers
+from profiler.advise.levers import LINE, stages_line
+from profiler.rebalance import Assignment
 from reports import checks
 from reports.cli import main
 from tests.ipu_exec.test_levers import GPT
@@ -78,14 +85,61 @@ def test_a_check_without_a_script_is_refused(
     assert "--check takes the script" in capsys.readouterr().err
 
 
-def test_a_script_that_does_not_compile_is_said_so(
+def test_a_script_that_is_not_there_is_refused_before_anything_is_compiled(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(checks.Script, "compiled", None)  # a call would be an error
+    assert main(["advise", str(profile), "--check", "nowhere.py"]) == 2
+    assert capsys.readouterr().err.count("nowhere.py") == 1
+
+
+@pytest.mark.parametrize("form", ["advise", "insights"])
+def test_code_fits_a_terminal_of_80_columns(
+    form: str,
+    profile: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No word of a statement is broken: joined again, the lines are the statement."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([form, "--top", "0", str(profile)]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main([form, "--top", "0", "--json", str(profile)]) == 0
+    (page,) = json.loads(capsys.readouterr().out)
+    rows = page["advice" if form == "advise" else "insights"]
+    statements = [statement for row in rows for statement in row["code"]]
+    assert statements
+    for statement in statements:
+        assert textwrap.indent(statement, 5 * " ") in out
+
+
+def test_a_long_list_of_stages_is_laid_out_and_is_python(profile: Path) -> None:
+    with open_report(profile) as report:
+        basis = Basis.of(report)
+    names = tuple(f"transformer.layer_{number}.output" for number in range(24))
+    costs = replace(basis.costs, names=names)
+    assignment = Assignment((0, 12), (0, 1))
+    statement = stages_line(costs, assignment)
+    assert max(map(len, statement.splitlines())) <= LINE
+    ast.parse(statement)
+    assert re.findall(r"'([^']+)'", statement) == list(names)
+
+
+def test_a_script_that_does_not_compile_is_said_so(
+    profile: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("")
+
     def compiled(self: object, *_: object) -> checks.Outcome:
         return checks.Outcome(0.0, 0, False, "ValueError: no data", None)
 
     monkeypatch.setattr(checks.Script, "compiled", compiled)
-    assert main(["advise", "--top", "1", str(profile), "--check", "broken.py"]) == 1
+    assert main(["advise", "--top", "1", str(profile), "--check", str(broken)]) == 1
     out = capsys.readouterr().out
     assert "does not compile" in out
     assert "ValueError: no data" in out

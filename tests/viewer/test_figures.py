@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.rebalance.random_costs import random_costs
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
+from profiler.rebalance import Costs, what_if
+from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
-from viewer.figures import host, lod, memory, pipeline, theme, trace, units, waterfall
+from viewer.figures import host, lod, memory, pipeline, rebalance, theme, trace, units, waterfall
 from viewer.figures.units import Clock
 from viewer.pages import selection
 
@@ -362,3 +366,50 @@ def test_colours_diverge_where_a_tile_has_too_much() -> None:
     assert len(at_limit) == 2
     assert at_limit[0] == fits.colorscale[-1][1]
     assert over.colorscale[-1][1] not in [colour for _, colour in fits.colorscale]
+
+
+def like_blocks(count: int, larger: int) -> Costs:
+    """Blocks of equal cycles, but for one."""
+    costs = random_costs(np.random.default_rng(0), count, stages=count, micro_batches=2 * count)
+    of_all = np.full(count, 1000)
+    of_all[larger] = 3000
+    zero = np.zeros_like(of_all)
+    equal = replace(
+        costs.cycles, forward=of_all, backward=2 * of_all, update=of_all, again=zero, again_end=zero
+    )
+    names = tuple(f"layer{block}" for block in range(count))
+    no_stash = replace(costs.stash, base=0.0, rate=0.0)
+    return replace(costs, names=names, cycles=equal, stash=no_stash, recompute=False)
+
+
+def test_like_stages_of_many_are_one_bar_and_none_is_left_out() -> None:
+    costs = like_blocks(40, larger=20)
+    assignment = Assignment(tuple(range(40)), tuple(range(40)))
+    prediction = what_if(costs, assignment)
+    groups = rebalance._alike(costs, prediction)
+    assert [stage for group in groups for stage in group] == list(range(40))
+    for group in groups:
+        assert len({int(prediction.stage_cycles[stage]) for stage in group}) == 1
+    assert [20] in groups and len(groups) < 8
+    slowest = int(prediction.stage_cycles.max())
+    figure = rebalance.stages(costs, prediction, slowest, Clock(1e9), theme.LIGHT)
+    labels = list(dict.fromkeys(bar.y[0] for bar in figure.data))
+    assert len(labels) == len(groups)
+    assert "stage 20 · IPU 20" in labels
+    assert len(rebalance.predicted_lanes(costs, prediction).names) < 20
+
+
+def test_of_many_ipus_the_fullest_are_drawn() -> None:
+    few, many = np.arange(16), np.random.default_rng(0).permutation(64)
+    assert memory.fullest_ipus(few).tolist() == few.tolist()
+    shown = memory.fullest_ipus(many)
+    assert len(shown) == memory.FULLEST and (np.diff(shown) > 0).all()
+    assert set(many[shown].tolist()) == set(range(64 - memory.FULLEST, 64))
+
+
+def test_the_waterfall_has_room_for_its_shares(report: Report) -> None:
+    """Beside the bars stands 'share · cycles': about six pixels a letter."""
+    table = critical_path.waterfall(critical_path.critical_path(report))
+    figure = waterfall.waterfall(table, Clock(report.target.clock_hz), theme.LIGHT)
+    longest = max(len(note.text) for note in figure.layout.annotations)
+    assert figure.layout.margin.r >= 6 * longest

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from profiler import Report, analysis, open_report
+from profiler.advise import advise
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from tests.synthetic import synthetic_profile
 from viewer.app import PAGES, create_app, following_app
@@ -299,6 +300,20 @@ def test_the_trace_is_found_clicked_and_restored(
         assert f"{int(steps.loc[steps['kind'] == 'compute', 'cycles'].sum()):,}" in kinds
 
 
+def test_a_slice_is_pinned_by_its_ends_and_unpinned(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace?at=100000,0&marks=5")
+        page.get_by_role("button", name="Pin it").click()
+        view.wait("new URLSearchParams(location.search).get('marks').split(',').length === 3")
+        begin, end = (int(one) for one in view.query()["marks"].split(",")[1:])
+        assert begin <= 100000 < end
+        settled(page)
+        assert f"{end - begin:,} cycles" in page.inner_text(".measured")
+        page.get_by_role("button", name="Pin it").click()
+        view.wait("new URLSearchParams(location.search).get('marks') === '5'")
+        assert view.complaints == []
+
+
 def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
         page = view.open("/trace?ipu=0")
@@ -418,6 +433,18 @@ def test_the_best_split_is_proposed_and_saved(chromium: Any, address: str, repor
         assert [stage["ipu"] for stage in placement["stages"]] == [0, 1]
         names = [name for stage in placement["stages"] for name in stage["blocks"]]
         assert names == report.blocks["name"].tolist()
+
+
+def test_the_levers_beside_the_split_have_their_lines(
+    chromium: Any, address: str, report: Report
+) -> None:
+    advised = advise(report, splits=False)
+    with tab(chromium, address) as view:
+        page = view.open("/rebalance")
+        said = page.inner_text("#rebalance-levers")
+        for one in advised.single[:2]:
+            assert "\n".join(one.code) in said
+        assert "ipu-report advise" in said and "--check SCRIPT" in said
 
 
 def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 INTERNALS = ROOT / "tests" / "poptorch" / "internals.txt"
 SECONDS_PER_TEST = 90
 MOST_CRASHES = 5  # of a file: each costs the test it was in
+# pytest's exit statuses
+_PASSED, _FAILED, _UNUSABLE, _NOTHING_LEFT = 0, 1, 4, 5
 _STAND_IN = "from ipu_exec.stand_in import stand_in\n\nstand_in()\n"
 _NOT_TESTS = ("generate_test_file.py", "test_doc_urls.py")  # the latter reads web pages
 
@@ -41,6 +45,8 @@ def main() -> int:
     )
     args = parser.parse_intermixed_args()
     tests = args.checkout / "tests"
+    # In the background a shell has its children ignore it, and tests send it to theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not (tests / "conftest.py").exists():
         parser.error(f"{tests} has no conftest.py: give a checkout of graphcore/poptorch")
     outcomes = args.outcomes.resolve()
@@ -67,6 +73,8 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
     """Run what is not done of one file, anew where its process was ended."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "poptorch.py").write_text(_STAND_IN)  # for what the tests start themselves
+        library = tests.resolve().parent / "poptorch_geometric" / "python"
+        (Path(folder) / "poptorch_geometric").symlink_to(library, target_is_directory=True)
         path = os.pathsep.join([str(ROOT), folder, os.environ.get("PYTHONPATH", "")])
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = {**os.environ, "PYTHONPATH": path, "PATH": programs, "OMP_NUM_THREADS": "1"}
@@ -78,8 +86,17 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
             ran = subprocess.run(
                 [sys.executable, "-m", "pytest", *words], cwd=tests, env=environment, check=False
             )
-            if 0 <= ran.returncode <= 1 or ran.returncode == 5:  # 5: nothing was left to run
+            if ran.returncode == _UNUSABLE:
+                _not_collected(file, outcomes)
+            if ran.returncode in (_PASSED, _FAILED, _UNUSABLE, _NOTHING_LEFT):
                 return
+
+
+def _not_collected(file: str, outcomes: Path) -> None:
+    """Write down a file that pytest gave up on: a conftest.py of its folders is not imported."""
+    row = {"id": file, "when": "collect", "outcome": "failed", "text": "E   no conftest.py"}
+    with outcomes.open("a") as rows:
+        rows.write(json.dumps(row) + "\n")
 
 
 def print_causes(done: dict[str, results.Outcome], known: list[results.Reason]) -> None:

@@ -190,6 +190,8 @@
   document.addEventListener('click', (event) => {
     const clear = event.target.closest?.('[data-clear]');
     if (clear && main()) { put(metaOf(main()).page, clear.dataset.clear, ''); return; }
+    const pinned = event.target.closest?.('[data-pin]');
+    if (pinned && main()) { pinSlice(pinned.dataset.pin.split(',')); return; }
     const tick = event.target.closest?.('.ytick'), plot = tick?.closest('.js-plotly-plot');
     const lane = (metaOf(plot).lanes || [])[Number(tick?.querySelector('text')?.__data__?.x)];
     if (lane && lane[1] >= 0) { put(metaOf(plot).page, 'opened', toggled('opened', lane[1]).join(',')); }
@@ -197,6 +199,13 @@
   function pin() {
     const lane = pointer && (metaOf(pointer.plot).lanes || [])[Math.round(pointer.row)];
     if (lane) { put(metaOf(pointer.plot).page, 'pins', toggled('pins', lane[0])); }
+  }
+
+  // A slice is pinned by marks at both of its ends, and unpinned where both are there.
+  function pinSlice(ends) {
+    const known = list('marks'), both = ends.every((one) => known.includes(one));
+    const others = known.filter((one) => !ends.includes(one));
+    put(metaOf(main()).page, 'marks', (both ? others : [...others, ...ends]).join(','));
   }
 
   // -- marks: M at the pointer, or in the middle; with Shift what is between the last two is selected ---

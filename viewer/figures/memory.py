@@ -15,6 +15,7 @@ from plotly.subplots import make_subplots
 
 from profiler.enums import Role
 from viewer.figures import units
+from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from viewer.figures.units import plain
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MIB = 1024 * 1024
+FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#d55e00"  # what is of the other of two profiles
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
@@ -379,8 +381,11 @@ def chip(
     return figure
 
 
-def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
-    """Bytes in each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`."""
+def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figure:
+    """Bytes in each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`.
+
+    ``columns``: of the legend, where the figure is at its narrowest.
+    """
     ipus = sorted(set(memory["ipu"].tolist()))
     kind = [
         kind_of(category, role)
@@ -402,7 +407,7 @@ def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
             customdata=[units.size(value) for value in values],
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
-    rows = -(-len(figure.data) // 2)  # the legend has two columns where the figure is narrow
+    rows = -(-len(figure.data) // columns)
     figure.update_layout(
         theme.layout(
             64 + 18 * rows + 30 * max(1, len(labels)),
@@ -522,6 +527,13 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
         )
     )
     return figure
+
+
+def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:
+    """Of bytes on the fullest tile of each IPU the IPUs to draw: all, or the fullest of many."""
+    if len(fullest) <= FEW:
+        return np.arange(len(fullest))
+    return np.sort(np.argsort(-fullest, kind="stable")[:most])
 
 
 def headroom(

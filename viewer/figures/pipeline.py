@@ -31,7 +31,7 @@ from viewer.figures.theme import (
     COMPUTE,
     Theme,
 )
-from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
+from viewer.figures.units import Clock, ends_of, percent, plain, rows_of, shortened, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -257,7 +257,7 @@ def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) 
         words = f"{len(alike)} of equal work, drawn: IPU {ipu}"
         return f"<b>{spans(alike)}</b><br><span style='font-size:11px'>{words}</span>"
     here = stages[stages["ipu"] == ipu]
-    lines = [f"stage {row.stage}: {plain(shortened(row.blocks, 16))}" for row in rows_of(here)]
+    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 18))}" for row in rows_of(here)]
     if len(lines) > 2:
         lines = [f"stages {', '.join(str(stage) for stage in here['stage'])}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
@@ -390,7 +390,13 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
         str(low) if low == high else f"{low}–{high}"
         for low, high in zip(ends["min"], ends["max"], strict=True)
     ]
-    return stages.groupby(part).first().assign(stage=words)
+    blocks = stages.groupby(part)["blocks"].agg(", ".join)
+    return stages.groupby(part).first().assign(stage=words, blocks=blocks)
+
+
+def blocks_of(blocks: str, most: int) -> str:
+    """The Blocks of a stage as a profile lists them, in at most so many characters."""
+    return ends_of(blocks.split(", "), most)
 
 
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
@@ -401,7 +407,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
-    labels = [f"stage {row.stage} · {plain(shortened(row.blocks, 22))}" for row in rows_of(stages)]
+    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 22))}" for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
             92 + 30 * max(1, len(labels)),

@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.rebalance import Costs, Prediction
-from viewer.figures.pipeline import Lanes, lanes
+from viewer.figures.pipeline import FEW, Lanes, lanes
+from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
 from viewer.figures.units import Clock, plain, shortened
 
@@ -41,18 +42,21 @@ def stages(
 ) -> go.Figure:
     """A bar a stage, made of its Blocks; what is no Block's (stash, recomputation) at its end.
 
-    ``profiled``: cycles of the slowest stage as it was profiled, drawn as a line.
+    Of many stages, neighbours whose Blocks take the same cycles are one bar. ``profiled``: cycles
+    of the slowest stage as it was profiled, drawn as a line.
     """
     spans = prediction.assignment.spans(len(costs))
-    labels = [f"stage {k} · IPU {ipu}" for k, ipu in enumerate(prediction.assignment.ipus)]
+    shown = _alike(costs, prediction) if len(spans) > FEW else [[k] for k in range(len(spans))]
+    labels = [_label(prediction, group) for group in shown]
     figure = go.Figure()
     own = costs.cycles.work
-    for k, (first, last) in enumerate(spans):
+    for label, group in zip(labels, shown, strict=True):
+        k, (first, last) = group[0], spans[group[0]]
         done = 0
         for block in range(first, last + 1):
             cycles = int(own[block])
             figure.add_bar(
-                y=[labels[k]],
+                y=[label],
                 x=[cycles * clock.scale],
                 base=[done * clock.scale],
                 orientation="h",
@@ -60,13 +64,13 @@ def stages(
                     "color": _SHADES[theme.name][block % 2],
                     "line": {"width": 1, "color": theme.card},
                 },
-                text=[plain(shortened(costs.names[block], 18))],
+                text=[plain(_name(costs, spans, group, block))],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
                 textfont={"color": text_on(_SHADES[theme.name][block % 2]), "size": 12},
                 hovertemplate=(
-                    f"<b>{plain(costs.names[block])}</b><br>"
+                    f"<b>{plain(_name(costs, spans, group, block, 60))}</b><br>"
                     f"forward {costs.cycles.forward[block]:,},"
                     f" backward {costs.cycles.backward[block]:,} cycles<extra></extra>"
                 ),
@@ -76,7 +80,7 @@ def stages(
         rest = int(prediction.stage_cycles[k]) - done
         if rest > 0:
             figure.add_bar(
-                y=[labels[k]],
+                y=[label],
                 x=[rest * clock.scale],
                 base=[done * clock.scale],
                 orientation="h",
@@ -108,6 +112,7 @@ def stages(
             84 + 40 * len(labels),
             barmode="overlay",
             bargap=0.22,
+            uniformtext={"minsize": 9, "mode": "hide"},
             margin={"l": 64, "r": 16, "t": 26, "b": 44},
             xaxis={
                 "title": {"text": f"{clock.unit} a micro-batch (hatched: recomputation and stash)"},
@@ -119,8 +124,41 @@ def stages(
     return figure
 
 
+def _alike(costs: Costs, prediction: Prediction) -> list[list[int]]:
+    """Runs of neighbouring stages whose Blocks, one by one, take the same cycles."""
+    work, whole = costs.cycles.work, prediction.stage_cycles
+    groups: list[list[int]] = []
+    before: tuple[int, ...] = ()
+    for k, (first, last) in enumerate(prediction.assignment.spans(len(costs))):
+        cycles = (int(whole[k]), *work[first : last + 1].tolist())
+        if groups and cycles == before:
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+        before = cycles
+    return groups
+
+
+def _label(prediction: Prediction, group: list[int]) -> str:
+    ipus = sorted({prediction.assignment.ipus[k] for k in group})
+    which = f"{group[0]}–{group[-1]}" if len(group) > 1 else str(group[0])
+    return f"stage {which} · {on_ipus(np.array(ipus))}"
+
+
+def _name(
+    costs: Costs, spans: list[tuple[int, int]], group: list[int], block: int, most: int = 18
+) -> str:
+    """A Block of the first stage of a group, up to the one in its place in the last."""
+    last = spans[group[-1]][0] + block - spans[group[0]][0]
+    name = costs.names[block]
+    return shortened(name if block == last else f"{name} … {costs.names[last]}", most)
+
+
 def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
-    """A predicted schedule, ready for `viewer.figures.pipeline.pipeline`."""
+    """A predicted schedule, ready for `viewer.figures.pipeline.pipeline`; like lanes fold.
+
+    They do where there are many.
+    """
     import pandas as pd
 
     schedule = prediction.schedule
@@ -164,7 +202,8 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     where = pd.DataFrame(
         {"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks}
     )
-    return lanes(tasks, _no_steps(tasks), cycles, where)
+    fold = len(set(prediction.assignment.ipus)) > FEW
+    return lanes(tasks, _no_steps(tasks), cycles, where, fold)
 
 
 def _no_steps(tasks: pd.DataFrame) -> pd.DataFrame:

@@ -326,7 +326,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
             yaxis={
                 "range": [0, 100],
                 "tickvals": [0, 100],
-                "ticksuffix": "%",
+                "ticktext": ["0%", "100%"],
                 "fixedrange": True,
                 "showgrid": False,
             },

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from profiler.units import count, cycles, percent, seconds, shortened, size
+from profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +15,7 @@ __all__ = [
     "Clock",
     "count",
     "cycles",
+    "ends_of",
     "percent",
     "plain",
     "rows_of",

@@ -37,9 +37,12 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
             80 + 30 * max(1, len(causes)),
             barmode="stack",
             bargap=0.25,
+            margin={"l": 64, "r": 110, "t": 30, "b": 44},
+            legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
             xaxis={
                 "title": {"text": clock.title},
                 "range": [0, end],
+                "exponentformat": "SI",
             },
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         )

@@ -353,6 +353,11 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
     )
 
 
+def statements(code: Sequence[str]) -> Children:
+    """Lines to write into a script; long ones scroll, by keyboard too."""
+    return html.Pre("\n".join(code), tabIndex="0")
+
+
 def filled(id: str, awaited: bool = False) -> Children:
     """What a callback fills, dimmed while that takes over 200 ms.
 
@@ -428,7 +433,11 @@ def failure(error: BaseException) -> Children:
 # -- tables ---
 
 
-@dataclass(frozen=True)
+_ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
+_ROOM_FOR_A_BUTTON = 150
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table.
 
@@ -441,6 +450,7 @@ class Column:
     width: int = 0
     scale: float = 1.0
     tip: str = ""
+    least: int = 240  # pixels of a column that takes what the others leave
 
 
 def table(
@@ -475,16 +485,21 @@ def table(
         else:
             definition |= {"tooltipField": column.name}
         if column.width:
-            definition |= {"width": column.width}
+            # beside its button a narrow column's field has no room for a word
+            definition |= {
+                "width": column.width,
+                "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
+            }
         else:
-            definition |= {"flex": 1, "minWidth": 240}
+            definition |= {"flex": 1, "minWidth": column.least}
         definitions.append(definition)
+    filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
     extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
     rows = frame[[*names, *extra]].to_dict("records")
     options: dict[str, Any] = {
-        "rowHeight": 30,
-        "headerHeight": 34,
+        "rowHeight": _ROW,
+        "headerHeight": _HEADER,
         "tooltipShowDelay": 300,
         "animateRows": False,
         "enableCellTextSelection": True,
@@ -492,6 +507,10 @@ def table(
     }
     if height is None:
         options["domLayout"] = "autoHeight"
+    else:  # no higher than its rows; three have room for the words that there are none
+        height = min(
+            height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
+        )
     more = {"getRowId": f"params.data.{row_id}"} if row_id else {}
     return dag.AgGrid(
         id=id,
@@ -503,7 +522,7 @@ def table(
             "resizable": True,
             "suppressHeaderMenuButton": True,
             "suppressHeaderFilterButton": True,
-            "floatingFilter": sortable and height is not None and height >= 300,
+            "floatingFilter": filters,
         },
         dashGridOptions=options,
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",

@@ -10,6 +10,7 @@ from profiler import Report, analysis
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
+from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
@@ -128,10 +129,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             )
             for lane, c in zip(lanes, clocks, strict=True)
         ]
-        memory = [
-            memory_figures.headroom(analysis.fullest_tiles(r), r.target.bytes_per_tile, theme)
-            for r in both
-        ]
+        memory = [_memory(report, theme) for report in both]
         return [*stages, *drawn, *memory]
 
     @app.callback(
@@ -143,6 +141,13 @@ def register(app: Dash, profiles: Profiles) -> None:
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
         return common.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+
+
+def _memory(report: Report, theme: Theme) -> Any:
+    """The fullest tile of each IPU; of many IPUs, of the fullest."""
+    fullest = analysis.fullest_tiles(report)
+    shown = memory_figures.fullest_ipus(fullest)
+    return memory_figures.headroom(fullest[shown], report.target.bytes_per_tile, theme, shown)
 
 
 def _measures(a: Report, b: Report) -> Any:

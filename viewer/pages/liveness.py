@@ -25,8 +25,8 @@ NAME = "liveness"
 LIFETIMES = 24  # bars at the most
 COLUMNS = (
     Column("name", "variable"),
-    Column("category", "category", width=150),
-    Column("role", "role", width=130),
+    Column("category", "category", width=165),
+    Column("role", "role", width=140),
     Column("op_name", "operator", width=220),
     Column("block_name", "Block", width=110),
     Column("bytes", "bytes", ",.0f", width=110),
@@ -70,8 +70,8 @@ def layout(view: View) -> Any:
             "How long they live",
             "liveness-lives",
             note=(
-                f"The {LIFETIMES} largest that are not always live, on the chosen tile; the line is"
-                " the chosen step."
+                f"Of what is live there, the {LIFETIMES} largest at most that are not always live;"
+                " the line is the chosen step."
             ),
             height=260,
         ),

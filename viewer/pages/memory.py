@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 NAME = "memory"
 _VARIABLES = (
     Column("name", "variable"),
-    Column("category", "category", width=160),
-    Column("role", "role", width=130),
-    Column("block_name", "Block", width=110),
-    Column("region", "region", width=90),
-    Column("live", "live", width=130),
-    Column("bytes", "bytes", ",.0f", width=110),
+    Column("category", "category", width=175),
+    Column("role", "role", width=140),
+    Column("block_name", "Block", width=105),
+    Column("region", "region", width=75),
+    Column("live", "live", width=165),
+    Column("bytes", "bytes", ",.0f", width=100),
 )
 
 _VERTICES = (

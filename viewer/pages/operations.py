@@ -23,15 +23,15 @@ NAME = "operations"
 MOST_ROWS = 1500  # half a megabyte
 _SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _COLUMNS = (
-    Column("name", "operator"),
-    Column("aten", "ATen", width=170),
+    Column("name", "operator", least=300),
+    Column("aten", "ATen", width=190),
     Column("direction", "for", width=100),
     Column("stage", "stage", ",.0f", width=80),
-    Column("block_name", "Block", width=90),
+    Column("block_name", "Block", width=110),
     Column("cycles", "cycles", ",.0f", width=105, tip="cycles of one execution, all its steps"),
     Column("share", "share", ".1%", width=85, tip="of the cycles of all operators, each once"),
     Column("flops", "FLOPs", ".3s", width=90),
-    Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=120),
+    Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=135),
     Column(
         "utilisation",
         "of peak",

@@ -192,7 +192,8 @@ def task_details(
         links.append(dcc.Link(f"operators of stage {task['stage']}", f"/operations?{operators}"))
     memory = common.query(ipu=in_replica, **window)
     links.append(dcc.Link("live bytes meanwhile", href=f"/liveness?{memory}"))
-    return [common.facts(rows), html.P(common.separated(links))]
+    pin = timeline.pin_button(begin, end)
+    return [common.facts(rows), html.P(common.separated(links)), pin]
 
 
 def _phases(report: Report, run: int, iteration: int, clock: Clock, theme: Theme) -> Any:

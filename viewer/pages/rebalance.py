@@ -6,12 +6,14 @@ The quickest split, whether it is proven to be the best, and its placement.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report, analysis
+from profiler.advise import Advice, Advised, Basis, advise_on
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
@@ -20,6 +22,7 @@ from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
 from viewer.figures import units
+from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common, timeline
 from viewer.pages.common import Page, View
@@ -27,6 +30,7 @@ from viewer.profiles import Profiles
 
 NAME = "rebalance"
 MOST_STAGES = 64
+MOST_LEVERS = 4
 
 
 def layout(view: View) -> Any:
@@ -78,10 +82,15 @@ def layout(view: View) -> Any:
             "Memory of the fullest tile, predicted",
             "rebalance-memory",
             note=(
-                "An estimate: Blocks keep the tiles they were profiled on, the stash is spread"
-                " evenly."
+                "Gaps included, which decides whether it fits. An estimate for other splits than"
+                " the profiled one: Blocks keep their tiles, the stash is spread evenly."
             ),
             height=190,
+        ),
+        common.card(
+            "All levers",
+            common.filled("rebalance-levers", awaited=True),
+            note="The split is one of several: what each gives alone, and several together.",
         ),
     ]
 
@@ -187,10 +196,19 @@ def register(app: Dash, profiles: Profiles) -> None:
             _blocks(costs, wanted),
             _why(costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme, pixels=timeline.pixels(where)),
-            memory_figures.headroom(
-                _fullest(report, costs, wanted), costs.machine.bytes_per_tile, theme
-            ),
+            _memory(costs, wanted, theme),
         )
+
+    @app.callback(
+        Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "unit")
+    )
+    def levers(profile: Any, _: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        costs = costs_of(profiles, report)
+        advised = profiles.made(
+            report, "advised", lambda: advise_on(Basis(report, costs), splits=False)
+        )
+        return _levers(report, advised)
 
     @app.callback(
         Output("rebalance-file", "data"),
@@ -209,14 +227,29 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
 
 
-def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
-    """Bytes on the fullest tile of each IPU.
+def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
+    """The fullest tile of each IPU; of many IPUs, of the fullest."""
+    fullest = np.array(wanted.fullest, dtype=np.int64)
+    shown = memory_figures.fullest_ipus(fullest)
+    return memory_figures.headroom(fullest[shown], costs.machine.bytes_per_tile, theme, shown)
 
-    The profile's own for the split that it has, predicted ones for any other.
-    """
-    if wanted.assignment == profiled(costs):
-        return analysis.fullest_tiles(report)
-    return np.array(wanted.fullest, dtype=np.int64)
+
+def _levers(report: Report, advised: Advised) -> Any:
+    """What the advisor finds beside the split, and how to check it."""
+    every = [advised.together, *advised.single] if advised.together else [*advised.single]
+    if not every:
+        return common.message("No other lever that is known gains anything.")
+    rows = [_lever(one) for one in every[:MOST_LEVERS]]
+    command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
+    check = html.P(["To compile each of them: ", html.Code(command)], className="note")
+    return [html.Ol(rows, className="insights"), check]
+
+
+def _lever(one: Advice) -> Any:
+    rate = f"{'about ' if one.estimate else ''}{one.samples_per_second:,.0f} samples a second"
+    gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
+    words = [html.B(sentence(one.title)), html.Span(f"{gain}; {one.memory}", className="gain")]
+    return html.Li([html.Div(words), common.statements(one.code)])
 
 
 def _best(costs: Costs, count: int) -> Assignment:
@@ -254,7 +287,7 @@ def _numbers(
             1,
         ),
         ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
-        ("fullest tile", max(now.fullest), max(wanted.fullest), units.size, -1),
+        ("fullest tile, gaps included", max(now.fullest), max(wanted.fullest), units.size, -1),
     ]
     boxes = []
     for name, before, after, words, good in rows:
@@ -277,11 +310,17 @@ def _numbers(
         off = now.total / measured.cycles - 1
         said.append(
             common.message(
-                f"This is the split that was profiled: {measured.cycles:,} cycles; the prediction"
-                f" is off by {off:+.2%}."
+                f"This is the split that was profiled: {measured.cycles:,} cycles; {_off(off)}."
             )
         )
     return said
+
+
+def _off(share: float) -> str:
+    """How far a prediction is from what was profiled, in words."""
+    if abs(share) < 0.00005:
+        return "the prediction is as many"
+    return f"the prediction is {abs(share):.2%} {'more' if share > 0 else 'less'}"
 
 
 def _blocks(costs: Costs, prediction: Prediction) -> Any:

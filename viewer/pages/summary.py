@@ -26,7 +26,6 @@ from viewer.profiles import Profiles
 NAME = "summary"
 MOST_INSIGHTS = 8
 MOST_WAITS = 6
-_FULLEST = 12  # IPUs of many whose memory is drawn
 
 
 def layout(view: View) -> Any:
@@ -43,7 +42,7 @@ def _made(view: View) -> list[Any]:
     children.append(_numbers(report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
-    children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
+    children.append(common.filled("summary-insights", awaited=True))
     if len(report.stages):
         children.append(
             bars_card(
@@ -51,14 +50,14 @@ def _made(view: View) -> list[Any]:
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
                 html.P(
-                    ["Its operators: ", *_operators_of(report)],
+                    ["Their operators: ", *_operators_of(report)],
                     className="note stage-links",
                 ),
                 note="Its own work only, without copies and transfers.",
             )
         )
     left = _cycles(view)
-    right = common.filled("summary-memory")
+    right = common.filled("summary-memory", awaited=True)
     children.append(html.Div([left, right], className="row"))
     children.append(
         html.Div(
@@ -132,7 +131,8 @@ def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
                             ),
                         ]
                     ),
-                    html.P([one.detail, " ", html.B(sentence(one.action) + ".")]),
+                    html.P([one.detail, " ", html.B(one.change_in_words)]),
+                    *([common.statements(one.code)] if one.code else []),
                 ]
             )
         )
@@ -221,11 +221,10 @@ def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:
     """The fullest tile in words, and the chart of each IPU's; of many IPUs, of the fullest."""
     limit, at = report.target.bytes_per_tile, int(tiles.argmax())
     where = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
-    shown = np.arange(len(tiles))
+    shown = memory_figures.fullest_ipus(tiles)
     note = "Most that is live on it at one step. A tile that overflows stops the compile."
-    if len(tiles) > pipeline_figures.FEW:
-        shown = np.sort(np.argsort(-tiles, kind="stable")[:_FULLEST])
-        note = f"The {_FULLEST} fullest of {len(tiles)} IPUs. {note}"
+    if len(shown) < len(tiles):
+        note = f"The {len(shown)} fullest of {len(tiles)} IPUs. {note}"
     figure = memory_figures.headroom(tiles[shown], limit, theme, shown)
     chart = bars_card("Memory of the fullest tile", "headroom", figure, note=note)
     return [html.B(units.size(int(tiles[at]))), html.Span(where)], chart
@@ -278,14 +277,18 @@ def register(app: Dash, profiles: Profiles) -> None:
     def memory(profile: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         tiles = profiles.made(report, "fullest", lambda: analysis.fullest_tiles(report))
-        return _memory(report, tiles, common.theme_of(where)) if len(tiles) else ([], [])
+        return (
+            _memory(report, tiles, common.theme_of(where))
+            if len(tiles)
+            else ([], common.message("No tiles in this profile."))
+        )
 
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         findings = profiles.made(report, "insights", lambda: insights(report))
         if not findings:
-            return []
+            return common.message("Nothing that is known would make it faster or smaller.")
         clock = Clock(report.target.clock_hz)
         return _insights(findings[:MOST_INSIGHTS], clock, _iteration(report))
 

@@ -331,6 +331,17 @@ def point_of(value: Any) -> tuple[float, float] | None:
     return (cycle, row) if abs(cycle) < 1 << 53 and abs(row) < 1 << 20 else None
 
 
+def pin_button(begin: int, end: int) -> Any:
+    """Pins a slice: marks at both of its ends, which stay in the address and on every page of time.
+
+    Again: removes them. Cycles within what is shown.
+    """
+    attributes: Any = {"data-pin": f"{begin},{end}"}
+    return html.Button(
+        "Pin it", className="quiet", title="Mark both of its ends, or unmark them", **attributes
+    )
+
+
 def measured(marks: Sequence[int], selection: Selection | None, clock: Clock) -> Any:
     """What lies between marks, and how long the selection is."""
     parts: list[Any] = []

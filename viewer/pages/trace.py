@@ -83,7 +83,7 @@ def layout(view: View) -> Any:
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
-            note="Drag over a part to zoom into it.",
+            note="The share of the time that is not waiting. Drag over a part to zoom into it.",
         ),
         common.figure_card(
             "Execution trace",
@@ -380,13 +380,15 @@ def _slice(it: Asked, found: int) -> Any:
     begin, end = int(rows.start[found]), int(rows.end[found])
     label = it.rows.labels[it.rows.label[rows.source[found]]]
     row = int(np.searchsorted(rows.first, found, side="right")) - 1
-    return common.facts(
+    begin, end = begin - it.rows.origin, end - it.rows.origin
+    said = common.facts(
         [
             ("here", label or "waiting"),
             ("on", f"IPU {it.rows.ipu[row]}"),
-            ("from, for", f"{begin - it.rows.origin:,}, {it.clock.both(end - begin)}"),
+            ("from, for", f"{begin:,}, {it.clock.both(end - begin)}"),
         ]
     )
+    return html.Div([said, timeline.pin_button(begin, end)])
 
 
 def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:

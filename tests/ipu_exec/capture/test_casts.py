@@ -5,6 +5,7 @@ Half next to float, running statistics, floating-point exceptions.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,10 @@ DOWN, UP = HalfFloatCastingBehavior.FloatDowncastToHalf, HalfFloatCastingBehavio
 
 
 def options(**counts: int) -> poptorch.Options:
-    made = poptorch.Options().showCompilationProgressBar(False)
+    opts = poptorch.Options().showCompilationProgressBar(False)
     for name, count in counts.items():
-        getattr(made, name)(count)
-    return made
+        getattr(opts, name)(count)
+    return opts
 
 
 def weighted(function: Callable[..., Any]) -> Any:
@@ -49,10 +50,10 @@ X = torch.full((2, 4), 0.1).half()
     ],
 )
 def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: torch.dtype) -> None:
-    made = options()
+    opts = options()
     if casting is not None:
-        made.Precision.halfFloatCasting(casting)
-    executor = poptorch.inferenceModel(weighted(function), made)
+        opts.Precision.halfFloatCasting(casting)
+    executor = poptorch.inferenceModel(weighted(function), opts)
     out = executor(X)
     assert out.dtype is dtype
     graph = executor.executable.graph
@@ -84,9 +85,9 @@ def test_float32_weights_are_trained_by_a_float16_forward() -> None:
 
 
 def _down() -> poptorch.Options:
-    made = options()
-    made.Precision.halfFloatCasting(DOWN)
-    return made
+    opts = options()
+    opts.Precision.halfFloatCasting(DOWN)
+    return opts
 
 
 # -- running statistics ---
@@ -97,14 +98,14 @@ def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.B
 
     Its mean was 0.97: so near that float16 takes no step to it.
     """
-    made = options(replicationFactor=replicas)
+    opts = options(replicationFactor=replicas)
     if always_float is not None:
-        made.Precision.runningStatisticsAlwaysFloat(always_float)
+        opts.Precision.runningStatisticsAlwaysFloat(always_float)
     model = nn.BatchNorm1d(2, affine=half, momentum=2**-7)
     model.get_buffer("running_mean").fill_(0.97)
     if half:
         model.half()
-    executor = poptorch.inferenceModel(model, made)
+    executor = poptorch.inferenceModel(model, opts)
     for _ in range(64):
         executor(torch.ones(4 * replicas, 2).half())
     executor.copyWeightsToHost()
@@ -117,20 +118,20 @@ def test_running_statistics_are_kept_in_float32_or_in_float16() -> None:
     exact = 1 - (1 - 0.97) * (1 - 2**-7) ** 64
     from_half = 1 - (1 - float(stuck)) * (1 - 2**-7) ** 64
     for replicas in (1, 2):
-        kept = statistics(True, half=True, replicas=replicas).running_mean
-        assert kept.dtype is torch.float16
-        assert float(kept[0]) == float(torch.tensor(from_half).half()), "what float32 rounds to"
+        exported = statistics(True, half=True, replicas=replicas).running_mean
+        assert exported.dtype is torch.float16
+        assert float(exported[0]) == float(torch.tensor(from_half).half()), "what float32 rounds to"
     assert float(statistics(False, half=False).running_mean[0]) == float(stuck)
     assert float(statistics(False, half=True).running_mean[0]) == float(stuck)
-    found = statistics(None, half=False).running_mean
-    assert found.dtype is torch.float32 and float(found[0]) == pytest.approx(exact, abs=1e-6)
+    default = statistics(None, half=False).running_mean
+    assert default.dtype is torch.float32 and float(default[0]) == pytest.approx(exact, abs=1e-6)
 
 
 def test_statistics_that_are_set_from_outside_are_taken() -> None:
-    made = options()
-    made.Precision.runningStatisticsAlwaysFloat(True)
+    opts = options()
+    opts.Precision.runningStatisticsAlwaysFloat(True)
     model = nn.BatchNorm1d(2, affine=False, momentum=0.5).half()
-    executor = poptorch.inferenceModel(model, made)
+    executor = poptorch.inferenceModel(model, opts)
     executor(torch.ones(4, 2).half())
     executor.copyWeightsToHost()
     assert model.running_mean.tolist() == [0.5, 0.5]
@@ -144,11 +145,9 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: nn.functional.linear(x, w),
         lambda x, w: x @ w,
         lambda x, w: w @ x.t(),
         lambda x, w: torch.einsum("ij,jk->ik", x, w),
-        lambda x, w: nn.functional.conv1d(x[None], w[:, :2, None].expand(4, 2, 1)),
         lambda x, w: nn.functional.layer_norm(w, (4,), x[0]),
     ],
 )
@@ -160,14 +159,27 @@ def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -
     x, model = torch.randn(2, 4), weighted(function)
     with pytest.raises(RuntimeError):
         model(x.half())
-    made = poptorch.inferenceModel(model, options())(x.half())
-    assert made.dtype is torch.float32
-    assert torch.equal(made, model(x.half().float()))
+    output = poptorch.inferenceModel(model, options())(x.half())
+    assert output.dtype is torch.float32
+    assert torch.equal(output, model(x.half().float()))
     loss = weighted(lambda x, w: function(x, w).sum())
     poptorch.trainingModel(loss, options(), torch.optim.SGD(loss.parameters(), lr=1.0))(x.half())
     plain = weighted(lambda x, w: function(x, w).sum())
     plain(x.half().float()).backward()
     assert torch.equal(loss.weight, 1 - plain.weight.grad)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(2, 3, 2)])
+@pytest.mark.parametrize("weights", [torch.float16, torch.float32])
+def test_a_layer_has_the_dtype_of_its_input(layer: nn.Module, weights: torch.dtype) -> None:
+    """PyTorch refuses weights of another; PopTorch casts them to what the input is."""
+    x = torch.randn(2, 4)
+    layer = copy.deepcopy(layer).to(weights)
+    for inputs in (x, x.half()):
+        output = poptorch.inferenceModel(layer, options())(inputs)
+        cast = copy.deepcopy(layer).to(inputs.dtype)
+        assert output.dtype is inputs.dtype
+        assert torch.equal(output, cast(inputs))
 
 
 # -- floating-point exceptions ---
@@ -191,13 +203,13 @@ ONE, INF, NAN = torch.ones(2, 4), torch.full((2, 4), torch.inf), torch.full((2, 
 def test_an_exception_names_its_operator_and_line(
     function: Any, x: torch.Tensor, what: str
 ) -> None:
-    made = options()
-    made.Precision.enableFloatingPointExceptions(True)
+    opts = options()
+    opts.Precision.enableFloatingPointExceptions(True)
     model = nn.Sequential(weighted(function))
     with pytest.raises(
         Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casts\.py:\d+"
     ):
-        poptorch.inferenceModel(model, made)(x)
+        poptorch.inferenceModel(model, opts)(x)
     poptorch.inferenceModel(model, options())(x)  # nothing is said where they are off
 
 
@@ -212,21 +224,32 @@ def test_an_exception_names_its_operator_and_line(
     ],
 )
 def test_what_only_passes_through_is_no_exception(function: Any, x: torch.Tensor) -> None:
-    made = options()
-    made._Popart.set("enableFloatingPointChecks", True)
-    poptorch.inferenceModel(weighted(function), made)(x)
+    opts = options()
+    opts._Popart.set("enableFloatingPointChecks", True)
+    poptorch.inferenceModel(weighted(function), opts)(x)
 
 
 def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
-    made = options()
-    made.Precision.enableFloatingPointExceptions(True)
+    opts = options()
+    opts.Precision.enableFloatingPointExceptions(True)
     model = weighted(
         lambda x, w: (w - w).abs().sqrt().sum()
     )  # the gradient of a root at zero is infinite
     with pytest.raises(
         Error, match=r"a division by zero in gradient/div .*backward.*test_casts\.py:\d+"
     ):
-        poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
+        poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
     model = weighted(lambda x, w: (w * 1e30).sum())
     with pytest.raises(Error, match="the weight update of 'weight' made infinite"):
-        poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
+        poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
+
+
+def test_a_norm_of_half_may_keep_its_statistics_in_float() -> None:
+    """PyTorch refuses float32 statistics beside float16 weights; PopTorch takes them."""
+    model = nn.BatchNorm1d(4).half().eval()
+    model.running_mean, model.running_var = torch.rand(4), torch.rand(4) + 1
+    x = torch.randn(2, 4).half()
+    output = poptorch.inferenceModel(model, options())(x)
+    assert output.dtype is torch.float16
+    expected = copy.deepcopy(model).float()(x.float())
+    torch.testing.assert_close(output.float(), expected, atol=2e-3, rtol=2e-3)

@@ -54,13 +54,28 @@ def test_inference_follows_the_data_and_the_profile_the_last_path(tmp_path, capl
     assert len(report.runs) == 1, "the run that took this path"
 
 
+def test_an_input_that_is_changed_in_place_is_changed_once() -> None:
+    """Finding out what a forward reads runs it: on copies of the inputs."""
+    step = torch.tensor(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x[1 :: int(step)] += 1
+        return x * 2
+
+    ours, plain = torch.zeros(3), torch.zeros(3)
+    opts = ipu_exec.Options().showCompilationProgressBar(False)
+    out = ipu_exec.inferenceModel(model_of(forward), opts)(ours)
+    assert torch.equal(out, model_of(forward)(plain))
+    assert torch.equal(ours, plain)
+
+
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_training_is_that_of_a_plain_loop_whatever_path_it_takes(tmp_path, accumulation) -> None:
     model = Branching()
     plain = copy.deepcopy(model)
-    made = options(tmp_path)
-    made.Training.gradientAccumulation(accumulation)
-    executor = ipu_exec.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=0.1))
+    opts = options(tmp_path)
+    opts.Training.gradientAccumulation(accumulation)
+    executor = ipu_exec.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):

@@ -83,6 +83,15 @@ def test_the_places_of_the_first_so_many_that_are_not_zero(size: int) -> None:
     assert torch.equal(decompose.nonzero_static(values, size=size, fill_value=-7), expected)
 
 
+@pytest.mark.parametrize("weights", [None, torch.rand(7)], ids=["counts", "sums"])
+def test_values_in_bins(weights: torch.Tensor | None) -> None:
+    values = torch.tensor([3, 0, 3, 1, 1, 3, 0])
+    expected = torch.bincount(values, weights, minlength=6)
+    got = decompose.counts(values, weights, 6)
+    assert got.dtype is expected.dtype
+    torch.testing.assert_close(got, expected)
+
+
 def test_another_diagonal() -> None:
     whole, part = torch.randn(3, 4, 5), torch.randn(4, 3)
     got = decompose.diagonal_scatter(whole, part, 1, 0, 2)

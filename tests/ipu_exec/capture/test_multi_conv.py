@@ -43,30 +43,32 @@ class Branches(nn.Module):
 IMAGES = torch.randn(4, 16, 28, 28)
 
 
-def steps_of(made: Executable, op: OpNode) -> list[Compute]:
-    return [step for step in made.tree.op_plans[op.id].steps if isinstance(step, Compute)]
+def steps_of(executable: Executable, op: OpNode) -> list[Compute]:
+    return [step for step in executable.tree.op_plans[op.id].steps if isinstance(step, Compute)]
 
 
 def test_a_multi_conv_is_one_operator_on_parts_of_the_tiles_forward_and_backward() -> None:
-    made = compiled(Branches(poptorch.MultiConv()), IMAGES)
+    executable = compiled(Branches(poptorch.MultiConv()), IMAGES)
     alone = compiled(Branches(None), IMAGES)
-    assert not operators(made, "convolution") and not operators(made, "convolution_backward")
+    assert not operators(executable, "convolution") and not operators(
+        executable, "convolution_backward"
+    )
     for name, other in (
         ("multi_conv", "convolution"),
         ("multi_conv_backward", "convolution_backward"),
     ):
-        (fused,) = [op for op in made.graph.ops if op.aten == f"poplin.{name}"]
+        (fused,) = [op for op in executable.graph.ops if op.aten == f"poplin.{name}"]
         each = operators(alone, other)
         assert len(each) == 2
         assert len(fused.outputs) == sum(len(op.outputs) for op in each)
-        plan = made.tree.op_plans[fused.id]
-        products = [step for step in steps_of(made, fused) if "convolve" in step.name]
+        plan = executable.tree.op_plans[fused.id]
+        products = [step for step in steps_of(executable, fused) if "convolve" in step.name]
         apart = [step for op in each for step in steps_of(alone, op) if "convolve" in step.name]
         assert sum(step.flops for step in products) >= sum(step.flops for step in apart) > 0
-        joint = [step for step in steps_of(made, fused) if len(step.vertices) > 1]
+        joint = [step for step in steps_of(executable, fused) if len(step.vertices) > 1]
         assert joint, "some compute sets have vertices of both"
         for step in joint:
-            assert step.cycles.shape == (made.target.tiles,)
+            assert step.cycles.shape == (executable.target.tiles,)
         both = next(
             s for s in joint if sum("Conv" in v.type or "Outer" in v.type for v in s.vertices) == 2
         )
@@ -78,30 +80,31 @@ def test_a_multi_conv_is_one_operator_on_parts_of_the_tiles_forward_and_backward
         assert not np.any((counts[0] > 0) & (counts[1] > 0)), "each on tiles of its own"
         # fewer syncs, exchanges and compute sets than one after the other
         assert len(plan.steps) < sum(len(alone.tree.op_plans[op.id].steps) for op in each)
-    assert [op.id for op in made.graph.ops] == list(range(len(made.graph.ops)))
-    order = [op.aten.split(".")[1] for op in made.graph.ops if op.direction == "forward"]
+    assert [op.id for op in executable.graph.ops] == list(range(len(executable.graph.ops)))
+    order = [op.aten.split(".")[1] for op in executable.graph.ops if op.direction == "forward"]
     assert order.index("abs") < order.index("multi_conv") < order.index("relu")
-    (backward,) = [op for op in made.graph.ops if op.aten.endswith("conv_backward")]
-    assert made.graph.ops[backward.forward_op].aten == "poplin.multi_conv"
-    assert (made.graph.ops[backward.forward_op].name, backward.name) == (
+    (backward,) = [op for op in executable.graph.ops if op.aten.endswith("conv_backward")]
+    assert executable.graph.ops[backward.forward_op].aten == "poplin.multi_conv"
+    assert (executable.graph.ops[backward.forward_op].name, backward.name) == (
         "multi_conv",
         "gradient/multi_conv",
     )
-    for value in made.graph.values.values():
-        assert value.producer < 0 or value.id in (*made.graph.ops[value.producer].outputs,)
+    for value in executable.graph.values.values():
+        assert value.producer < 0 or value.id in (*executable.graph.ops[value.producer].outputs,)
 
 
 def test_a_serial_multi_conv_plans_each_as_asked_on_all_tiles() -> None:
     multi = poptorch.MultiConv().planType(poptorch.MultiConvPlanType.Serial)
-    made = compiled(
+    executable = compiled(
         Branches(multi.availableMemoryProportions((0.3, 0.2)).partialsTypes(torch.float)), IMAGES
     )
-    wide, narrow = operators(made, "convolution")
+    wide, narrow = operators(executable, "convolution")
     assert (wide.attributes.proportion, narrow.attributes.proportion) == (0.3, 0.2)
     assert {
-        op.attributes.partials for op in (wide, narrow, *operators(made, "convolution_backward"))
+        op.attributes.partials
+        for op in (wide, narrow, *operators(executable, "convolution_backward"))
     } == {"float32"}
-    assert {op.attributes.proportion for op in operators(made, "convolution_backward")} == {
+    assert {op.attributes.proportion for op in operators(executable, "convolution_backward")} == {
         0.3,
         0.2,
     }
@@ -109,19 +112,19 @@ def test_a_serial_multi_conv_plans_each_as_asked_on_all_tiles() -> None:
 
 def test_partials_of_each_convolution_are_those_of_its_vertices() -> None:
     multi = poptorch.MultiConv().partialsTypes((torch.half, torch.float))
-    made = compiled(Branches(multi).half(), IMAGES.half())
-    (fused,) = [op for op in made.graph.ops if op.aten == "poplin.multi_conv"]
+    executable = compiled(Branches(multi).half(), IMAGES.half())
+    (fused,) = [op for op in executable.graph.ops if op.aten == "poplin.multi_conv"]
     vertices = [
-        v.type for s in steps_of(made, fused) for v in s.vertices if "ConvPartial" in v.type
+        v.type for s in steps_of(executable, fused) for v in s.vertices if "ConvPartial" in v.type
     ]
     assert {v.split(",")[1] for v in vertices} == {"half", "float"}
 
 
 def test_reserved_tiles_and_back_off_decide_the_shares() -> None:
     def last_of_first(multi: poptorch.MultiConv) -> int:
-        made = compiled(Branches(multi), IMAGES)
-        (fused,) = [op for op in made.graph.ops if op.aten == "poplin.multi_conv"]
-        return int(made.tree.op_plans[fused.id].note.split("-")[1].split(":")[0])
+        executable = compiled(Branches(multi), IMAGES)
+        (fused,) = [op for op in executable.graph.ops if op.aten == "poplin.multi_conv"]
+        return int(executable.tree.op_plans[fused.id].note.split("-")[1].split(":")[0])
 
     assert last_of_first(poptorch.MultiConv().perConvReservedTiles(1000)) < 1472 // 2
     generous = last_of_first(poptorch.MultiConv().cycleBackOff(20.0))
@@ -169,7 +172,9 @@ def test_a_multi_conv_in_a_pipeline_is_recomputed_as_one() -> None:
     model = model_of(forward, first=Branches(poptorch.MultiConv()), second=nn.Linear(1, 1))
     options = poptorch.Options()
     options.Training.gradientAccumulation(4)
-    made = compiled(model, IMAGES.repeat(4, 1, 1, 1), options=options)
-    (fused,) = [op.id for op in made.graph.ops if op.aten == "poplin.multi_conv"]
-    runs = {body.name: sum(step.op == fused for step in body.steps) for body in made.tree.bodies}
+    executable = compiled(model, IMAGES.repeat(4, 1, 1, 1), options=options)
+    (fused,) = [op.id for op in executable.graph.ops if op.aten == "poplin.multi_conv"]
+    runs = {
+        body.name: sum(step.op == fused for step in body.steps) for body in executable.tree.bodies
+    }
     assert runs["stage 0 forward"] == runs["stage 0 recompute"] > 0

@@ -37,29 +37,33 @@ class Tuned(nn.Module):
         return self.second(out).square().mean()
 
 
-def most_held(made: Executable, op: OpNode) -> int:
-    return max(int(temporary.bytes.max()) for temporary in made.tree.op_plans[op.id].temporaries)
+def most_held(executable: Executable, op: OpNode) -> int:
+    return max(
+        int(temporary.bytes.max()) for temporary in executable.tree.op_plans[op.id].temporaries
+    )
 
 
 def test_a_proportion_holds_for_its_product_and_the_gradients_of_it() -> None:
     x = torch.randn(2048, 1024)
     free, tight = compiled(Tuned(0.9), x), compiled(Tuned(0.02), x)
-    for made, proportion in ((free, 0.9), (tight, 0.02)):
+    for executable, proportion in ((free, 0.9), (tight, 0.02)):
         asked = {
             (op.aten.split(".")[1], op.direction): op.attributes.proportion
-            for op in made.graph.ops
+            for op in executable.graph.ops
             if op.attributes.proportion
         }
         assert set(asked.values()) == {proportion}
-        first = next(op for op in operators(made, "mm") if op.direction == "forward")
+        first = next(op for op in operators(executable, "mm") if op.direction == "forward")
         assert first.attributes.proportion == proportion
-        backward = [op for op in operators(made, "mm") if op.forward_op == first.id]
+        backward = [op for op in operators(executable, "mm") if op.forward_op == first.id]
         assert len(backward) == 1 and backward[0].attributes.proportion == proportion
-        others = [op for op in made.graph.ops if op.module == "second" and op.direction != "update"]
+        others = [
+            op for op in executable.graph.ops if op.module == "second" and op.direction != "update"
+        ]
         assert len(others) >= 3 and not any(op.attributes.proportion for op in others)
     product = [
-        next(op for op in operators(made, "mm") if op.direction == "forward")
-        for made in (free, tight)
+        next(op for op in operators(executable, "mm") if op.direction == "forward")
+        for executable in (free, tight)
     ]
     assert most_held(tight, product[1]) < most_held(free, product[0])
     assert tight.tree.op_cycles[product[1].id] > free.tree.op_cycles[product[0].id]
@@ -71,17 +75,17 @@ def test_a_proportion_out_of_range_is_an_error() -> None:
         poptorch.set_available_memory(torch.ones(1), 1.5)
 
 
-def first_tiles(made: Executable, name: str) -> list[int]:
+def first_tiles(executable: Executable, name: str) -> list[int]:
     """The first tile that convolves, for each forward convolution."""
-    found = []
-    for op in operators(made, name):
+    tiles = []
+    for op in operators(executable, name):
         step = next(
             s
-            for s in made.tree.op_plans[op.id].steps
+            for s in executable.tree.op_plans[op.id].steps
             if isinstance(s, Compute) and "convolve" in s.name
         )
-        found.append(int(np.flatnonzero(step.cycles)[0]))
-    return found
+        tiles.append(int(np.flatnonzero(step.cycles)[0]))
+    return tiles
 
 
 def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> None:
@@ -98,10 +102,10 @@ def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> No
         vertices = [
             [
                 (int(s.cycles.max()), s.flops)
-                for s in made.tree.op_plans[op.id].steps
+                for s in executable.tree.op_plans[op.id].steps
                 if isinstance(s, Compute)
             ]
-            for made in (plain, dithered)
+            for executable in (plain, dithered)
         ]
         assert vertices[0] == vertices[1]
 
@@ -113,7 +117,9 @@ def test_stable_norms_centre_before_they_square() -> None:
         compiled(copy.deepcopy(model), x),
         compiled(model, x, options=poptorch.Options().enableStableNorm(True)),
     )
-    (one,), (other,) = (operators(made, "native_batch_norm") for made in (plain, stable))
+    (one,), (other,) = (
+        operators(executable, "native_batch_norm") for executable in (plain, stable)
+    )
     names = [step.name for step in stable.tree.op_plans[other.id].steps]
     squared = next(index for index, name in enumerate(names) if name.startswith("variance/"))
     assert names.index("broadcast mean") < names.index("centre") < squared
@@ -139,9 +145,11 @@ class Layers(nn.Module):
         return x.square().mean()
 
 
-def code_bytes(made: Executable) -> int:
+def code_bytes(executable: Executable) -> int:
     return sum(
-        v.bytes for v in made.variables if v.category in ("internalExchangeCode", "controlCode")
+        v.bytes
+        for v in executable.variables
+        if v.category in ("internalExchangeCode", "controlCode")
     )
 
 
@@ -158,10 +166,10 @@ def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_co
 
 
 def test_the_profile_says_what_was_asked_for() -> None:
-    made = compiled(Tuned(0.25), torch.randn(64, 1024))
-    first = next(op.id for op in operators(made, "mm") if op.direction == "forward")
-    said = {row.id: row.plan for row in op_rows(made)}
-    assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
+    executable = compiled(Tuned(0.25), torch.randn(64, 1024))
+    first = next(op.id for op in operators(executable, "mm") if op.direction == "forward")
+    said = {row.id: row.plan for row in op_rows(executable)}
+    assert said[first] == f"{executable.tree.op_plans[first].note}; asked for available memory 0.25"
     assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
     everything = OperatorAttributes(0.1, "float16", False, (("__outline", "layer", "a"),))
     assert (

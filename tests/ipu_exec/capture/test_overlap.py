@@ -59,12 +59,12 @@ class Net(torch.nn.Module):
 def options(
     strategy: Any = None, io_tiles: int = IO, accumulation: int = 4, iterations: int = 1
 ) -> poptorch.Options:
-    made = poptorch.Options().deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
-    made.setExecutionStrategy(strategy or poptorch.ShardedExecution())
-    made.Training.gradientAccumulation(accumulation)
+    opts = poptorch.Options().deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
+    opts.setExecutionStrategy(strategy or poptorch.ShardedExecution())
+    opts.Training.gradientAccumulation(accumulation)
     if io_tiles:
-        made.TensorLocations.numIOTiles(io_tiles)
-    return made
+        opts.TensorLocations.numIOTiles(io_tiles)
+    return opts
 
 
 def trained(
@@ -102,7 +102,7 @@ def test_what_is_overlapped_costs_what_the_closed_form_says_and_numbers_stay_the
     assert load == 2 * STREAM_STEP_CYCLES + int(np.ceil(moved))
     work = costs.forward[0] + costs.backward[0]
     assert (
-        overlapped.cycleCount()
+        overlapped.executable.cycles_per_call
         == schedules.overlapped_cycles(work, load, unload, 4) + costs.update[0]
     )
     # one after the other, all of it: an exchange between I/O tiles and the others is what
@@ -111,7 +111,7 @@ def test_what_is_overlapped_costs_what_the_closed_form_says_and_numbers_stay_the
     apart = (
         before.forward[0] + before.backward[0] + before.stream_in[0][1] + before.stream_out[0][1]
     )
-    assert plain.cycleCount() == 4 * apart + before.update[0]
+    assert plain.executable.cycles_per_call == 4 * apart + before.update[0]
     steps = [
         step
         for body in overlapped.executable.tree.bodies
@@ -148,7 +148,7 @@ def test_io_tiles_hold_two_buffers_of_each_stream_and_compute_nothing() -> None:
 def test_fewer_tiles_compute_no_faster_and_all_are_in_the_profile() -> None:
     plain, *_ = trained(options(io_tiles=0), None)
     fewer, *_ = trained(options(io_tiles=192), None)
-    assert fewer.cycleCount() >= plain.cycleCount()
+    assert fewer.executable.cycles_per_call >= plain.executable.cycles_per_call
     vectors = [
         s.tile_cycles
         for b in fewer.executable.tree.bodies
@@ -192,20 +192,22 @@ def test_across_device_iterations_a_call_waits_for_its_first_input_and_last_outp
     schedule, costs = loops.executable.timeline.schedule, loops.executable.timeline.costs
     assert (schedule.head, schedule.tail) == (costs.load[0][1], costs.unload[0][1])
     assert (
-        loops.cycleCount()
+        loops.executable.cycles_per_call
         == schedule.head + 3 * schedule.total + schedule.tail
-        < inner.cycleCount()
+        < inner.executable.cycles_per_call
     )
-    found = loops.getPerfCounters()
-    begun, done = found["input"][0], found["input_complete"][0]
+    counters = loops.getPerfCounters()
+    begun, done = counters["input"][0], counters["input_complete"][0]
     assert begun[0] == 0 and done[0] == pytest.approx(schedule.head / MK2.clock_hz)
     assert (
         sorted(begun) == begun
         and sorted(done) == done
         and all(a < b for a, b in zip(begun, done, strict=True))
     )
-    left = found["output_complete"][0]
-    assert sorted(left) == left and left[-1] == pytest.approx(loops.cycleCount() / MK2.clock_hz)
+    left = counters["output_complete"][0]
+    assert sorted(left) == left and left[-1] == pytest.approx(
+        loops.executable.cycles_per_call / MK2.clock_hz
+    )
     report = profiled(tmp_path, options(iterations=3), LOOPS, DEEP)
     assert report.runs["start"].tolist() == [schedule.head]
 
@@ -293,7 +295,7 @@ def test_marked_outputs_may_be_used_besides() -> None:
 
 
 def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_path: Path) -> None:
-    found = {}
+    reports = {}
     for name, mode, ipus in (
         ("plain", None, (0, 0, 1)),
         ("now", INNER, (0, 0, 1)),
@@ -303,11 +305,11 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
     ):
         chosen = options(poptorch.PipelinedExecution(), accumulation=5, iterations=2)
         chosen._Popart.set("enableExplicitIR", True)
-        found[name] = profiled(tmp_path / name, chosen, mode, ipus)
-    spent = {name: int(report.runs["cycles"][0]) // 2 for name, report in found.items()}
+        reports[name] = profiled(tmp_path / name, chosen, mode, ipus)
+    spent = {name: int(report.runs["cycles"][0]) // 2 for name, report in reports.items()}
     assert spent["loops"] < spent["now"] < spent["plain"]
     for name in ("now", "loops"):
-        costs = Costs.from_report(found[name])
+        costs = Costs.from_report(reports[name])
         streams = costs.streams
         assert streams.load.any() and streams.unload.any() and not streams.stream_in.any()
         assert what_if(costs, Assignment.of([0, 0, 1], (0, 1))).total == spent[name]
@@ -321,13 +323,13 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
 def test_sync_patterns_say_who_waits_for_the_host_and_predictions_know(
     pattern: poptorch.SyncPattern, tmp_path: Path
 ) -> None:
-    made = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)
-    made.syncPattern(pattern)
-    report = profiled(tmp_path, made, None, (0, 0, 1))
+    opts = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)
+    opts.syncPattern(pattern)
+    report = profiled(tmp_path, opts, None, (0, 0, 1))
     total = int(report.runs["cycles"][0])
     assert what_if(Costs.from_report(report), Assignment.of([0, 0, 1], (0, 1))).total == total
     full = options(poptorch.PipelinedExecution(), io_tiles=0, accumulation=5)
-    together = trained(full, None, (0, 0, 1))[0].cycleCount()
+    together = trained(full, None, (0, 0, 1))[0].executable.cycles_per_call
     assert total == together if pattern is poptorch.SyncPattern.Full else total < together
 
 

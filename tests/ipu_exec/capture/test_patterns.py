@@ -33,13 +33,13 @@ def compiled(tied: bool, patterns: dict[str, bool], accumulation: int = 4) -> Ex
     )
 
 
-def dense_gradients(made: Executable) -> int:
+def dense_gradients(executable: Executable) -> int:
     """How many gradients of the table's size are made, whole."""
-    return sum(v.role == "gradient" and v.bytes >= WORDS * WIDTH * 4 for v in made.variables)
+    return sum(v.role == "gradient" and v.bytes >= WORDS * WIDTH * 4 for v in executable.variables)
 
 
-def names(made: Executable) -> list[str]:
-    return [op.aten for op in made.graph.ops if op.direction == "backward"]
+def names(executable: Executable) -> list[str]:
+    return [op.aten for op in executable.graph.ops if op.direction == "backward"]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def names(made: Executable) -> list[str]:
     ],
 )
 def test_an_embeddings_gradient_is_added_row_by_row(tied, patterns, dense):
-    made = compiled(tied, patterns)
-    assert dense_gradients(made) == dense
-    sparse = [op for op in made.graph.ops if op.aten.startswith("aten.index_put_")]
-    assert len(sparse) == ("embedding_dense_backward" not in " ".join(names(made)))
+    executable = compiled(tied, patterns)
+    assert dense_gradients(executable) == dense
+    sparse = [op for op in executable.graph.ops if op.aten.startswith("aten.index_put_")]
+    assert len(sparse) == ("embedding_dense_backward" not in " ".join(names(executable)))
     for op in sparse:
-        into = made.graph.storages[made.graph.values[op.writes[0]].storage]
+        into = executable.graph.storages[executable.graph.values[op.writes[0]].storage]
         assert into.role == "accumulator" and into.name.startswith("embedding.weight")
 
 
@@ -75,8 +75,8 @@ def test_without_an_accumulator_nothing_is_rewritten():
 
 
 def test_operators_are_numbered_in_order_after_a_rewrite():
-    made = compiled(True, TIED)
-    graph = made.graph
+    executable = compiled(True, TIED)
+    graph = executable.graph
     assert [op.id for op in graph.ops] == list(range(len(graph.ops)))
     for op in graph.ops:
         assert op.forward_op < op.id

@@ -78,16 +78,16 @@ def both(
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each capture, whether layers stood in."""
-    made: list[bool] = []
+    outcomes: list[bool] = []
     finished = step._Run._finished
 
     def noted(run: step._Run) -> Graph:
         graph = finished(run)
-        made.append(bool(run.repeats.stand_ins))
+        outcomes.append(bool(run.repeats.stand_ins))
         return graph
 
     monkeypatch.setattr(step._Run, "_finished", noted)
-    return made
+    return outcomes
 
 
 def optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ipu_exec
-from examples.models import Example, gpt3, split
+from examples.models import Example, gpt3
 from examples.models.gpt2 import Decoder, Gpt2Config
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
@@ -124,7 +124,10 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
     with ipu_exec.no_weights():
         example = model_of(layers=4)
     options = ipu_exec.Options().replicationFactor(replicas)
-    options.setExecutionStrategy(split(example, stages))
+    half = 1 + 3 * 2  # two of four layers, behind the embedding
+    parts = example.blocks[:half], example.blocks[half:]
+    two = (ipu_exec.Stage(*blocks).ipu(ipu) for ipu, blocks in enumerate(parts))
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*two))
     location = ipu_exec.TensorLocationSettings().useReplicatedTensorSharding()
     options.TensorLocations.setWeightLocation(location.minElementsForReplicatedTensorSharding(1024))
     made = compiled(shards, gpt3.plan(), example.module, example.inputs(1), options)
@@ -143,6 +146,56 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
             if v.ipu == ipu and v.role == "weight" and v.name in names
         )
         assert held == pytest.approx(nbytes / (shards * stages * replicas), rel=0.02)
+
+
+def test_equal_parts_of_sharded_layers_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last of each of the three parts of a layer run, in one run of the model."""
+    ran: dict[str, int] = {}
+    for part in (gpt3.Attention, gpt3.Expand, gpt3.Contract):
+        forward = part.forward
+
+        def counted(self: Any, *args: Any, forward: Any = forward) -> Any:
+            ran[type(self).__name__] = ran.get(type(self).__name__, 0) + 1
+            return forward(self, *args)
+
+        monkeypatch.setattr(part, "forward", counted)
+    with ipu_exec.no_weights():
+        example = model_of(layers=6)
+    made = compiled(2, gpt3.plan(), example.module, example.inputs(1))
+    assert ran == {"Attention": 2, "Expand": 2, "Contract": 2}
+    assert {op.module for op in made.graph.ops} >= {f"contract.{layer}" for layer in range(6)}
+
+
+def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:
+    """What a style does around a layer's forward is none of the layer's."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).square().mean()
+
+    plan = {"layers.*": ColwiseParallel(output_layouts=Replicate())}
+    made = compiled(2, plan, Chain(), (torch.randn(4, 16),))
+    assert len(collectives(made, schedules.FORWARD)) == 4
+
+
+def test_a_memory_proportion_holds_for_a_shared_result() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 128)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = ipu_exec.set_available_memory(self.head(x), 0.125)
+            return nn.functional.cross_entropy(scores, x.argmax(-1))
+
+    plan = {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    made = compiled(2, plan, Head(), (torch.randn(16, 64),))
+    products = [op for op in made.graph.ops if op.aten.split(".")[1] in ("mm", "addmm")]
+    assert products and all(op.attributes.proportion == 0.125 for op in products)
 
 
 class Inner(nn.Module):

@@ -167,9 +167,9 @@ def checkpointed(layer: nn.Module) -> nn.Module:
 def test_dropout_in_a_checkpointed_layer_is_drawn_again_in_the_backward():
     model = checkpointed(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU()))
     graph = training_graph(model, torch.randn(4, 8))
-    found = [(op.direction, op.aten) for op in graph.ops if "dropout" in op.aten]
+    dropouts = [(op.direction, op.aten) for op in graph.ops if "dropout" in op.aten]
     again = ("backward", "aten.native_dropout.default")
-    assert found == [
+    assert dropouts == [
         ("forward", "aten.native_dropout.default"),
         again,
         ("backward", "aten.native_dropout_backward.default"),
@@ -305,8 +305,8 @@ def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
         # its place
         assert ("clone" in names) is in_place
         gradient = next(op for op in graph.ops if op.aten.startswith("aten._softmax_backward_data"))
-        made = {value for op in graph.ops for value in op.outputs}
-        assert all(v in made for v in gradient.inputs)
+        outputs = {value for op in graph.ops for value in op.outputs}
+        assert all(v in outputs for v in gradient.inputs)
     assert torch.equal(*trained)
 
 
@@ -386,9 +386,10 @@ def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
     model = model_of(forward, layer=copy.deepcopy(layer)).to(dtype)
     graph = training_graph(model, torch.randn(5, 3, 8, dtype=dtype))
     assert (torch._VF.lstm, torch._VF.gru) == before
-    found = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
+    recurrent = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
     assert (
-        found == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
+        recurrent
+        == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
     )
     # every weight has its gradient, of its own shape
     shapes = {

@@ -35,22 +35,22 @@ class Remembers(torch.nn.Module):
 
 def state(model: Remembers) -> tuple[Any, ...]:
     buffers = {name: tensor.clone() for name, tensor in model.named_buffers()}
-    kept = (len(model.seen), copy.deepcopy(model.by_name), float(model.total), model.count)
-    return buffers, kept, hasattr(model, "last")
+    values = (len(model.seen), copy.deepcopy(model.by_name), float(model.total), model.count)
+    return buffers, values, hasattr(model, "last")
 
 
 def test_everything_is_put_back() -> None:
     model = Remembers()
     model(torch.randn(4, 3))
     del model.last
-    buffers, kept, last = state(model)
+    buffers, before, last = state(model)
     seen = model.seen
     with unchanged(model):
         model(torch.randn(4, 3))
         assert model.count == 2
-    after, kept_after, last_after = state(model)
-    assert kept == kept_after and last == last_after and model.seen is seen
-    assert all(torch.equal(buffers[name], after[name]) for name in buffers)
+    buffers_after, after, last_after = state(model)
+    assert before == after and last == last_after and model.seen is seen
+    assert all(torch.equal(buffers[name], buffers_after[name]) for name in buffers)
 
 
 def test_weights_stay_the_same_tensors() -> None:

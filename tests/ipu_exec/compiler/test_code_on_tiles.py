@@ -64,12 +64,12 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
     """popops regroups where groups of 8 bytes go to, which 255 elements in a row do not allow."""
 
     def turned(rows: int, columns: int) -> tuple[np.ndarray, Plan]:
-        lies = linear_layout(tensor(rows, columns), 1472)
+        layout = linear_layout(tensor(rows, columns), 1472)
         x, y = (
-            tensor(rows, columns, layout=lies),
-            tensor(rows, columns, strides=(1, rows), layout=lies),
+            tensor(rows, columns, layout=layout),
+            tensor(rows, columns, strides=(1, rows), layout=layout),
         )
-        return lies.bytes, lower(op("aten.add.Tensor", (x, y), tensor(rows, columns)), MK2)
+        return layout.bytes, lower(op("aten.add.Tensor", (x, y), tensor(rows, columns)), MK2)
 
     held, plan = turned(256, 255)
     (step,) = (s for s in plan.steps if isinstance(s, Exchange))
@@ -87,8 +87,8 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
     # a block of a tile's size lies over four others, a larger one over nine; a line over two or
     # three
     assert set(regroup.fragments.tolist()) == {4, 9} and set(bring.fragments.tolist()) == {2, 3}
-    (kept,) = (t for t in plan.temporaries if t.name == "regrouped operand 1")
-    assert (kept.bytes == held).all() and (kept.first, kept.last) == (0, 2)
+    (regrouped,) = (t for t in plan.temporaries if t.name == "regrouped operand 1")
+    assert (regrouped.bytes == held).all() and (regrouped.first, regrouped.last) == (0, 2)
 
 
 def test_control_code_is_for_the_steps_a_tile_takes_part_in() -> None:

@@ -55,9 +55,9 @@ def test_a_link_between_boards_is_half_as_fast() -> None:
 
 
 def test_copies_pay_for_the_boards_they_cross() -> None:
-    made = pipeline(8)
+    executable = pipeline(8)
     activation = MICRO * WIDTH * 4
-    copies = [b for b in made.tree.bodies if b.task == schedules.COPY]
+    copies = [b for b in executable.tree.bodies if b.task == schedules.COPY]
     for body in copies:
         # out over each cut beside it: the activation of one and the gradient of the other, and in
         # as much
@@ -70,14 +70,14 @@ def test_copies_pay_for_the_boards_they_cross() -> None:
 
 @pytest.mark.parametrize(("ipus", "replicas"), [(1, 4), (1, 16), (2, 2), (2, 8), (4, 4), (3, 2)])
 def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) -> None:
-    made = pipeline(ipus, replicas) if ipus > 1 else single(replicas)
+    executable = pipeline(ipus, replicas) if ipus > 1 else single(replicas)
     apart = {1: 1, 2: 2, 3: 4, 4: 4}[ipus]
     crosses = apart * replicas > 4
     rate = (27.7e9 if crosses else 55e9) / MK2.clock_hz
     hops = max(1, apart // 2)
-    for body in (b for b in made.tree.bodies if b.task == schedules.REDUCE):
+    for body in (b for b in executable.tree.bodies if b.task == schedules.REDUCE):
         gradients = sum(
-            v.bytes for v in made.variables if v.ipu == body.ipu and v.role == "accumulator"
+            v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
         )
         latency = 2 * (replicas - 1) * link_latency_cycles(MK2, hops)
         ways = 1 if replicas == 2 else 2

@@ -75,28 +75,28 @@ def trained(
 def compiled(change: Change = lambda o: None, **kwargs: Any) -> Executable:
     _, executor, batch = trained(change, **kwargs)
     executor.compile(*batch)
-    made: Executable = executor.executable
-    return made
+    executable: Executable = executor.executable
+    return executable
 
 
 def state_in_parts(options: ipu_exec.Options) -> None:
     options.TensorLocations.setOptimizerLocation(sharded())
 
 
-def named(made: Executable, name: str) -> list[records.Variable]:
+def named(executable: Executable, name: str) -> list[records.Variable]:
     """Those of a name: that live at several times have numbers behind it."""
-    return [v for v in made.variables if re.fullmatch(re.escape(name) + r"(/\d+)?", v.name)]
+    return [v for v in executable.variables if re.fullmatch(re.escape(name) + r"(/\d+)?", v.name)]
 
 
-def one(made: Executable, name: str) -> records.Variable:
-    (found,) = named(made, name)
-    return found
+def one(executable: Executable, name: str) -> records.Variable:
+    (variable,) = named(executable, name)
+    return variable
 
 
-def steps(made: Executable, task: int, word: str = "") -> list[Any]:
+def steps(executable: Executable, task: int, word: str = "") -> list[Any]:
     return [
         step
-        for body in made.tree.bodies
+        for body in executable.tree.bodies
         if body.task == task
         for step in body.steps
         if word in step.name
@@ -118,32 +118,32 @@ def ring(rounds: int, replicas: int, nbytes: int) -> int:
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 16])
 def test_each_replica_keeps_its_part_of_the_state(replicas: int) -> None:
-    made = compiled(state_in_parts, replicas=replicas)
+    executable = compiled(state_in_parts, replicas=replicas)
     for layer in ("layers.0", "layers.1"):
-        weight = one(made, f"{layer}.weight").tile_bytes // 4
+        weight = one(executable, f"{layer}.weight").tile_bytes // 4
         for state in ("exp_avg", "exp_avg_sq"):
-            part = one(made, f"{layer}.weight/{state}")
+            part = one(executable, f"{layer}.weight/{state}")
             assert np.array_equal(part.tile_bytes, -(-weight // replicas) * 4) and part.always_live
             # below the 8,192 elements of PopART's default: whole
-            assert one(made, f"{layer}.bias/{state}").bytes == WIDTH * 4
+            assert one(executable, f"{layer}.bias/{state}").bytes == WIDTH * 4
         assert (
-            one(made, f"{layer}.weight/accumulator").bytes
-            == one(made, f"{layer}.weight").bytes
+            one(executable, f"{layer}.weight/accumulator").bytes
+            == one(executable, f"{layer}.weight").bytes
             == WIDTH * WIDTH * 4
         )
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 16])
 def test_gradients_are_scattered_and_weights_gathered_around_the_ring(replicas: int) -> None:
-    made = compiled(state_in_parts, replicas=replicas)
+    executable = compiled(state_in_parts, replicas=replicas)
     weights, biases = 2 * WIDTH * WIDTH * 4, 2 * WIDTH * 4
-    reduce = next(b for b in made.tree.bodies if b.task == schedules.REDUCE)
+    reduce = next(b for b in executable.tree.bodies if b.task == schedules.REDUCE)
     assert [step.name for step in reduce.steps] == ["AllReduce", "ReduceScatter"]
     everywhere, scatter = reduce.steps
     assert everywhere.cycles == ring(2, replicas, biases) and scatter.cycles == ring(
         1, replicas, weights
     )
-    (gather,) = steps(made, schedules.UPDATE, "AllGather")
+    (gather,) = steps(executable, schedules.UPDATE, "AllGather")
     assert gather.cycles == ring(1, replicas, weights)
     for step in (scatter, gather):
         assert (
@@ -161,52 +161,58 @@ def test_gradients_are_scattered_and_weights_gathered_around_the_ring(replicas: 
 
 @pytest.mark.parametrize("replicas", [2, 4, 16])
 def test_the_update_runs_on_the_part(replicas: int) -> None:
-    made, whole = compiled(state_in_parts, replicas=replicas), compiled(replicas=replicas)
-    held = one(made, "layers.0.weight").tile_bytes // 4
+    executable, whole = compiled(state_in_parts, replicas=replicas), compiled(replicas=replicas)
+    held = one(executable, "layers.0.weight").tile_bytes // 4
     for name, kind in (("sqrt", "sqrt"), ("mul", "mul_scalar")):
-        (op,) = (op.id for op in made.graph.ops if op.name == f"layers/0/weight/update/{name}")
+        (op,) = (
+            op.id for op in executable.graph.ops if op.name == f"layers/0/weight/update/{name}"
+        )
         assert (
-            made.tree.op_cycles[op]
+            executable.tree.op_cycles[op]
             == costs.KINDS[kind].cycles(-(-held // replicas), "float32").max()
         )
         assert (
             whole.tree.op_cycles[op]
             == costs.KINDS[kind].cycles(held, "float32").max()
-            > made.tree.op_cycles[op]
+            > executable.tree.op_cycles[op]
         )
-        (small,) = (op.id for op in made.graph.ops if op.name == f"layers/0/bias/update/{name}")
-        assert made.tree.op_cycles[small] == whole.tree.op_cycles[small]
+        (small,) = (
+            op.id for op in executable.graph.ops if op.name == f"layers/0/bias/update/{name}"
+        )
+        assert executable.tree.op_cycles[small] == whole.tree.op_cycles[small]
 
 
 def test_one_replica_has_nothing_to_shard() -> None:
     for settings in (sharded(), sharded(useOnChipStorage=True)):
-        made = compiled(lambda o, s=settings: o.TensorLocations.setOptimizerLocation(s), replicas=1)
+        executable = compiled(
+            lambda o, s=settings: o.TensorLocations.setOptimizerLocation(s), replicas=1
+        )
         plain = compiled(replicas=1)
-        assert made.cycles_per_call == plain.cycles_per_call
+        assert executable.cycles_per_call == plain.cycles_per_call
         sizes = [(v.name, v.bytes, v.start, v.stop) for v in plain.variables]
-        assert [(v.name, v.bytes, v.start, v.stop) for v in made.variables] == sizes
+        assert [(v.name, v.bytes, v.start, v.stop) for v in executable.variables] == sizes
 
 
 def test_the_least_elements_are_the_users() -> None:
-    made = compiled(
+    executable = compiled(
         lambda o: o.TensorLocations.setOptimizerLocation(
             sharded(minElementsForReplicatedTensorSharding=WIDTH)
         )
     )
-    assert one(made, "layers.0.bias/exp_avg").bytes < WIDTH * 4
-    made = compiled(
+    assert one(executable, "layers.0.bias/exp_avg").bytes < WIDTH * 4
+    executable = compiled(
         lambda o: o.TensorLocations.setOptimizerLocation(
             sharded(minElementsForReplicatedTensorSharding=WIDTH**2 + 1)
         )
     )
-    assert one(made, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
-    assert not steps(made, schedules.UPDATE, "AllGather")
+    assert one(executable, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
+    assert not steps(executable, schedules.UPDATE, "AllGather")
 
 
 def test_norms_of_parts_are_added_up() -> None:
     """LAMB: the norm of the weight and that of its direction, each a number of every replica."""
-    made = compiled(state_in_parts, optimizer=ipu_exec.optim.LAMB)
-    scalars = steps(made, schedules.UPDATE, "AllReduce")
+    executable = compiled(state_in_parts, optimizer=ipu_exec.optim.LAMB)
+    scalars = steps(executable, schedules.UPDATE, "AllReduce")
     assert len(scalars) == 2 * 2 and {step.cycles for step in scalars} == {ring(2, 4, 4)}
 
 
@@ -229,15 +235,15 @@ def test_off_chip_only_the_part_moves() -> None:
 
 
 def test_small_tensors_stay_on_the_chip() -> None:
-    made = compiled(
+    executable = compiled(
         lambda o: o.TensorLocations.setOptimizerLocation(
             off_chip().minElementsForOffChip(WIDTH + 1)
         ),
         replicas=1,
     )
     assert (
-        one(made, "layers.0.bias/exp_avg").always_live
-        and not one(made, "layers.0.weight/exp_avg").always_live
+        one(executable, "layers.0.bias/exp_avg").always_live
+        and not one(executable, "layers.0.weight/exp_avg").always_live
     )
 
 
@@ -258,19 +264,19 @@ def test_what_cannot_run_on_parts_says_so() -> None:
             r"useReplicatedTensorSharding is not honoured for 'layers.[01].weight/seen' and 1 more"
         ),
     ):
-        made = compiled(state_in_parts, optimizer=Rows)
-    assert one(made, "layers.0.weight/seen").bytes == WIDTH * WIDTH * 4
-    assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce"]
+        executable = compiled(state_in_parts, optimizer=Rows)
+    assert one(executable, "layers.0.weight/seen").bytes == WIDTH * WIDTH * 4
+    assert [step.name for step in steps(executable, schedules.REDUCE)] == ["AllReduce"]
 
 
 # -- weights and accumulators ---
 
 
 def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
-    made = compiled(lambda o: o.TensorLocations.setWeightLocation(sharded()))
-    weight = one(made, "layers.0.weight")
+    executable = compiled(lambda o: o.TensorLocations.setWeightLocation(sharded()))
+    weight = one(executable, "layers.0.weight")
     assert weight.always_live and weight.bytes == pytest.approx(WIDTH * WIDTH * 4 / 4, rel=0.01)
-    gathered = named(made, "layers.1.weight/gathered")
+    gathered = named(executable, "layers.1.weight/gathered")
     assert len(gathered) == 2 and not any(
         v.always_live for v in gathered
     )  # for the forward, and for the backward
@@ -279,15 +285,18 @@ def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
         (schedules.FORWARD, 2),
         (schedules.BACKWARD, 1),
     ):  # no gradient of the input is asked for
-        found = steps(made, task, "AllGather")
-        assert len(found) == layers and {step.cycles for step in found} == {
+        gathers = steps(executable, task, "AllGather")
+        assert len(gathers) == layers and {step.cycles for step in gathers} == {
             ring(1, 4, WIDTH * WIDTH * 4)
         }
     # the update is on the part, and the next forward gathers it; of state that is kept whole each
     # replica takes its part, and what became of it is gathered
-    assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce", "ReduceScatter"]
-    (gather,) = steps(made, schedules.UPDATE, "AllGather")
-    assert one(made, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
+    assert [step.name for step in steps(executable, schedules.REDUCE)] == [
+        "AllReduce",
+        "ReduceScatter",
+    ]
+    (gather,) = steps(executable, schedules.UPDATE, "AllGather")
+    assert one(executable, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
     assert gather.cycles == ring(1, 4, 2 * 2 * WIDTH * WIDTH * 4)
 
 
@@ -297,16 +306,20 @@ def test_all_kinds_in_parts_need_no_gather_at_the_update() -> None:
         options.TensorLocations.setOptimizerLocation(sharded())
         options.TensorLocations.setAccumulatorLocation(sharded())
 
-    made = compiled(change)
+    executable = compiled(change)
     for kind in ("", "/exp_avg", "/exp_avg_sq", "/accumulator"):
-        assert one(made, f"layers.0.weight{kind}").bytes == pytest.approx(WIDTH * WIDTH, rel=0.01)
+        assert one(executable, f"layers.0.weight{kind}").bytes == pytest.approx(
+            WIDTH * WIDTH, rel=0.01
+        )
     # each micro-batch's gradient is scattered as it is added
-    scattered = steps(made, schedules.BACKWARD, "ReduceScatter")
+    scattered = steps(executable, schedules.BACKWARD, "ReduceScatter")
     assert len(scattered) == 2 and {step.cycles for step in scattered} == {
         ring(1, 4, WIDTH * WIDTH * 4)
     }
-    assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce"]  # of the biases
-    assert not steps(made, schedules.UPDATE, "AllGather")
+    assert [step.name for step in steps(executable, schedules.REDUCE)] == [
+        "AllReduce"
+    ]  # of the biases
+    assert not steps(executable, schedules.UPDATE, "AllGather")
 
 
 def test_phases_load_their_part_and_gather_the_weight() -> None:
@@ -344,8 +357,10 @@ def test_phases_load_their_part_and_gather_the_weight() -> None:
 
 
 def test_off_chip_accumulators_come_to_be_added_to() -> None:
-    made = compiled(lambda o: o.TensorLocations.setAccumulatorLocation(off_chip()), replicas=2)
-    held = named(made, "layers.0.weight/accumulator")
+    executable = compiled(
+        lambda o: o.TensorLocations.setAccumulatorLocation(off_chip()), replicas=2
+    )
+    held = named(executable, "layers.0.weight/accumulator")
     assert len(held) == 2 and not any(
         v.always_live for v in held
     )  # in the backward and in the update
@@ -353,28 +368,28 @@ def test_off_chip_accumulators_come_to_be_added_to() -> None:
         for way in ("load", "store"):
             moved = "accumulator" if task == schedules.BACKWARD else "state"
             word = f"layers.0.weight/{moved}/{way}/mid"
-            (mid,) = steps(made, task, word)
+            (mid,) = steps(executable, task, word)
             assert mid.cycles == ceil(
                 WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz
             )
     # it is reduced while it is on the chip
-    assert not steps(made, schedules.REDUCE)
-    assert len(steps(made, schedules.UPDATE, "AllReduce")) == 4
+    assert not steps(executable, schedules.REDUCE)
+    assert len(steps(executable, schedules.UPDATE, "AllReduce")) == 4
 
 
 def test_off_chip_weights_come_for_forward_backward_and_update() -> None:
-    made = compiled(lambda o: o.TensorLocations.setWeightLocation(off_chip()), replicas=1)
-    held = named(made, "layers.1.weight")
+    executable = compiled(lambda o: o.TensorLocations.setWeightLocation(off_chip()), replicas=1)
+    held = named(executable, "layers.1.weight")
     assert len(held) == 3 and not any(v.always_live for v in held)
     cycles = ceil(WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
     for task, ways in ((schedules.FORWARD, 1), (schedules.BACKWARD, 1), (schedules.UPDATE, 2)):
         moved = [
             step
-            for step in steps(made, task, "layers.1.weight/")
+            for step in steps(executable, task, "layers.1.weight/")
             if step.type == records.STREAM_COPY_MID
         ]
         assert [step.cycles for step in moved] == [cycles] * ways
-    assert compiled(replicas=1).cycles_per_call < made.cycles_per_call
+    assert compiled(replicas=1).cycles_per_call < executable.cycles_per_call
 
 
 def test_off_chip_weights_of_inference_come_once() -> None:
@@ -383,11 +398,11 @@ def test_off_chip_weights_of_inference_come_once() -> None:
     options.TensorLocations.setWeightLocation(sharded(useOnChipStorage=False))
     executor = ipu_exec.inferenceModel(model, options)
     executor.compile(torch.randn(2 * MICRO, WIDTH))
-    made = executor.executable
-    (mid,) = steps(made, schedules.FORWARD, "layers.0.weight/load/mid")
-    part = int((-(-one(made, "layers.0.weight").tile_bytes // 4 // 2) * 4).sum())
+    executable = executor.executable
+    (mid,) = steps(executable, schedules.FORWARD, "layers.0.weight/load/mid")
+    part = int((-(-one(executable, "layers.0.weight").tile_bytes // 4 // 2) * 4).sum())
     assert mid.cycles == ceil(part / MK2.streaming_bytes_per_second * MK2.clock_hz)
-    (gather,) = steps(made, schedules.FORWARD, "layers.0.weight/AllGather")
+    (gather,) = steps(executable, schedules.FORWARD, "layers.0.weight/AllGather")
     assert gather.cycles == ring(1, 2, WIDTH * WIDTH * 4)
 
 
@@ -412,20 +427,20 @@ def test_weights_that_stages_share_stay_and_it_says_so() -> None:
 
 
 def test_off_chip_activations_wait_in_streaming_memory() -> None:
-    made = compiled(
+    executable = compiled(
         lambda o: o.TensorLocations.setActivationLocation(off_chip()),
         replicas=1,
         ipus=2,
         strategy=ShardedExecution,
     )
-    stored = steps(made, schedules.FORWARD, "/store/mid")
-    loaded = steps(made, schedules.BACKWARD, "/load/mid")
+    stored = steps(executable, schedules.FORWARD, "/store/mid")
+    loaded = steps(executable, schedules.BACKWARD, "/load/mid")
     assert stored and sum(s.bytes_out.sum() for s in stored) == sum(
         s.bytes_in.sum() for s in loaded
     )
     moved = {step.name.removesuffix("/store/mid") for step in stored}
     for name in moved:
-        assert len(named(made, name)) == 2  # once in the forward and once in the backward
+        assert len(named(executable, name)) == 2  # once in the forward and once in the backward
     plain = compiled(replicas=1, ipus=2, strategy=ShardedExecution)
     assert all(len(named(plain, name)) == 1 for name in moved)
 
@@ -437,8 +452,8 @@ def test_a_pipeline_keeps_its_stash_and_says_so() -> None:
     with pytest.warns(
         UserWarning, match="setActivationLocation: useOnChipStorage.* is not honoured in a pipeline"
     ):
-        made = compiled(change, ipus=2)
-    assert any(v.role == "stash" and v.always_live for v in made.variables)
+        executable = compiled(change, ipus=2)
+    assert any(v.role == "stash" and v.always_live for v in executable.variables)
 
 
 # -- numbers and reports ---
@@ -485,7 +500,7 @@ def test_rebalance_and_insights_know_of_it(
     assert len(fullest_tiles(whole)) == 1
     assert ipu_report(["memory", str(whole.path), "--ipu", "1"]) != 0
     assert "It has 1 (of one replica: all 4 are alike): --ipu 0 to 0" in capsys.readouterr().err
-    (found,) = (
+    (insight,) = (
         i
         for i in insights(whole)
         if i.title.startswith("each of 4 replicas keeps the same optimiser state")
@@ -499,7 +514,7 @@ def test_rebalance_and_insights_know_of_it(
             int(report.memory(0).query("role == 'optimiser state'")["max_tile_bytes"].sum())
             for report in (whole, parts)
         ]
-        assert found.gain_bytes == pytest.approx(freed[0] - freed[1], rel=0.05)
+        assert insight.gain_bytes == pytest.approx(freed[0] - freed[1], rel=0.05)
     costs_of = Costs.from_report(parts)
     prediction = what_if(costs_of, Assignment.of(costs_of.stage.tolist(), costs_of.ipus))
     cycles = int(parts.runs["cycles"].iloc[0] // parts.runs["iterations"].iloc[0])

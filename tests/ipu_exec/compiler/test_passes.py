@@ -32,9 +32,9 @@ from tests.models import Mlp, Mnist, mnist_batch, model_of
 def options(
     accumulation: int = 10, iterations: int = 2, strategy=None, **kwargs
 ) -> ipu_exec.Options:
-    made = ipu_exec.Options(**kwargs).deviceIterations(iterations).showCompilationProgressBar(False)
-    made.Training.gradientAccumulation(accumulation)
-    return made.setExecutionStrategy(strategy or PipelinedExecution("B1", "B2", "B3", "B4"))
+    opts = ipu_exec.Options(**kwargs).deviceIterations(iterations).showCompilationProgressBar(False)
+    opts.Training.gradientAccumulation(accumulation)
+    return opts.setExecutionStrategy(strategy or PipelinedExecution("B1", "B2", "B3", "B4"))
 
 
 def compiled(
@@ -133,7 +133,7 @@ def test_with_recomputation_a_stage_stashes_what_enters_it(mnist):
 
 
 def test_recomputation_runs_the_forward_again_but_on_the_last_stage(mnist):
-    kept = compiled(no_recompute())
+    executable = compiled(no_recompute())
     for stage in range(4):
         recompute = mnist.tree.of(RECOMPUTE, stage)
         forward = mnist.tree.of(FORWARD, stage)
@@ -141,9 +141,9 @@ def test_recomputation_runs_the_forward_again_but_on_the_last_stage(mnist):
         if recompute is not None:
             again = [step.name for step in recompute.steps if not step.name.endswith("restore")]
             assert again and set(again) <= {step.name for step in forward.steps}
-            assert kept.tree.of(RECOMPUTE, stage) is None
-    assert kept.cycles_per_call < mnist.cycles_per_call
-    assert sum(kept.timeline.costs.forward) > 0
+            assert executable.tree.of(RECOMPUTE, stage) is None
+    assert executable.cycles_per_call < mnist.cycles_per_call
+    assert sum(executable.timeline.costs.forward) > 0
     row = stage_rows(mnist)[1]
     assert row.recompute_cycles == mnist.tree.cycles(RECOMPUTE, 1) < row.backward_cycles
     kinds = mnist.timeline.schedule.kind
@@ -162,18 +162,20 @@ def test_a_checkpoint_is_stashed_and_what_is_before_it_not_run_again():
     model = model_of(forward, layers=Mlp([16, 32, 48, 8]).layers)
     opts = options(4, strategy=PipelinedExecution("a", "b"))
     batch = (torch.randn(4, 16), torch.randn(4, 8))
-    made = compile_step(model, batch, {}, opts, torch.optim.SGD(model.parameters(), lr=0.1), True)
-    assert {v.name for v in made.variables if v.role == "stash"} == {
+    executable = compile_step(
+        model, batch, {}, opts, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
+    assert {v.name for v in executable.variables if v.role == "stash"} == {
         "input.0/stash",
         "tanh:0/stash",
     }
-    again = {step.name.split("/")[0] for step in made.tree.of(RECOMPUTE, 0).steps}
+    again = {step.name.split("/")[0] for step in executable.tree.of(RECOMPUTE, 0).steps}
     assert again == {"tanh:0", "layers.1", "tanh_1"}
 
 
 def test_stash_is_what_the_backward_reads_times_its_depth():
     depth = {0: 7, 1: 5, 2: 3, 3: 0}
-    found = stashes(compiled(no_recompute()))
+    by_stage = stashes(compiled(no_recompute()))
     micro = 8 * 4
     expected = {
         0: {
@@ -190,7 +192,7 @@ def test_stash_is_what_the_backward_reads_times_its_depth():
         3: {},
     }
     for stage, names in expected.items():
-        assert found[stage] == {
+        assert by_stage[stage] == {
             name: elements * micro * depth[stage] for name, elements in names.items()
         }
 
@@ -255,10 +257,10 @@ def test_replicas_add_an_all_reduce_before_the_update():
 def test_inference_runs_forward_only_and_drains_once():
     model = Mnist().eval()
     opts = options(1, iterations=6)
-    made = compile_step(model, mnist_batch(8)[:1], {}, opts, None, False)
-    assert {b.task for b in made.tree.bodies} >= {STREAM_IN, FORWARD, COPY}
-    assert not any(b.task in (BACKWARD, UPDATE) for b in made.tree.bodies)
-    assert len(made.timeline.schedule.phases) == 6 + 4 - 1
+    executable = compile_step(model, mnist_batch(8)[:1], {}, opts, None, False)
+    assert {b.task for b in executable.tree.bodies} >= {STREAM_IN, FORWARD, COPY}
+    assert not any(b.task in (BACKWARD, UPDATE) for b in executable.tree.bodies)
+    assert len(executable.timeline.schedule.phases) == 6 + 4 - 1
 
 
 def test_compile_errors_name_the_way_out():
@@ -331,8 +333,8 @@ def test_the_doctor_finds_a_pipeline_that_recomputes_well_until_it_contradicts_i
 
     A body of its own, counted into the backward.
     """
-    made = compiled()
-    report = written(made, tmp_path / "compiled")
+    executable = compiled()
+    report = written(executable, tmp_path / "compiled")
     assert (report.stages["recompute_cycles"] > 0).sum() == 3
     assert failed_checks(report.path, capsys) == []
     with sqlite3.connect(report.path) as connection:
@@ -389,7 +391,7 @@ def test_profile_says_what_was_compiled(tmp_path):
     loss = report.ops[report.ops["name"] == "loss/nll_loss_forward"].iloc[0]
     assert loss["block_name"] == "B4" and loss["file"].endswith("models.py") and loss["line"] > 0
     assert json.loads(report.variables.query("name == 'fc1.weight'").iloc[0]["shape"]) == [256, 320]
-    assert training.cycleCount() == executable.cycles_per_call
+    assert training.executable.cycles_per_call == executable.cycles_per_call
 
 
 def test_blocks_add_up_to_their_stage(mnist):

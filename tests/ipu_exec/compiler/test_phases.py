@@ -330,3 +330,31 @@ def test_accumulators_that_wait_are_reduced_one_after_another() -> None:
     assert purposes.count("all-reduce") == len(list(model.parameters()))
     first = purposes.index("all-reduce")
     assert "remote load" in purposes[:first] and "remote store" in purposes[first:]
+
+
+def test_equal_phases_share_the_code_of_their_transfers() -> None:
+    """Their weights lie in remote buffers, of which a phase reads one at an offset."""
+
+    def code(layers: int) -> dict[str, int]:
+        names = [f"L{index}" for index in range(layers)]
+        strategy = poptorch.SerialPhasedExecution(*names)
+        strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)
+        options = poptorch.Options().showCompilationProgressBar(False)
+        options.setExecutionStrategy(strategy)
+        away = poptorch.TensorLocationSettings().useOnChipStorage(False)
+        options.TensorLocations.setWeightLocation(away).setActivationLocation(away)
+        model = Mlp([64] * (layers + 1), [None] * layers)
+        wrapped = poptorch.inferenceModel(model, options)
+        wrapped.compile(torch.ones(8, 64))
+        total: dict[str, int] = {}
+        for variable in wrapped.executable.variables:
+            if variable.category.startswith(("hostExchange", "controlCode")):
+                total[variable.category] = total.get(variable.category, 0) + variable.bytes
+        return total
+
+    few, many = code(5), code(9)
+    assert few["hostExchangeCode"] == many["hostExchangeCode"]
+    calls = (
+        1472 * 4 * 3 * 4
+    )  # one of three instructions on each tile, a phase that is there already
+    assert many["controlCode"] - few["controlCode"] == calls

@@ -64,30 +64,30 @@ def compiled(
     )
 
 
-def ran_again(made: Executable) -> list[str]:
-    bodies = made.tree.all_of(0, schedules.RECOMPUTE)
+def ran_again(executable: Executable) -> list[str]:
+    bodies = executable.tree.all_of(0, schedules.RECOMPUTE)
     return [
-        made.graph.ops[op].name
+        executable.graph.ops[op].name
         for body in bodies
         for op in dict.fromkeys(s.op for s in body.steps)
         if op >= 0
     ]
 
 
-def peak_of_activations(made: Executable) -> int:
+def peak_of_activations(executable: Executable) -> int:
     """Most bytes of activations at one step of IPU 0."""
-    steps = sum(len(body.steps) for body in made.tree.bodies if body.ipu == 0)
+    steps = sum(len(body.steps) for body in executable.tree.bodies if body.ipu == 0)
     change = np.zeros(steps + 1, np.int64)
-    for variable in made.variables:
+    for variable in executable.variables:
         if variable.ipu == 0 and variable.role == "activation":
             change[variable.start] += variable.bytes
             change[variable.stop] -= variable.bytes
     return int(change.cumsum().max())
 
 
-def wide_activations(made: Executable) -> int:
+def wide_activations(executable: Executable) -> int:
     """Bytes of one layer's wide activation."""
-    return max(v.bytes for v in made.variables if v.role == "activation")
+    return max(v.bytes for v in executable.variables if v.role == "activation")
 
 
 @pytest.mark.parametrize("pipelined", [True, False])
@@ -105,59 +105,63 @@ def test_checkpoints_within_a_stage_leave_one_segment_at_a_time(pipelined):
 
 
 def test_segments_run_again_last_first_and_right_before_their_backward():
-    made = compiled(True, pipelined=True)
-    turns = [body.task for body in made.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD)]
+    executable = compiled(True, pipelined=True)
+    turns = [
+        body.task for body in executable.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD)
+    ]
     assert turns == [schedules.RECOMPUTE, schedules.BACKWARD] * LAYERS
-    firsts = [name.split("/")[0] for name in ran_again(made)]
+    firsts = [name.split("/")[0] for name in ran_again(executable)]
     layers = [int(name.split(".")[1]) for name in firsts if name.startswith("wide.")]
     assert layers == sorted(layers, reverse=True) and len(set(layers)) == LAYERS
 
 
 def test_every_operator_runs_again_once_at_most_and_the_trace_has_each_turn():
-    made = compiled(True, pipelined=True)
+    executable = compiled(True, pipelined=True)
     names = [
         op
-        for body in made.tree.all_of(0, schedules.RECOMPUTE)
+        for body in executable.tree.all_of(0, schedules.RECOMPUTE)
         for op in {step.op for step in body.steps}
     ]
     tanh = [
-        made.graph.ops[op].name
+        executable.graph.ops[op].name
         for op in names
-        if op >= 0 and "restore" not in made.graph.ops[op].name
+        if op >= 0 and "restore" not in executable.graph.ops[op].name
     ]
     assert (
         len(tanh) <= len(set(tanh)) + LAYERS
     )  # a restore is counted with the operator that made the tensor
-    schedule = made.timeline.schedule
+    schedule = executable.timeline.schedule
     backward = (schedule.stage == 0) & np.isin(
         schedule.kind, [schedules.RECOMPUTE, schedules.BACKWARD]
     )
     assert backward.sum() == 2 * LAYERS * 4  # turns x micro-batches
-    total = made.tree.cycles(schedules.RECOMPUTE, 0) + made.tree.cycles(schedules.BACKWARD, 0)
-    assert made.timeline.costs.backward[0] == total
+    total = executable.tree.cycles(schedules.RECOMPUTE, 0) + executable.tree.cycles(
+        schedules.BACKWARD, 0
+    )
+    assert executable.timeline.costs.backward[0] == total
     assert int((schedule.end - schedule.start)[backward].sum()) == 4 * total
-    bodies = made.timeline.trace.task_body[backward]
+    bodies = executable.timeline.trace.task_body[backward]
     assert len(set(bodies.tolist())) == 2 * LAYERS
 
 
 def test_a_stashed_tensor_comes_back_right_before_its_first_use():
-    made = compiled(True, pipelined=True)
-    for body in made.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD):
+    executable = compiled(True, pipelined=True)
+    for body in executable.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD):
         for step, after in pairwise(body.steps):
             if step.name.endswith("/restore"):
                 storage = next(
                     s
-                    for s in made.graph.storages.values()
+                    for s in executable.graph.storages.values()
                     if s.name == step.name.removesuffix("/restore")
                 )
                 users = {
                     op.id
-                    for op in made.graph.ops
-                    if any(made.graph.values[v].storage == storage.id for v in op.inputs)
+                    for op in executable.graph.ops
+                    if any(executable.graph.values[v].storage == storage.id for v in op.inputs)
                 }
                 assert after.name.endswith("/restore") or after.op in users
     assert (
-        not made.tree.of(schedules.FORWARD, 0).steps[-1].name.endswith("input.0/stash")
+        not executable.tree.of(schedules.FORWARD, 0).steps[-1].name.endswith("input.0/stash")
     )  # it went early
 
 
@@ -177,11 +181,11 @@ def test_norm_only_runs_norms_again_and_what_follows_them_in_place():
 
 
 def test_standard_keeps_what_is_least():
-    made = compiled(False, int(Recomputation.STANDARD))
+    executable = compiled(False, int(Recomputation.STANDARD))
     none = compiled(False, int(Recomputation.NONE))
-    assert ran_again(made)
-    assert peak_of_activations(made) < peak_of_activations(none)
-    assert made.cycles_per_call > none.cycles_per_call
+    assert ran_again(executable)
+    assert peak_of_activations(executable) < peak_of_activations(none)
+    assert executable.cycles_per_call > none.cycles_per_call
 
 
 def test_recomputation_changes_memory_and_cycles_but_no_number():
@@ -281,9 +285,9 @@ def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, 
 
 
 def test_checkpoints_make_more_room_by_prediction_as_by_compiling(tmp_path):
-    made = {c: profiled(tmp_path / str(c), (0, 5), c) for c in (True, False)}
-    peak = {c: int(made[c].tiles(0)["peak"].max()) for c in made}
-    for report in made.values():
+    profiles = {c: profiled(tmp_path / str(c), (0, 5), c) for c in (True, False)}
+    peak = {c: int(profiles[c].tiles(0)["peak"].max()) for c in profiles}
+    for report in profiles.values():
         predicted = what_if(Costs.from_report(report), Assignment((0, 5), (0, 1))).fullest[0]
         assert predicted == pytest.approx(report.tiles(0)["total"].max(), rel=0.1)
     assert peak[True] < peak[False]

@@ -226,23 +226,23 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
 
 
 def digest(*tensors: torch.Tensor) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(tensor.contiguous().numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def instance(rank: int, instances: int) -> dict[str, list[str]]:
     """Of each case the digests of weights, outputs and losses of all replicas."""
     together = connect(rank, instances) if instances > 1 else None
-    made = {}
+    results = {}
     for case in CASES:
         weights, outputs, losses = train(case, instances, together)
         if together is not None:
             outputs = torch.cat(together.gather_tensors(outputs), 1)
             losses = torch.cat(together.gather_tensors(losses), 1)
-        made[" ".join(case)] = [digest(*weights), digest(outputs), digest(losses)]
-    return made
+        results[" ".join(case)] = [digest(*weights), digest(outputs), digest(losses)]
+    return results
 
 
 def split(instances: int, folder: Path) -> list[dict[str, list[str]]]:
@@ -267,5 +267,5 @@ def split(instances: int, folder: Path) -> list[dict[str, list[str]]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
-        found = {count: split(count, Path(place)) for count in SPLITS}
-    json.dump(found, sys.stdout)
+        results = {count: split(count, Path(place)) for count in SPLITS}
+    json.dump(results, sys.stdout)

@@ -19,7 +19,7 @@ from tests.paths import ROOT
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[int, list[dict[str, list[str]]]]:
+def results() -> dict[int, list[dict[str, list[str]]]]:
     command = [sys.executable, "-m", "tests.ipu_exec.instances.equality"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("IPUSCOPE_REPLICAS", None)
@@ -30,18 +30,18 @@ def found() -> dict[int, list[dict[str, list[str]]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [" ".join(case) for case in CASES])
-def test_weights_outputs_and_losses_do_not_depend_on_the_instances(found, case: str) -> None:
-    assert set(found) == set(SPLITS)
-    alone = found[1][0][case]
-    for instances, said in found.items():
+def test_weights_outputs_and_losses_do_not_depend_on_the_instances(results, case: str) -> None:
+    assert set(results) == set(SPLITS)
+    alone = results[1][0][case]
+    for instances, said in results.items():
         assert len(said) == instances
         for theirs in said:
             assert theirs[case] == alone, f"{instances} instances x {REPLICAS // instances}"
 
 
 @pytest.mark.slow
-def test_cases_differ_from_each_other(found) -> None:
-    weights = {digests[0] for digests in found[1][0].values()}
+def test_cases_differ_from_each_other(results) -> None:
+    weights = {digests[0] for digests in results[1][0].values()}
     assert len(weights) == len(CASES)
 
 

@@ -77,9 +77,9 @@ def test_poprun_runs_a_script_four_times_with_two_replicas_each(tmp_path: Path) 
         assert f"[{instance}] instance {instance} is done" in done.stdout.splitlines()
     assert "instances began with different values" in done.stderr
 
-    found = seen(tmp_path)
-    assert len(found) == 4
-    for instance, said in enumerate(found):
+    instances = seen(tmp_path)
+    assert len(instances) == 4
+    for instance, said in enumerate(instances):
         assert said["set"] is True and said["instance"] == [instance, 4, instance, 4, instance]
         assert said["replicas"] == [8, 2, 2 * instance, 2, instance]
         assert said["options"] == [2, instance, 4, instance, 2]
@@ -89,7 +89,7 @@ def test_poprun_runs_a_script_four_times_with_two_replicas_each(tmp_path: Path) 
         assert said["gathered"] == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3]
         assert said["object"] == {"from": 0}
         assert said["rows"] == 4
-        assert said["weights"] == found[0]["weights"]
+        assert said["weights"] == instances[0]["weights"]
     assert len(list(cache.glob("*.ipuexec"))) == 1
 
     assert [path.parent.name for path in tmp_path.glob("*/profile.pop")] == ["training"]

@@ -82,14 +82,14 @@ class Classifier(LightningModule):
 
 class Boring(BoringModel):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        found = super().training_step(batch, batch_idx)
-        self.log("loss", found["loss"], on_epoch=True)
-        return found
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss["loss"], on_epoch=True)
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        found = super().validation_step(batch, batch_idx)
-        self.log("val", found["x"])
-        return found
+        loss = super().validation_step(batch, batch_idx)
+        self.log("val", loss["x"])
+        return loss
 
     def train_dataloader(self) -> Any:
         return DataLoader(RandomDataset(32, 24))

@@ -35,39 +35,39 @@ SINGLE = (
 PIPELINED = (modules.Stages, modules.BlocksInInit, modules.BlocksInConfigureModel)
 
 
-def same(found: Run, expected: Run) -> None:
+def same(actual: Run, expected: Run) -> None:
     """Bit for bit, in all that a run leaves."""
-    assert found.weights.keys() == expected.weights.keys()
+    assert actual.weights.keys() == expected.weights.keys()
     for name, value in expected.weights.items():
-        assert torch.equal(found.weights[name], value), name
-    assert found.metrics == expected.metrics
-    assert found.rows == expected.rows
-    assert found.decisions == expected.decisions
-    same_tree(found.checkpoint["optimizer_states"], expected.checkpoint["optimizer_states"])
-    same_tree(found.checkpoint["lr_schedulers"], expected.checkpoint["lr_schedulers"])
-    same_tree(found.checkpoint["loops"], expected.checkpoint["loops"])
+        assert torch.equal(actual.weights[name], value), name
+    assert actual.metrics == expected.metrics
+    assert actual.rows == expected.rows
+    assert actual.decisions == expected.decisions
+    same_tree(actual.checkpoint["optimizer_states"], expected.checkpoint["optimizer_states"])
+    same_tree(actual.checkpoint["lr_schedulers"], expected.checkpoint["lr_schedulers"])
+    same_tree(actual.checkpoint["loops"], expected.checkpoint["loops"])
 
 
-def same_tree(found: Any, expected: Any) -> None:
+def same_tree(actual: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     elif isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key in expected:
-            same_tree(found[key], expected[key])
+            same_tree(actual[key], expected[key])
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
             same_tree(one, other)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.parametrize("kind", SINGLE, ids=lambda kind: kind.__name__)
 def test_one_ipu(kind: type[LightningModule], tmp_path: Path) -> None:
     expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu")
-    found, trainer = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=1)
-    same(found, expected)
+    actual, trainer = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=1)
+    same(actual, expected)
     assert all(model.isCompiled() is False for model in trainer.strategy.poptorch_models.values())
 
 
@@ -76,8 +76,8 @@ def test_one_ipu(kind: type[LightningModule], tmp_path: Path) -> None:
 def test_a_pipeline(kind: type[LightningModule], devices: int, tmp_path: Path) -> None:
     four = {"accumulate_grad_batches": 4}  # a power of two: dividing by it rounds nothing
     expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu", **four)
-    found, _ = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=devices, **four)
-    same(found, expected)
+    actual, _ = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=devices, **four)
+    same(actual, expected)
 
 
 def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
     strategy = IPUStrategy(
         autoreport_dir=tmp_path, training_opts=options(), inference_opts=options()
     )
-    found, _ = fit(modules.BlocksInInit, tmp_path / "ipu", strategy=strategy, devices=2, **clipped)
-    same(found, expected)
+    actual, _ = fit(modules.BlocksInInit, tmp_path / "ipu", strategy=strategy, devices=2, **clipped)
+    same(actual, expected)
     with open_report(tmp_path / "training") as report:
         assert report.meta["strategy"] == "sharded"
         update = report.ops[report.ops.direction == "update"]
@@ -102,19 +102,21 @@ def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
 def test_clipped_gradients(algorithm: str, tmp_path: Path) -> None:
     clipped = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm}
     expected, _ = fit(modules.Classifier, tmp_path / "cpu", accelerator="cpu", **clipped)
-    found, _ = fit(modules.Classifier, tmp_path / "ipu", accelerator="ipu", devices=1, **clipped)
-    same(found, expected)
+    actual, _ = fit(modules.Classifier, tmp_path / "ipu", accelerator="ipu", devices=1, **clipped)
+    same(actual, expected)
     unclipped, _ = fit(modules.Classifier, tmp_path / "free", accelerator="cpu")
-    assert found.metrics != unclipped.metrics
+    assert actual.metrics != unclipped.metrics
 
 
 @pytest.mark.parametrize("iterations", [2, 5])
 def test_device_iterations(iterations: int, tmp_path: Path) -> None:
     expected, _ = fit(modules.Classifier, tmp_path / "cpu", accelerator="cpu", max_steps=15)
     strategy = IPUStrategy(device_iterations=iterations)
-    found, _ = fit(modules.Classifier, tmp_path / "ipu", strategy=strategy, devices=1, max_steps=15)
-    same(found, expected)
-    assert found.decisions[3] == 15
+    actual, _ = fit(
+        modules.Classifier, tmp_path / "ipu", strategy=strategy, devices=1, max_steps=15
+    )
+    same(actual, expected)
+    assert actual.decisions[3] == 15
 
 
 class Fourfold(modules.Classifier):
@@ -138,20 +140,20 @@ def test_replicas(replicas: int, kind: type[LightningModule], tmp_path: Path) ->
 def test_accumulation_against_one_batch(tmp_path: Path) -> None:
     expected, _ = fit(Fourfold, tmp_path / "cpu", accelerator="cpu")
     settings: dict[str, Any] = {"accelerator": "ipu", "devices": 1, "accumulate_grad_batches": 4}
-    found, _ = fit(modules.Classifier, tmp_path / "ipu", **settings)
+    actual, _ = fit(modules.Classifier, tmp_path / "ipu", **settings)
     for name, value in expected.weights.items():
-        assert torch.allclose(found.weights[name], value, rtol=1e-5, atol=1e-6)
-    assert found.decisions[:2] == expected.decisions[:2]
-    assert found.decisions[3] == expected.decisions[3]  # the global step counts weight updates
+        assert torch.allclose(actual.weights[name], value, rtol=1e-5, atol=1e-6)
+    assert actual.decisions[:2] == expected.decisions[:2]
+    assert actual.decisions[3] == expected.decisions[3]  # the global step counts weight updates
 
 
-def close(found: Run, expected: Run) -> None:
+def close(actual: Run, expected: Run) -> None:
     """To float32 rounding, and with the same decisions."""
     for name, value in expected.weights.items():
-        assert torch.allclose(found.weights[name], value, rtol=1e-5, atol=1e-6)
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
-    assert found.decisions == expected.decisions
-    for row, wanted in zip(found.rows, expected.rows, strict=True):
+        assert torch.allclose(actual.weights[name], value, rtol=1e-5, atol=1e-6)
+    assert actual.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)
+    assert actual.decisions == expected.decisions
+    for row, wanted in zip(actual.rows, expected.rows, strict=True):
         for name, value in wanted.items():
             assert value == row[name] or float(row[name]) == pytest.approx(float(value), rel=1e-4)
 
@@ -162,7 +164,7 @@ def test_replicas_and_stages_by_options(tmp_path: Path) -> None:
     options.Training.gradientAccumulation(4)
     held = poptorch.Options().replicationFactor(2).deviceIterations(2)
     strategy = IPUStrategy(training_opts=options, inference_opts=held)
-    found, trainer = fit(modules.Classifier, tmp_path / "ipu", strategy=strategy, devices=4)
-    close(found, expected)
+    actual, trainer = fit(modules.Classifier, tmp_path / "ipu", strategy=strategy, devices=4)
+    close(actual, expected)
     assert trainer.accumulate_grad_batches == 4
     assert trainer.strategy.training_opts is options

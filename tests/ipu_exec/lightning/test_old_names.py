@@ -45,6 +45,11 @@ print("ipus", trainer.num_devices, trainer.strategy.replication_factor)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     pl.Trainer(accelerator="cpu", **quiet)
+trainer = pl.Trainer(**quiet)
+print("auto", isinstance(trainer.accelerator, IPUAccelerator), trainer.num_devices)
+trainer = pl.Trainer(strategy="ddp", devices=1, **quiet)
+print("auto", isinstance(trainer.accelerator, IPUAccelerator), trainer.num_devices)
+
 print("idle", any("IPU available but not used" in str(warning.message) for warning in said))
 
 import pytorch_lightning
@@ -65,10 +70,17 @@ def test_scripts_of_the_guide(tmp_path: Path) -> None:
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     said = [line for line in process.stdout.splitlines() if line.startswith(_WORDS)]
-    assert said == ["guide 4", "ipus 2 2", "idle True", "plugin True 3"]
+    assert said == [
+        "guide 4",
+        "ipus 2 2",
+        "auto True 4",
+        "auto False 1",
+        "idle True",
+        "plugin True 3",
+    ]
 
 
-_WORDS = ("guide", "ipus", "idle", "plugin")
+_WORDS = ("guide", "ipus", "auto", "idle", "plugin")
 
 
 FIT = """

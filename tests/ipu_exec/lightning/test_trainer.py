@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("lightning")
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
     Callback,
@@ -24,6 +24,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUAccelerator, IPUPrecision, IPUStrategy
@@ -83,8 +84,8 @@ def test_half_precision(precision: str, tmp_path: Path) -> None:
     seed_everything(1, verbose=False)
     module = Classifier()
     trainer.fit(module)
-    kept = torch.float16 if precision == "16-true" else torch.float32
-    assert all(weight.dtype is kept for weight in module.parameters())
+    dtype = torch.float16 if precision == "16-true" else torch.float32
+    assert all(weight.dtype is dtype for weight in module.parameters())
     with open_report(tmp_path / "training") as report:
         inputs = report.variables[report.variables.role == "input"]
         assert "float16" in set(inputs.dtype)
@@ -211,8 +212,8 @@ def test_prediction_logs(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="")
     trainer = trainer_of(tmp_path, logger=logger)
     module = LogsInPredict()
-    found = torch.stack([p.softmax(1).amax(1).mean() for p in trainer.predict(module)])
-    assert float(trainer.callback_metrics["confidence"]) == pytest.approx(float(found.mean()))
+    confidence = torch.stack([p.softmax(1).amax(1).mean() for p in trainer.predict(module)])
+    assert float(trainer.callback_metrics["confidence"]) == pytest.approx(float(confidence.mean()))
     assert "confidence" in (tmp_path / "metrics.csv").read_text()
 
 
@@ -232,12 +233,12 @@ def test_accumulation_by_its_callback(tmp_path: Path, caplog: pytest.LogCaptureF
         return [weight.detach() for weight in module.parameters()]
 
     with caplog.at_level(logging.WARNING, "ipu_exec"):
-        found = weights(accelerator="ipu", devices=1)
+        actual = weights(accelerator="ipu", devices=1)
     assert any(
         "accumulate_grad_batches changed: expected 1, got 4" in r.message for r in caplog.records
     )
     expected = weights(accelerator="cpu")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_stochastic_weight_averaging_and_monitors(tmp_path: Path) -> None:
@@ -263,8 +264,8 @@ def test_stochastic_weight_averaging_and_monitors(tmp_path: Path) -> None:
         state = [tensor.clone() for tensor in module.state_dict().values()]
         return state, (folder / "metrics.csv").read_text()
 
-    (found, rows), (expected, wanted) = run("ipu"), run("cpu")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    (actual, rows), (expected, wanted) = run("ipu"), run("cpu")
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     assert rows == wanted
 
 
@@ -445,10 +446,10 @@ def test_overridden_hooks_work_and_are_named(tmp_path: Path) -> None:
         return module
 
     with pytest.warns(UserWarning, match="on_before_optimizer_step, optimizer_step"):
-        found = run("ipu")
+        actual = run("ipu")
     expected = run("cpu")
-    assert found.norms == expected.norms and len(found.norms) == 12
-    assert torch.equal(found.net[0].weight, expected.net[0].weight)
+    assert actual.norms == expected.norms and len(actual.norms) == 12
+    assert torch.equal(actual.net[0].weight, expected.net[0].weight)
 
 
 # -- loaders ---
@@ -478,19 +479,19 @@ class Writer(BasePredictionWriter):
         self.indices: list[int] = []
 
     def write_on_batch_end(
-        self, trainer: Any, module: Any, made: Any, indices: Any, *about: Any
+        self, trainer: Any, module: Any, predictions: Any, indices: Any, *about: Any
     ) -> None:
-        assert len(indices) == len(made)
+        assert len(indices) == len(predictions)
         self.indices += indices
 
 
 def test_predictions_of_replicas_are_in_order(tmp_path: Path) -> None:
     module = Classifier()
     writer = Writer()
-    found = torch.cat(trainer_of(tmp_path, devices=4, callbacks=[writer]).predict(module))
+    actual = torch.cat(trainer_of(tmp_path, devices=4, callbacks=[writer]).predict(module))
     assert writer.indices == list(range(modules.SAMPLES))
     expected = torch.cat(Trainer(**QUIET, accelerator="cpu").predict(module))
-    assert torch.allclose(found, expected)
+    assert torch.allclose(actual, expected)
 
 
 def test_the_bar_shows_both_speeds(tmp_path: Path) -> None:
@@ -536,9 +537,9 @@ def test_several_loaders(tmp_path: Path) -> None:
         trainer.fit(TwoLoaders())
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
-    found = run("ipu")
-    assert found == run("cpu")
-    assert {"val/dataloader_idx_0", "val/dataloader_idx_1"} <= set(found)
+    on_ipu = run("ipu")
+    assert on_ipu == run("cpu")
+    assert {"val/dataloader_idx_0", "val/dataloader_idx_1"} <= set(on_ipu)
 
 
 def test_models_by_stage(tmp_path: Path) -> None:
@@ -549,3 +550,53 @@ def test_models_by_stage(tmp_path: Path) -> None:
         RunningStage.VALIDATING,
         RunningStage.SANITY_CHECKING,
     ]
+
+
+class Moving(LightningDataModule):
+    """A data module that has hooks of its own for moving a batch."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(data(), batch_size=4)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        features, labels = batch
+        return features * 2, labels
+
+
+@pytest.mark.parametrize("own", [{}, {"datamodule": Moving()}], ids=["none", "a data module's"])
+def test_hooks_for_moving_a_batch(own: dict[str, Any], tmp_path: Path) -> None:
+    def run(accelerator: str) -> list[torch.Tensor]:
+        seed_everything(1, verbose=False)
+        module = Classifier()
+        trainer = trainer_of(tmp_path, max_steps=3, limit_val_batches=0, accelerator=accelerator)
+        trainer.fit(module, **own)
+        return [weight.detach() for weight in module.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run("ipu"), run("cpu"), strict=True))
+
+
+class LogsAMetric(Classifier):
+    """A number and a metric: Lightning keeps what was logged of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("number", batch_idx, on_step=False, on_epoch=True, reduce_fx="max")
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_what_is_logged_is_kept_where_it_is(tmp_path: Path) -> None:
+    def run(accelerator: str) -> dict[str, float]:
+        seed_everything(1, verbose=False)
+        trainer = trainer_of(tmp_path, max_epochs=2, accelerator=accelerator)
+        trainer.fit(LogsAMetric())
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    on_ipu = run("ipu")
+    assert on_ipu == run("cpu")
+    assert on_ipu["number"] == 11 and 0 < on_ipu["accuracy"] <= 1

@@ -193,8 +193,10 @@ def backward(
     """Gradients of a convolution without padding, in fp16."""
     grad, x, w = (tensor(*shape, dtype="float16") for shape in (out, data, weight))
     arguments = (None, (stride, stride), (0, 0), (1, 1), False, (0, 0), groups, mask)
-    kept = tuple(o if m else None for o, m in zip((x, w, tensor(weight[0])), mask, strict=True))
-    return op("aten.convolution_backward.default", (grad, x, w, *arguments), *kept)
+    gradients = tuple(
+        o if m else None for o, m in zip((x, w, tensor(weight[0])), mask, strict=True)
+    )
+    return op("aten.convolution_backward.default", (grad, x, w, *arguments), *gradients)
 
 
 def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -> None:

@@ -137,8 +137,8 @@ def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> N
     first = lower(op("aten.mm.default", (x, weight), out), MK2)
     wished = dict(first.input_layouts)[1]
     assert int(wished.bytes.sum()) == 96 * 48 * 4
-    kept = tensor(96, 48, role="weight", strides=(1, 96), layout=wished)
-    again = lower(op("aten.mm.default", (x, kept), out), MK2)
+    stored = tensor(96, 48, role="weight", strides=(1, 96), layout=wished)
+    again = lower(op("aten.mm.default", (x, stored), out), MK2)
     assert plan_cycles(again, MK2) == plan_cycles(first, MK2)
     turned = tensor(48, 96, role="weight", layout=wished)
     other = lower(op("aten.mm.default", (tensor(64, 48), turned), tensor(64, 96)), MK2)

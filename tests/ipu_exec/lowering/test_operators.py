@@ -42,12 +42,12 @@ NAMES = {name.split(".")[1] for name in (*registered(), *operators._INFOS) if "a
 
 def strings(node: ast.AST) -> list[str]:
     """Every text in a node, f-strings by how they begin, words of a long one apart."""
-    found = [
+    names = [
         part.value
         for part in ast.walk(node)
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
-    return [word for text in found for word in text.split()]
+    return [word for text in names for word in text.split()]
 
 
 def members(node: ast.AST) -> list[str]:
@@ -68,8 +68,10 @@ def tables(source: str) -> Iterator[tuple[int, list[str]]]:
     for node in ast.walk(ast.parse(source)):
         simple = isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.Call))
         full = [text for text in strings(node) if text.startswith("aten.")] if simple else []
-        made = isinstance(node, (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp))
-        if made and any(text.startswith("aten.") for text in strings(node)):
+        is_comprehension = isinstance(
+            node, (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+        )
+        if is_comprehension and any(text.startswith("aten.") for text in strings(node)):
             full = strings(node) * 3
         short = [text for text in members(node) if text in NAMES]
         if len(full) >= 3:
@@ -81,8 +83,8 @@ def tables(source: str) -> Iterator[tuple[int, list[str]]]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_table_of_operator_names_stands_outside_lowering(path: Path) -> None:
     allowed = OTHERS.get(path.relative_to(ROOT).as_posix(), set())
-    found = [(line, names) for line, names in tables(path.read_text()) if set(names) - allowed]
-    assert not found, (
+    outside = [(line, names) for line, names in tables(path.read_text()) if set(names) - allowed]
+    assert not outside, (
         f"{path.relative_to(ROOT)} has a table of ATen names: make it a field of OperatorInfo,"
         " described beside the operators' lowerings"
     )
@@ -162,6 +164,7 @@ def test_facts_that_passes_tell_apart() -> None:
     assert info("aten.native_layer_norm.default").norm
     assert not info("aten.native_layer_norm_backward.default").norm
     assert info("aten.layer_norm").promotion is Promotion.PARAMETERS
-    assert info("aten.linear").promotion is Promotion.OPERANDS
+    assert info("aten.matmul").promotion is Promotion.OPERANDS
+    assert info("aten.linear").promotion is Promotion.INPUT
     assert info("aten.add.Tensor").in_place and not info("aten.div.Tensor").in_place
     assert info("aten.div.Tensor").fused_in_update and not info("aten.relu.default").fused_in_update

@@ -80,10 +80,10 @@ def signs(*shape: int) -> Tensor:
 
 def module(name: str, inputs: Inputs, *args: Any, **kwargs: Any) -> None:
     """A case of a module of torch.nn; one that is there gets a number."""
-    made = partial(getattr(nn, name), *args, **kwargs)
+    module_class = partial(getattr(nn, name), *args, **kwargs)
     MODULES[
         name if name not in MODULES else f"{name} {sum(n.split()[0] == name for n in MODULES) + 1}"
-    ] = made, inputs
+    ] = module_class, inputs
 
 
 def x2() -> list[Tensor]:
@@ -357,6 +357,7 @@ function(
     narrow_copy=lambda a: torch.narrow_copy(a, 1, 1, 3),
     igamma=lambda a: torch.igamma(torch.ones(6), a),
     as_strided_copy=lambda a: torch.as_strided_copy(a, (3, 2), (6, 2)),
+    bincount_of_bins=lambda a: torch.bincount((a > 0.5).long().reshape(-1), minlength=4),
     nonzero_static=lambda a: torch.nonzero_static(a > 0.5, size=7),
     diagonal_scatter=lambda a: a.diagonal_scatter(a[0, :4]),
     cauchy=lambda a: a + torch.empty_like(a).cauchy_(),
@@ -539,12 +540,12 @@ CASES += [(name, call, inputs, False) for name, (call, inputs) in FUNCTIONS.item
 )
 def test_it_compiles(name: str, call: Callable[..., Any], inputs: Inputs, is_module: bool) -> None:
     for training in (False, True):
-        made = call() if is_module else call
+        function = call() if is_module else call
         if name in NONE:
             with pytest.raises(ipu_exec.Error):
-                compiled(made, inputs, training)
+                compiled(function, inputs, training)
         else:
-            assert compiled(made, inputs, training) == []
+            assert compiled(function, inputs, training) == []
 
 
 def test_every_module_of_torch_nn_is_probed() -> None:

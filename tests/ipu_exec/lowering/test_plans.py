@@ -92,15 +92,15 @@ def test_broadcast_operands_come_to_the_other(
 
 
 def test_an_operand_that_lies_elsewhere_is_exchanged_and_one_that_lies_there_is_not() -> None:
-    lies = linear_layout(tensor(64, 64), MK2.tiles)
+    layout = linear_layout(tensor(64, 64), MK2.tiles)
     elsewhere = lower(
         op("aten.relu.default", (tensor(64, 64),), tensor(64, 64)), Machine(TARGETS["mk2"], 100)
     )
     assert elsewhere.output_layouts[0] is not None
     x, same, turned = (
-        tensor(64, 64, layout=lies),
-        tensor(64, 64, layout=lies),
-        tensor(64, 64, strides=(1, 64), layout=lies),
+        tensor(64, 64, layout=layout),
+        tensor(64, 64, layout=layout),
+        tensor(64, 64, strides=(1, 64), layout=layout),
     )
     near = lower(op("aten.add.Tensor", (x, same), tensor(64, 64)), MK2)
     far = lower(op("aten.add.Tensor", (x, turned), tensor(64, 64)), MK2)
@@ -110,8 +110,8 @@ def test_an_operand_that_lies_elsewhere_is_exchanged_and_one_that_lies_there_is_
 
 
 def test_in_place_update_leaves_the_layout_to_its_storage() -> None:
-    lies = linear_layout(tensor(300), MK2.tiles)
-    weight, grad = tensor(300, role="weight", layout=lies), tensor(300, layout=lies)
+    layout = linear_layout(tensor(300), MK2.tiles)
+    weight, grad = tensor(300, role="weight", layout=layout), tensor(300, layout=layout)
     spec = op("aten.addcdiv_.default", (weight, grad, grad), weight, value=-0.1)
     plan = lower(spec, MK2)
     assert plan.output_layouts == (None,)
@@ -479,9 +479,9 @@ def test_a_user_can_register_an_operator() -> None:
     @lowering("mylib.scale")
     def scale(spec: OpSpec, machine: Machine) -> Plan:
         build = Builder(spec, machine)
-        lies = build.spread(0)
-        build.map("scale", "mul_scalar", lies.elements, "float32")
-        return build.plan((lies.layout("float32"),))
+        spread = build.spread(0)
+        build.map("scale", "mul_scalar", spread.elements, "float32")
+        return build.plan((spread.layout("float32"),))
 
     spec = op("mylib.scale.default", (tensor(400),), tensor(400))
     check(lower(spec, MK2), spec)

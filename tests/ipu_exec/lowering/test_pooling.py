@@ -65,10 +65,10 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
     split = plan_pooling(pooling, item, tiles)
     assert split.tiles <= tiles
     assert cost(split.group, (split.batch, split.channels, *split.field)) == min(all_costs)
-    made = tile_parts(pooling, split, tiles)
-    assert int(np.prod([made[0], made[1], *made[2]], axis=0).sum()) == batch * channels * prod(
-        field
-    )
+    shares = tile_parts(pooling, split, tiles)
+    assert int(
+        np.prod([shares[0], shares[1], *shares[2]], axis=0).sum()
+    ) == batch * channels * prod(field)
 
 
 def test_windows_that_overlap_are_brought_to_every_tile_that_needs_them() -> None:

@@ -25,10 +25,10 @@ class Normed(nn.Module):
 
 
 def options(group: int, replicas: int) -> poptorch.Options:
-    made = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
-    made.outputMode(poptorch.OutputMode.All)
-    made.Training.distributedBatchNormReplicaGroupSize(group)
-    return made
+    opts = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
+    opts.outputMode(poptorch.OutputMode.All)
+    opts.Training.distributedBatchNormReplicaGroupSize(group)
+    return opts
 
 
 def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,11 +54,11 @@ def test_a_group_of_all_replicas_is_one_device_with_all_samples(replicas: int) -
         outputs = [compiled(x, y)[0] for _ in range(3)]
         compiled.copyWeightsToHost()
         models.append((model.state_dict(), outputs))
-    (expected, first), (found, second) = models
+    (expected, first), (actual, second) = models
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_groups_are_neighbours_and_others_do_not_matter() -> None:

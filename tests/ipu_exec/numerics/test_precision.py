@@ -41,10 +41,10 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_rounding_is_to_a_neighbour_and_unbiased(value: float) -> None:
     count = 200_000
     values = torch.full((count,), value)
-    made = round_stochastically(values, generator()).double()
-    found = made.unique()
-    assert len(found) == 2
-    low, high = found.tolist()
+    rounded = round_stochastically(values, generator()).double()
+    neighbours = rounded.unique()
+    assert len(neighbours) == 2
+    low, high = neighbours.tolist()
     exact = float(values[0])
     assert low < exact < high
     assert torch.tensor([low, high]).half().double().tolist() == [low, high]
@@ -55,16 +55,16 @@ def test_rounding_is_to_a_neighbour_and_unbiased(value: float) -> None:
     )
     share = (exact - low) / (high - low)
     deviation = (high - low) * (share * (1 - share) / count) ** 0.5
-    assert abs(float(made.mean()) - exact) < 5 * deviation + 1e-12
+    assert abs(float(rounded.mean()) - exact) < 5 * deviation + 1e-12
 
 
 def test_what_is_a_float16_stays_and_what_is_too_large_is_the_largest() -> None:
     exact = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     exact = exact[exact.isfinite()]
     assert torch.equal(round_stochastically(exact.float(), generator()), exact)
-    made = round_stochastically(torch.tensor([1e6, -1e6, torch.inf, torch.nan]), generator())
-    assert made[:3].tolist() == [HALF_MAX, -HALF_MAX, HALF_MAX]
-    assert made[3].isnan()
+    rounded = round_stochastically(torch.tensor([1e6, -1e6, torch.inf, torch.nan]), generator())
+    assert rounded[:3].tolist() == [HALF_MAX, -HALF_MAX, HALF_MAX]
+    assert rounded[3].isnan()
 
 
 def half_model() -> WithLoss:
@@ -98,9 +98,9 @@ def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
     """
     lost, before = trained(rounded=False, steps=30, lr=5e-5)
     assert torch.equal(lost.model.weight, before.model.weight), "rounded to nearest"
-    kept, before = trained(rounded=True, steps=30, lr=5e-5)
-    assert not torch.equal(kept.model.weight, before.model.weight)
-    assert kept.model.weight.dtype is torch.float16
+    after, before = trained(rounded=True, steps=30, lr=5e-5)
+    assert not torch.equal(after.model.weight, before.model.weight)
+    assert after.model.weight.dtype is torch.float16
     single = copy.deepcopy(before).float()
     optimizer = torch.optim.SGD(single.parameters(), lr=5e-5)
     torch.manual_seed(0)
@@ -377,10 +377,10 @@ def test_float16_weights_have_float32_states_with_poptorchs_optimisers() -> None
     optimizer, weight, executable = after("Adam", torch.float16)
     assert weight.dtype is torch.float16
     assert optimizer.state[weight]["exp_avg_sq"].dtype is torch.float32
-    found = {
+    dtypes = {
         s.name: s.dtype for s in executable.graph.storages.values() if s.role == "optimiser state"
     }
-    assert (found["weight/exp_avg"], found["weight/exp_avg_sq"]) == ("float32", "float32")
+    assert (dtypes["weight/exp_avg"], dtypes["weight/exp_avg_sq"]) == ("float32", "float32")
 
 
 OF_TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -420,5 +420,5 @@ def test_pytorchs_optimisers_update_float16_weights_in_float32(kind: str) -> Non
     assert torch.equal(model.weight.detach().float(), weight.detach())
     tensors = [v for v in optimizer.state[model.weight].values() if isinstance(v, torch.Tensor)]
     assert all(value.dtype is torch.float32 for value in tensors)
-    kept = [s for s in wrapped.executable.graph.storages.values() if s.role == "optimiser state"]
-    assert {s.dtype for s in kept if s.parameter >= 0} <= {"float32"}
+    states = [s for s in wrapped.executable.graph.storages.values() if s.role == "optimiser state"]
+    assert {s.dtype for s in states if s.parameter >= 0} <= {"float32"}

@@ -110,7 +110,7 @@ class Network(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         width = case.width
-        made: dict[str, Callable[[], nn.Module]] = {
+        layers: dict[str, Callable[[], nn.Module]] = {
             "linear": lambda: nn.Linear(width, width),
             "relu": nn.ReLU,
             "tanh": nn.Tanh,
@@ -121,7 +121,7 @@ class Network(nn.Module):
             "dropout": lambda: nn.Dropout(0.3),
         }
         self.first = nn.Linear(FEATURES, width)
-        self.middle = nn.Sequential(*(made[name]() for name in case.layers))
+        self.middle = nn.Sequential(*(layers[name]() for name in case.layers))
         self.last = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,19 +134,19 @@ class Network(nn.Module):
 
 def network(case: Case) -> Network:
     torch.manual_seed(len(case.layers) + case.width)
-    made = Network(case)
-    return made.half() if case.half else made
+    model = Network(case)
+    return model.half() if case.half else model
 
 
 def batches(case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
     random = torch.Generator().manual_seed(5)
-    made = []
+    drawn = []
     for size in case.sizes:
         samples = size * case.iterations * case.accumulation * case.replicas
         x = torch.randn(samples, FEATURES, generator=random)
         y = torch.randint(0, CLASSES, (samples,), generator=random)
-        made.append((x.half() if case.half else x, y))
-    return made
+        drawn.append((x.half() if case.half else x, y))
+    return drawn
 
 
 def ours(case: Case) -> tuple[Network, list[torch.Tensor]]:
@@ -237,11 +237,11 @@ def test_a_random_network_trains_as_a_plain_loop_does(case: Case) -> None:
     mine, losses = ours(case)
     theirs, expected = plain(case)
     for name, value in theirs.state_dict().items():
-        found = mine.state_dict()[name]
-        assert torch.equal(found.isnan(), value.isnan()), name
-        assert torch.equal(found.nan_to_num(), value.nan_to_num()), name
-    for found, wanted in zip(losses, expected, strict=True):
-        assert torch.equal(found.flatten().nan_to_num(), wanted.nan_to_num()), case.mode
+        actual = mine.state_dict()[name]
+        assert torch.equal(actual.isnan(), value.isnan()), name
+        assert torch.equal(actual.nan_to_num(), value.nan_to_num()), name
+    for actual, wanted in zip(losses, expected, strict=True):
+        assert torch.equal(actual.flatten().nan_to_num(), wanted.nan_to_num()), case.mode
 
 
 @pytest.mark.parametrize("optimiser", sorted(OPTIMISERS))

@@ -232,3 +232,30 @@ def test_tied_weights_stay_tied_where_host_and_device_differ() -> None:
     assert wrapped(torch.ones(1, 2)).abs().sum() == 0
     assert model.second.weight is model.first.weight
     assert model.first.weight[0, 0] == 9
+
+
+def _read_from_a_file(weight: torch.Tensor) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(weight, file)
+    file.seek(0)
+    return torch.load(file)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        _read_from_a_file,
+        lambda weight: torch.from_numpy(weight.numpy()),
+        lambda weight: weight.share_memory_(),
+    ],
+)
+def test_memory_that_pytorch_did_not_allocate_is_not_shared(memory: Any) -> None:
+    """Written to while shared, what `torch.load` gave ended the process."""
+    model = Line()
+    model.weight = nn.Parameter(memory(torch.ones(3)))
+    training = poptorch.trainingModel(model, quiet())
+    inference = poptorch.inferenceModel(copy.copy(model).eval(), quiet())
+    for _ in range(2):
+        training(X)
+        inference(X)
+    assert model.weight.tolist() == pytest.approx([0.98] * 3)

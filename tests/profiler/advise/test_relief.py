@@ -52,15 +52,15 @@ def fullest(report: Report, ipu: int) -> int:
 
 
 def test_what_frees_most_comes_first(over: Report) -> None:
-    found = relief(over)
+    freed = relief(over)
     assert over.meta["state"] == "out of memory"
-    assert [one.freed for one in found] == sorted((one.freed for one in found), reverse=True)
-    assert len(found) >= 3
-    assert all(one.command.startswith(("ipu-run --with", "ipu-report")) for one in found)
+    assert [one.freed for one in freed] == sorted((one.freed for one in freed), reverse=True)
+    assert len(freed) >= 3
+    assert all(one.command.startswith(("ipu-run --with", "ipu-report")) for one in freed)
     first = insights(over)[0]
     assert "overflow" in first.title
-    assert found[0].title in first.action
-    assert found[0].command in first.action
+    assert freed[0].title in first.action
+    assert freed[0].command in first.action
 
 
 @pytest.mark.parametrize("what", ["optimiser state off chip", "Block L3 to stage 1"])

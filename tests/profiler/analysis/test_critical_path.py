@@ -142,5 +142,5 @@ def test_the_steps_of_a_piece_last_as_long_as_the_piece(tmp_path: Path) -> None:
         here = steps[(steps["ipu"] == ipu) & (steps["start"] >= start) & (steps["end"] <= end)]
         for step, cycles in zip(here["step"], here["cycles"], strict=True):
             expected[step] = expected.get(step, 0) + int(cycles)
-    found = critical.critical_path(report).groupby("step")["cycles"].sum()
-    assert {k: v for k, v in expected.items() if v} == found[found > 0].to_dict()
+    actual = critical.critical_path(report).groupby("step")["cycles"].sum()
+    assert {k: v for k, v in expected.items() if v} == actual[actual > 0].to_dict()

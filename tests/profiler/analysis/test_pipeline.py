@@ -21,29 +21,29 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.parametrize(("ipus", "micro_batches"), [(2, 3), (4, 10), (5, 9)])
 def test_the_slot_bubble_is_its_closed_form(tmp_path: Path, ipus: int, micro_batches: int) -> None:
-    made = open_report(
+    report = open_report(
         synthetic_profile(tmp_path / "profile.pop", ipus=ipus, micro_batches=micro_batches)
     )
-    found = pipeline.bubble(made)
-    assert found.slot_measured == pytest.approx(schedules.slot_bubble(ipus, micro_batches))
-    assert found.slot_closed_form == pytest.approx(found.slot_measured)
-    assert found.micro_batches == micro_batches
+    bubble = pipeline.bubble(report)
+    assert bubble.slot_measured == pytest.approx(schedules.slot_bubble(ipus, micro_batches))
+    assert bubble.slot_closed_form == pytest.approx(bubble.slot_measured)
+    assert bubble.micro_batches == micro_batches
 
 
 def test_the_time_bubble_is_what_stages_ramps_and_transfers_leave(report: Report) -> None:
-    found, stages = pipeline.bubble(report), report.stages
+    bubble, stages = pipeline.bubble(report), report.stages
     cycles = report.pipeline_cycles()
     cycles = cycles[cycles["phase"] != "update"]
     work = 10 * int((stages["forward_cycles"] + stages["backward_cycles"]).sum())
-    assert found.time_measured == pytest.approx(1 - work / (4 * cycles["cycles"].sum()))
+    assert bubble.time_measured == pytest.approx(1 - work / (4 * cycles["cycles"].sum()))
     # Without transfers it would be the closed form's: the worked example's way, from the stages'
     # own cycles.
     exact = schedules.training_cycles(
         stages["forward_cycles"].tolist(), stages["backward_cycles"].tolist(), 10
     )
-    assert found.time_of_stages == pytest.approx(1 - work / (4 * exact))
-    assert found.time_balanced < found.time_of_stages < found.time_measured
-    assert found.time_balanced == pytest.approx(3 / 13)
+    assert bubble.time_of_stages == pytest.approx(1 - work / (4 * exact))
+    assert bubble.time_balanced < bubble.time_of_stages < bubble.time_measured
+    assert bubble.time_balanced == pytest.approx(3 / 13)
 
 
 def test_a_pipeline_cycle_is_its_parts(report: Report) -> None:
@@ -75,12 +75,12 @@ def test_stages_that_take_turns_have_no_ramps(tmp_path: Path) -> None:
     from ipu_exec import ShardedExecution
     from tests.profiler.rebalance.test_what_if import profiled
 
-    made = profiled(tmp_path, (0, 1, 2, 3), 4, ShardedExecution)
-    found = pipeline.bubble(made)
-    assert (found.time_balanced, found.time_of_stages, found.slot_closed_form) == (0, 0, 0)
-    assert found.time_measured > 0.7  # one of four works at a time
-    table = pipeline.cycle_table(made)
-    stages = made.stages
+    report = profiled(tmp_path, (0, 1, 2, 3), 4, ShardedExecution)
+    bubble = pipeline.bubble(report)
+    assert (bubble.time_balanced, bubble.time_of_stages, bubble.slot_closed_form) == (0, 0, 0)
+    assert bubble.time_measured > 0.7  # one of four works at a time
+    table = pipeline.cycle_table(report)
+    stages = report.stages
     once = int((stages["forward_cycles"] + stages["backward_cycles"]).sum())
     assert set(table.loc[table["phase"] == "steady", "work_cycles"]) == {once}
 

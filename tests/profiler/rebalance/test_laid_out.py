@@ -42,6 +42,9 @@ def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
         stream_out=((stages - 1, int(random.integers(0, 300))),),
         stream_out_once=bool(random.integers(2)),
         sync=int(random.integers(0, 100)),
+        copies=some(),
+        update=some() if training else (),
+        reduce=some() if training and random.integers(2) else (),
         load=((0, int(random.integers(0, 2000))),),
         unload=((stages - 1, int(random.integers(0, 2000))),),
         across=bool(random.integers(2)),
@@ -49,8 +52,23 @@ def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
     whole, least = 4 * stages + 8 + more, 4 * stages + 8
     run = schedules.pipelined if pipelined else schedules.sharded
     shown, total = laid_out(costs, whole, pipelined, most=least)
-    assert total == run(costs, whole).total
-    assert len(shown.phases) < len(run(costs, whole).phases)
+    every = run(costs, whole)
+    assert total == every.total
+    assert len(shown.phases) < len(every.phases)
+    if pipelined:
+        for count in (whole, least, schedules.pipeline_stages(stages, training)):
+            assert schedules.lengths(costs, count) == lengths_as_laid_out(costs, count)
+
+
+def lengths_as_laid_out(costs: schedules.Costs, micro_batches: int) -> schedules.Lengths:
+    made = schedules.pipelined(costs, micro_batches)
+    cycles: dict[str, list[int]] = {}
+    for phase, start, end in zip(made.phases, made.cycle_start, made.cycle_end, strict=False):
+        cycles.setdefault(phase, []).append(int(end - start))
+    every = [length for lengths in cycles.values() for length in lengths]
+    ramps = sum(cycles.get("ramp-up", [])) + sum(cycles.get("ramp-down", []))
+    steady = max(cycles.get("steady", every))
+    return schedules.Lengths(made.total, steady, ramps, sum(cycles.get("update", [])))
 
 
 def test_a_billion_micro_batches_cost_no_more_than_thousands(tmp_path: Path) -> None:

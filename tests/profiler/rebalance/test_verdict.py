@@ -22,7 +22,13 @@ from profiler.rebalance.cuts import Ties
 from profiler.rebalance.refusal import nearest, nearest_in_words, refusal
 from profiler.rebalance.running import Edges
 from profiler.rebalance.split import ALL_CHOICES
-from profiler.rebalance.tile_memory import Part, contents, interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import (
+    Part,
+    held_by,
+    held_by_each,
+    interval_memory,
+    ipu_bytes,
+)
 from profiler.rebalance.verdict import MARGIN, Answer
 from reports.cli import main as ipu_report
 
@@ -80,7 +86,7 @@ def test_the_parts_of_a_verdict_add_up(pod16: Report) -> None:
     parts = [profiled(costs).parts(costs)[1]]
     variables = pod16.ipu_variables(1)
     regions = [variables.peaks(region=region).tile_peak for region in (False, True)]
-    assert (sum(contents(costs, parts).values()) == sum(regions)).all()
+    assert (sum(held_by(costs, parts).contents.values()) == sum(regions)).all()
 
 
 def test_all_stages_at_once_have_the_profiled_ones_exactly(pod16: Report) -> None:
@@ -132,6 +138,30 @@ def test_all_stages_at_once_hold_what_each_does_alone() -> None:
                 part = Part(first, last - 1, 3 if last < blocks else 0, choice)
                 alone = int(ipu_bytes(costs, [part]).max())
                 assert table.fullest(part.depth)[first, last - 1 - first] == alone
+
+
+def test_stages_on_ipus_of_their_own_hold_what_each_does_alone() -> None:
+    """Of unequal lengths, each with its own way to save memory, with residuals and shared code."""
+    random = np.random.default_rng(1)
+    blocks, tiles = 9, 5
+    for starts in ((0, 1, 2, 5, 6), (0, 4, 7), (0,), tuple(range(blocks))):
+        costs = _handing_on(random, random_costs(random, blocks, tiles), True)
+        memory = replace(
+            costs.memory,
+            residual=random.integers(-500, 500, (3, tiles)),
+            residual_of=np.sort(random.integers(0, 3, blocks)),
+            code=random.integers(0, 700, (4, tiles)),
+            code_users=random.random((4, blocks)) < 0.5,
+        )
+        costs = replace(costs, memory=memory)
+        choices = tuple(ALL_CHOICES[i] for i in random.integers(0, 4, len(starts)))
+        parts = Assignment(starts, tuple(range(len(starts))), choices).parts(costs)
+        each = held_by_each(costs, parts)
+        for k, part in enumerate(parts):
+            alone = held_by(costs, [part])
+            assert (each.total[k] == alone.total[0]).all()
+            for words, nbytes in alone.contents.items():
+                assert (each.contents[words][k] == nbytes[0]).all()
 
 
 def _handing_on(random: np.random.Generator, costs: Costs, closed: bool) -> Costs:

@@ -1,0 +1,68 @@
+"""The device "ipu" in a model's forward, and tensors there that are not on it.
+
+PopTorch has a device of that name: tensors that torch's own functions make in a forward are made on
+it, others are moved there by ``.to("ipu")``, and an operator that meets one on the CPU is refused.
+Here all tensors are on the CPU, so that ``device="ipu"`` means that; what PopTorch would find on
+the CPU is told from where a tensor comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+IPU = "ipu"
+_MOVES = ("to", "ipu")  # of a tensor
+_LEFT_ON_CPU = ("as_tensor", "from_numpy", "asarray")  # unlike torch.tensor [POPTORCH]
+
+
+class Devices(TorchFunctionMode):
+    """While entered, ``device="ipu"`` is a device. ``named``: whether the model named it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named = False
+        self._running: list[str] = []  # torch's functions, the outermost first
+
+    @property
+    def makes_on_cpu(self) -> bool:
+        """Whether what is made now is on PopTorch's CPU: no function of torch's makes it.
+
+        ``torch.LongTensor([1, 0])`` is a class, which PopTorch does not hear of.
+        """
+        return not self._running or self._running[-1] in _LEFT_ON_CPU
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self._running.append(name)
+        try:
+            if name in _MOVES:
+                return self._moved(func, args, kwargs)
+            if _is_ipu(kwargs.get("device")):
+                self.named = True
+                kwargs = {**kwargs, "device": "cpu"}
+            return func(*args, **kwargs)
+        finally:
+            self._running.pop()
+
+    def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What ``tensor.to`` and ``tensor.ipu`` give, the IPU being where all tensors are."""
+        tensor, *others = args
+        asked = [*others, *kwargs.values()]
+        if func.__name__ != IPU and not any(map(_is_ipu, asked)):
+            return func(*args, **kwargs)
+        self.named = True
+        # A constant that the capture meets from here on.
+        moved = torch.ops.aten.lift_fresh.default(tensor)
+        others = [item for item in others if not _is_ipu(item)]
+        kwargs = {name: item for name, item in kwargs.items() if not _is_ipu(item)}
+        return moved.to(*others, **kwargs) if others or kwargs else moved
+
+
+def _is_ipu(item: Any) -> bool:
+    if isinstance(item, torch.device):
+        return item.type == IPU
+    return isinstance(item, str) and item.split(":")[0] == IPU

@@ -1,0 +1,65 @@
+"""What the weight updates of different IPUs give each other: norms of gradients, and their sum.
+
+Clipping by the norm of all gradients takes a norm of each, on the IPU of its weight. They are added
+up on one IPU, which gives every other the factor to clip by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ipu_exec.compiler.bodies import Move
+from ipu_exec.compiler.placement import Placement, storage_bytes
+from ipu_exec.compiler.recompute import made_by, read_by
+from ipu_exec.graph import Graph, OpNode
+from profiler.enums import Direction
+
+Moves = tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateExchanges:
+    """``received``: by operator, before which it comes. ``sent``: by operator, behind which."""
+
+    received: Mapping[int, Moves]
+    sent: Mapping[int, Moves]
+
+
+def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
+    """What operators of an update read that one of another IPU's update made last.
+
+    It is sent once to each IPU, together with what else the same operator waits for.
+    """
+    update = [
+        op for op in graph.ops if op.direction == Direction.UPDATE and not graph.only_aliases(op)
+    ]
+    maker: dict[int, OpNode] = {}
+    arrived: set[tuple[int, int, int]] = set()  # storage, its maker, IPU
+    received: dict[int, Moves] = {}
+    sent: dict[int, Moves] = {}
+
+    def ipu_of(op: OpNode) -> int:
+        return placement.ipus[placement.op_stage[op.id]]
+
+    for op in update:
+        last_of: dict[int, int] = {}  # IPU -> the last operator there that this one waits for
+        moves: list[Move] = []
+        for storage in sorted(read_by(graph, op)):
+            made = maker.get(storage)
+            if made is None or ipu_of(made) == ipu_of(op):
+                continue
+            arrival = storage, made.id, ipu_of(op)
+            if arrival not in arrived:
+                arrived.add(arrival)
+                nbytes = storage_bytes(graph, storage)
+                moves.append(Move(storage, nbytes, ipu_of(made), ipu_of(op)))
+                last_of[ipu_of(made)] = max(last_of.get(ipu_of(made), -1), made.id)
+        if moves:
+            received[op.id] = tuple(moves)
+        for source, behind in last_of.items():
+            from_there = tuple(move for move in moves if move.source == source)
+            sent[behind] = (*sent.get(behind, ()), *from_there)
+        for storage in made_by(graph, op):
+            maker[storage] = op
+    return UpdateExchanges(received, sent)

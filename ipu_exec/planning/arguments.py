@@ -1,0 +1,81 @@
+"""The options of `ipu-run --plan`, light to import."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ipu_exec import launch as launching
+from planner.question import FIXED, OBJECTIVES, QuestionError, parse_fixed, parse_seconds
+
+# options that mean nothing without --plan
+OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan."""
+    group = parser.add_argument_group(
+        "plan", "the best mapping of the script's first model onto a pod (docs/plan.md)"
+    )
+    group.add_argument(
+        "--plan", type=launching.count, metavar="N", help="find the best mapping onto N IPUs"
+    )
+    group.add_argument(
+        "--global-batch",
+        type=launching.count,
+        metavar="N",
+        help="samples of a weight update, over all replicas (default: the script's)",
+    )
+    group.add_argument(
+        "--micro-batches", metavar="N,N", help="micro-batches to try, in samples of one replica"
+    )
+    group.add_argument(
+        "--proportions",
+        metavar="X,X",
+        help="proportions to try (default: its own, 0.2, 0.6)",
+    )
+    group.add_argument(
+        "--fix",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"what must be so: {', '.join(FIXED)} (may be repeated)",
+    )
+    group.add_argument(
+        "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
+    )
+    group.add_argument("--budget", metavar="TIME", help="begin no compile after 90s, 5m or 1h")
+    group.add_argument(
+        "--verify", type=launching.count, metavar="N", help="compile the best N in full"
+    )
+    group.add_argument(
+        "--write", metavar="FILE", help="keep the plan: --placement FILE runs the script with it"
+    )
+    group.add_argument("--json", action="store_true", help="print it as JSON")
+    group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
+    group.add_argument(
+        "--workers", type=launching.count, metavar="N", help="processes that compile (default: 1)"
+    )
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="compile on a Ray cluster, or 'local': on this machine"
+    )
+
+
+def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
+    """What stands between commas. QuestionError where it is no number above 0."""
+    try:
+        found = tuple(kind(word) for word in said.split(",")) if said else ()
+    except ValueError:
+        raise QuestionError(f"{name} takes numbers with commas between, not {said!r}") from None
+    if any(number <= 0 for number in found):
+        raise QuestionError(f"{name} takes numbers above 0, not {said!r}")
+    return found  # type: ignore[return-value]
+
+
+def check(args: argparse.Namespace) -> None:
+    """QuestionError where an option's words make no sense."""
+    parse_fixed(args.fix)
+    numbers("--micro-batches", args.micro_batches, int)
+    numbers("--proportions", args.proportions, float)
+    if args.budget:
+        parse_seconds(args.budget)

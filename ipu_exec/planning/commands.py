@@ -1,0 +1,79 @@
+"""`ipu-run --plan`: what it does with the first call of a script."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rich.console import Console
+
+from ipu_exec.errors import Error
+from ipu_exec.planning.arguments import numbers
+from ipu_exec.planning.asking import Asked, plan_call
+from ipu_exec.planning.showing import as_csv, as_json, progress, show
+from ipu_exec.session.executor import PoplarExecutor
+from ipu_exec.session.first_call import FirstCall
+from planner import save
+from planner.question import parse_seconds
+
+
+def asked_by(args: argparse.Namespace) -> Asked:
+    """What is asked."""
+    return Asked(
+        args.plan,
+        args.global_batch or 0,
+        numbers("--micro-batches", args.micro_batches, int),
+        numbers("--proportions", args.proportions, float),
+        tuple(args.fix),
+        args.objective,
+        parse_seconds(args.budget) if args.budget else 0.0,
+        args.verify or 0,
+        args.workers,
+        args.ray,
+    )
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Plans the first model that a script calls, instead of compiling it."""
+
+    asked: Asked
+    args: argparse.Namespace
+    words: tuple[str, ...]
+
+    def take(self, call: FirstCall) -> NoReturn:
+        """Plan it, and end there."""
+        _planned(call, self.asked, self.args, shlex.join(self.words))
+        raise SystemExit(0)
+
+
+def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
+    """Have the first model that the script calls planned instead of compiled."""
+    PoplarExecutor.first_call_taker = Planning(asked_by(args), args, tuple(words))
+
+
+def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: str) -> None:
+    console = Console(stderr=True)
+    try:
+        with progress(console) as told:
+            made = plan_call(call, asked, told)
+    except Error as error:
+        print(f"ipu-run: --plan: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    if args.json:
+        print(as_json(made))
+    elif args.csv:
+        print(as_csv(made), end="")
+    else:
+        show(made, Console(width=None if sys.stdout.isatty() else 160))
+    if args.write:
+        path = save(made, args.write)
+        print(
+            f"the plan is {path}: ipu-run --placement {shlex.quote(str(path))} {command} runs the"
+            f" script with it, ipu-report view {shlex.quote(str(path))} draws it",
+            file=sys.stderr,
+        )

@@ -1,0 +1,196 @@
+"""A captured model, compiled for the costs of its Blocks, or in full for one mapping.
+
+Pure functions of (graph, options): a worker process needs no more, and no model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.options import (
+    CompileOptions,
+    Execution,
+    StageOptions,
+    StrategyOptions,
+)
+from ipu_exec.compiler.passes import compile_graph
+from ipu_exec.compiler.profile_header import header
+from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.errors import Error
+from ipu_exec.graph import Graph
+from ipu_exec.machine import Target
+from ipu_exec.topology import Span, cycles_of_levels
+from planner import Key, Obtained, StagePlan
+from planner import Mapping as Mapped
+from planner.mapping import attached
+from planner.priced import Priced
+from profiler import ProfileWriter, Report, open_report, schedules
+from profiler.enums import Direction
+from profiler.memory import what_it_needs
+from profiler.rebalance import Costs
+from profiler.rebalance.all_reduce import Rings
+
+_WORK = (Direction.FORWARD, Direction.BACKWARD)
+_EXCHANGED = ("exchange", "sync")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compile gave: costs of Blocks, and what the whole of it takes."""
+
+    priced: Priced
+    obtained: Obtained
+
+
+def compiled(
+    graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any]
+) -> Compiled:
+    """Compile, and read the costs of Blocks off the profile. Errors are those of the compile.
+
+    ``settings``: the user's options by dotted name, as the profile has them (`settings_of`).
+    """
+    executable = replace(compile_graph(graph, options), settings=settings)
+    with tempfile.TemporaryDirectory(prefix="ipu-plan-") as folder:
+        path = Path(folder) / "profile.pop"
+        write_profile(executable, path)
+        with open_report(path) as report:
+            priced = _priced(report, key)
+    return Compiled(priced, _obtained(executable))
+
+
+def write_profile(executable: Executable, path: Path) -> None:
+    """The profile of a compile, without a run."""
+    writer = ProfileWriter(path)
+    writer.meta(**header(executable), model="", torch="", python="", instances=[], state="compiled")
+    for batch in rows(executable):
+        writer.add(batch)
+    writer.publish()
+    writer.close()
+
+
+def _priced(report: Report, key: Key) -> Priced:
+    costs = Costs.from_report(report)
+    ops = report.ops
+    work = ops["direction"].isin(_WORK)
+    return Priced(
+        key,
+        # another mapping's stages save memory in ways of their own
+        replace(costs, choices=(), measured=False),
+        _exchanged(report),
+        int(ops["flops"][work].sum()),
+    )
+
+
+def _exchanged(report: Report) -> float:
+    """Share of the cycles of Blocks' steps in which tiles exchange and meet."""
+    steps = report.program_steps()
+    mine = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
+    cycles = mine.groupby("kind")["cycles"].sum()
+    total = float(cycles.sum())
+    return float(cycles.reindex(list(_EXCHANGED), fill_value=0).sum()) / total if total else 0.0
+
+
+def _obtained(executable: Executable) -> Obtained:
+    fullest = max(int(one.total.max()) for one in executable.tile_bytes)
+    over = executable.overflow
+    cycles = int(executable.timeline.trace.iteration_cycles)
+    if over is None:
+        return Obtained(cycles, fullest)
+    needs = what_it_needs(over.bytes_over, over.limit, over.what)
+    return Obtained(cycles, fullest, f"out of memory on IPU {over.ipu}, tile {over.tile}: {needs}")
+
+
+# -- what is compiled ---
+
+
+def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
+    """The options with a mapping in place of what they say of it."""
+    stages = tuple(
+        StageOptions(
+            stage.blocks,
+            stage.ipu,
+            number,
+            recompute=stage.recompute,
+            state_off_chip=stage.state_off_chip,
+        )
+        for number, stage in enumerate(mapping.stages)
+    )
+    locations = options.locations
+    state = replace(locations.state, sharded=mapping.in_parts)
+    shares = dict.fromkeys(range(mapping.pipeline), mapping.proportion)
+    return replace(
+        options,
+        strategy=StrategyOptions(Execution.PIPELINED, stages=stages),
+        micro_batch=mapping.micro_batch,
+        micro_batches=mapping.accumulation,
+        replicas=mapping.replicas,
+        shards=mapping.shards,
+        locations=replace(locations, state=state, replicas=mapping.replicas),
+        memory_proportions=shares if mapping.proportion else options.memory_proportions,
+        auto_round_ipus=True,
+    )
+
+
+def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
+    """The user's options with what a mapping says of them, for a profile to hold.
+
+    Where optimiser state is off the chip in some stages, the profile's header says in which.
+    """
+    location = "TensorLocations.locationOptimizer"
+    shares = {str(ipu): mapping.proportion for ipu in range(mapping.pipeline)}
+    return {
+        **settings,
+        "replicationFactor": mapping.replicas,
+        f"{location}.onChipStorage": not all(stage.state_off_chip for stage in mapping.stages),
+        f"{location}.replicatedTensorSharding": mapping.in_parts,
+        **({"availableMemoryProportion": shares} if mapping.proportion else {}),
+    }
+
+
+def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mapped:
+    """A mapping to read costs off: as many Blocks a stage everywhere, and nothing saved.
+
+    The more stages, the nearer each Block's memory is to what it holds alone.
+    """
+    most = max(1, ipus // (key.shards * max(1, key.in_parts)))
+    count = min(len(blocks), most) if key.accumulates else 1
+    cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
+    stages = tuple(
+        StagePlan(number, blocks[first:last], False if training and number < count - 1 else None)
+        for number, (first, last) in enumerate(pairwise(cuts))
+    )
+    least = schedules.pipeline_stages(count, training)
+    return Mapped(
+        key.shards,
+        max(1, key.in_parts),
+        stages,
+        key.micro_batch,
+        max(2, least) if key.accumulates else 1,
+        key.proportion,
+        bool(key.in_parts),
+    )
+
+
+def rings_of(target: Target, shards: int, pipeline: int, replicas: int) -> Rings:
+    """What the all-reduce of gradients costs each IPU of a replica (`topology.ring_cycles`)."""
+    apart = shards * attached(pipeline)
+    spans = [Span(ipu * shards, apart, replicas) for ipu in range(pipeline)]
+    unit = 1 << 30
+    base, much = (
+        np.array([sum(cycles_of_levels(target, span, nbytes, 2)) for span in spans])
+        for nbytes in (0, unit)
+    )
+    return Rings(base, (much - base) / unit)
+
+
+def why_not(error: Error) -> str:
+    """Why there are no costs, in one line."""
+    return str(error).splitlines()[0]

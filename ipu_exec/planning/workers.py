@@ -1,0 +1,160 @@
+"""Where compiles run: here, in worker processes, or on a Ray cluster.
+
+Tasks are pure functions of picklable arguments. A worker that was killed costs its tasks another
+try. Results come in the order of the tasks, whatever the order in which they are done.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Protocol
+
+from ipu_exec.errors import Error
+
+_TRIES = 3
+LOCAL = "local"
+WITHOUT_RAY = "--ray takes Ray, which is not installed here: pip install 'ipuscope[cluster]'"
+
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Workers(Protocol):
+    """Whoever runs tasks."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+        """What each task gives, in order; the exception of one that raised ends it."""
+
+    def close(self) -> None:
+        """Let them go."""
+
+
+class Here:
+    """This process, a task at a time, each when its result is asked for."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+        """One after another."""
+        for function, arguments in tasks:
+            yield function(*arguments)
+
+    def close(self) -> None:
+        """There is nothing to let go."""
+
+
+class Processes:
+    """Worker processes on this machine. They import the engine, and never the user's script."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+        """All at once; those that a killed worker had are done again."""
+        waiting = [self._submit(task) for task in tasks]
+        for number in range(len(tasks)):
+            for last in (*[False] * (_TRIES - 1), True):
+                try:
+                    result = waiting[number].result()
+                    break
+                except BrokenProcessPool as error:
+                    if last:
+                        raise Error(
+                            f"a worker process died {_TRIES} times over one compile: is there too"
+                            " little memory for so many? --workers 1 compiles one at a time"
+                        ) from error
+                    self._anew()
+                    waiting[number:] = [
+                        one if one.done() and not one.exception() else self._submit(again)
+                        for one, again in zip(waiting[number:], tasks[number:], strict=True)
+                    ]
+            yield result
+
+    def _submit(self, task: Task) -> Future[Any]:
+        with _without_main():
+            if self._pool is None:
+                spawn = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.count, spawn, initializer=_begin)
+            try:
+                return self._pool.submit(task[0], *task[1])
+            except BrokenProcessPool:
+                self._anew()
+                return self._submit(task)
+
+    def _anew(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
+    def close(self) -> None:
+        """End them; what waits is not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin() -> None:
+    """A worker computes on one core: there are as many workers as cores are to be used."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Inside, a new process does not run the user's script to find its ``__main__``."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class Cluster:
+    """Ray's workers, on a cluster or ("local") on this machine. Ray does all the rest."""
+
+    def __init__(self, address: str, count: int | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise Error(WITHOUT_RAY) from None
+        self._ray = ray
+        here = os.pathsep.join(path for path in sys.path if path)
+        ray.init(
+            address=None if address == LOCAL else address,
+            num_cpus=count if address == LOCAL else None,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
+        )
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+        """All at once; Ray does those of a killed worker again."""
+        remote = self._ray.remote(max_retries=_TRIES)(_call)
+        waiting = [remote.remote(function, arguments) for function, arguments in tasks]
+        for one in waiting:
+            try:
+                yield self._ray.get(one)
+            except self._ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        self._ray.shutdown()
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return function(*arguments)
+
+
+def workers_of(count: int | None, ray: str | None) -> Workers:
+    """``count`` processes (1: this one), or Ray at an address."""
+    if ray is not None:
+        return Cluster(ray, count)
+    return Processes(count) if count is not None and count > 1 else Here()

@@ -1,0 +1,25 @@
+"""From a model and a pod to the best mapping: what may be chosen, what it gives, the best of it.
+
+No PyTorch in here: the engine (`ipu_exec.planning`) captures the model and compiles it for the
+costs of its Blocks; a plan is read and drawn without it.
+"""
+
+from __future__ import annotations
+
+from planner.mapping import Key, Mapping, StagePlan
+from planner.plan import Candidate, Obtained, Plan
+from planner.plan_file import PlanError, load, save
+from planner.question import Question
+
+__all__ = [
+    "Candidate",
+    "Key",
+    "Mapping",
+    "Obtained",
+    "Plan",
+    "PlanError",
+    "Question",
+    "StagePlan",
+    "load",
+    "save",
+]

@@ -1,0 +1,135 @@
+"""A mapping of a model onto a pod, and what the costs of its Blocks depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """What costs of Blocks depend on: one compile of each.
+
+    ``shards``: IPUs that share a stage's tensors (t). ``micro_batch``: samples of one replica's.
+    ``proportion``: share of an IPU's memory that products may use; 0: as the script says it.
+    ``in_parts``: replicas of which each keeps its part of the optimiser state (rts); 0: each keeps
+    all of it. ``accumulates``: gradients of several micro-batches, in accumulators.
+    """
+
+    shards: int = 1
+    micro_batch: int = 1
+    proportion: float = 0.0
+    in_parts: int = 0
+    accumulates: bool = True
+
+    def __str__(self) -> str:
+        words = [f"micro-batch {self.micro_batch}"]
+        words += [f"t {self.shards}"] if self.shards > 1 else []
+        words += [f"memory proportion {self.proportion:g}"] if self.proportion else []
+        words += [f"state in {self.in_parts} parts"] if self.in_parts else []
+        words += [] if self.accumulates else ["no accumulation"]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage: its IPU within the replica, its Blocks, and how it saves memory.
+
+    ``recompute`` None: the last stage of a pipeline recomputes what checkpoints say, as the script
+    has it. ``state_off_chip``: optimiser state waits in streaming memory.
+    """
+
+    ipu: int
+    blocks: tuple[str, ...]
+    recompute: bool | None = None
+    state_off_chip: bool = False
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """t x p x r IPUs, the stages, and how a weight update's samples are cut.
+
+    ``shards`` t; ``replicas`` r; ``micro_batch`` samples of a replica's micro-batch;
+    ``accumulation`` micro-batches of a weight update (of a device iteration in inference);
+    ``proportion`` 0: as the script says; ``in_parts``: optimiser state in parts on the replicas
+    (rts); ``phases``: phases of each stage, 1 until phases inside pipelines are there.
+    """
+
+    shards: int
+    replicas: int
+    stages: tuple[StagePlan, ...]
+    micro_batch: int
+    accumulation: int
+    proportion: float = 0.0
+    in_parts: bool = False
+    phases: int = 1
+
+    @property
+    def pipeline(self) -> int:
+        """p: IPUs of a replica that have a stage, shards counted once."""
+        return max(stage.ipu for stage in self.stages) + 1
+
+    @property
+    def attached(self) -> int:
+        """IPUs that are taken: t times a power of two of p, for each replica."""
+        return self.shards * attached(self.pipeline) * self.replicas
+
+    @property
+    def samples(self) -> int:
+        """Of a weight update, over all replicas."""
+        return self.micro_batch * self.accumulation * self.replicas
+
+    @property
+    def key(self) -> Key:
+        """What its Blocks' costs depend on."""
+        parts = self.replicas if self.in_parts else 0
+        return Key(self.shards, self.micro_batch, self.proportion, parts, self.accumulation > 1)
+
+    @property
+    def split(self) -> str:
+        """Blocks of each stage, ``3-7-7-7``; with the stages' IPUs where one comes back."""
+        counts = "-".join(str(len(stage.blocks)) for stage in self.stages)
+        ipus = [stage.ipu for stage in self.stages]
+        if ipus == list(range(len(ipus))):
+            return counts
+        return f"{counts} on {','.join(map(str, ipus))}"
+
+    @property
+    def recomputation(self) -> str:
+        """Which stages recompute: ``all``, ``none``, or their numbers. The last has no choice."""
+        return _which([stage.recompute is True for stage in self.stages[:-1]])
+
+    @property
+    def state(self) -> str:
+        """Where optimiser state lies: ``on chip``, ``off chip``, or the stages that have it off."""
+        off = _which([stage.state_off_chip for stage in self.stages])
+        words = {"none": "on chip", "all": "off chip"}.get(off, f"off chip in {off}")
+        return f"{words}, in parts" if self.in_parts else words
+
+    def __str__(self) -> str:
+        return (
+            f"t={self.shards} p={self.pipeline} r={self.replicas}, {self.split}, micro-batch"
+            f" {self.micro_batch} x {self.accumulation}{', rts' * self.in_parts}"
+        )
+
+
+def attached(ipus: int) -> int:
+    """IPUs that are attached for so many: the next power of two."""
+    return 1 << (ipus - 1).bit_length()
+
+
+def _which(flags: list[bool]) -> str:
+    if not any(flags):
+        return "none"
+    if all(flags):
+        return "all"
+    return ",".join(_runs(flags))
+
+
+def _runs(flags: list[bool]) -> Iterator[str]:
+    """Numbers of those that are set, ``0-2`` where they follow each other."""
+    for flag, run in groupby(enumerate(flags), key=lambda item: item[1]):
+        numbers = [number for number, _ in run]
+        if flag:
+            yield str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

@@ -1,0 +1,246 @@
+"""The best splits of one compile's Blocks onto every place that could win.
+
+Places come in the order of what they promise: a lower bound of their cycles, found without looking
+at stages. Each is first split as if memory were endless, which is a bound for all ways to save it,
+and the answer where that fits; else under the memory, with every way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.mapping import Mapping, StagePlan
+from planner.plan import SHARES, Candidate, worth
+from planner.priced import Place, Priced, RingsOf, choices_of, keeps_are_cheapest, lacking, places
+from planner.question import Question
+from profiler import schedules
+from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
+from profiler.rebalance.choice import Choice
+from profiler.rebalance.split import at_least, fewest_stages
+from profiler.rebalance.verdict import summary
+
+_ENDLESS = 1 << 40  # bytes of a tile
+_LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
+_WORK = (schedules.FORWARD, schedules.BACKWARD, schedules.RECOMPUTE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A place that nothing fits, and why."""
+
+    place: Place
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the places of one compile give.
+
+    ``open_rate``: samples a second that a split which was not looked at could reach, at the most: 0
+    where all were, or could not win.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    open_rate: float = 0.0
+    looked_at: int = 0
+
+
+def look_into(
+    priced: Priced,
+    question: Question,
+    rings: RingsOf,
+    best: Candidate | None = None,
+    told: Callable[[Candidate], None] = lambda candidate: None,
+) -> Found:
+    """The best split of every place of these costs that could be better than the best.
+
+    ``best``: of what was found before; ``told`` of each candidate as it is found. A few places that
+    promise most are split whatever there is to beat, to compare with.
+    """
+    to_beat = worth(best, question.objective) if best is not None else None
+    promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
+    candidates: list[Candidate] = []
+    failures: list[Failure] = []
+    open_rate = 0.0
+    too_few = _TooFew(priced, question)
+    for bound, place in sorted(promised, key=_in_order, reverse=True):
+        hopeless = to_beat is not None and bound <= to_beat
+        if hopeless and len(candidates) >= _LOOKED_AT:
+            break
+        if too_few.for_weights_of(place):
+            continue
+        try:
+            beat = to_beat if len(candidates) >= _LOOKED_AT else None
+            candidate = split_onto(place, question, rings, beat)
+        except ValueError as error:
+            failures.append(Failure(place, str(error)))
+            too_few.add(place)
+            continue
+        if candidate is None:
+            continue
+        to_beat = max(to_beat or (), worth(candidate, question.objective))
+        candidates.append(candidate)
+        told(candidate)
+        if not candidate.proven:
+            open_rate = max(open_rate, candidate.samples_per_second / (1 - candidate.gap))
+    return Found(tuple(candidates), tuple(failures), open_rate, len(promised))
+
+
+def _in_order(promised: tuple[tuple[float, ...], Place]) -> tuple[float, ...]:
+    """By what is promised; of a list that comes back not before the one that does not."""
+    bound, place = promised
+    return (*bound, -len(place.ipus))
+
+
+class _TooFew:
+    """Numbers of IPUs that do not hold the model, whatever the replicas: each is found out once.
+
+    Where one stage an IPU does not fit, a list that comes back to one of them is not tried.
+    """
+
+    def __init__(self, priced: Priced, question: Question) -> None:
+        some = places(priced, question)
+        longest = max(some, key=lambda one: len(one.ipus), default=None)
+        choices = choices_of(longest, question) if longest is not None else ()
+        self._fewest = fewest_stages(priced.costs, choices) if choices else 1
+        self._numbers: set[int] = set()
+
+    def for_weights_of(self, place: Place) -> bool:
+        """Whether this place has too few."""
+        pipeline = place.pipeline
+        return pipeline < self._fewest or pipeline in self._numbers
+
+    def add(self, place: Place) -> None:
+        """Nothing fits there."""
+        if len(place.ipus) == place.pipeline:
+            self._numbers.add(place.pipeline)
+
+
+def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
+    """Worth at the most (`planner.plan.worth`)."""
+    costs = place.costs(rings)
+    cycles = max(1, at_least(costs, place.ipus))
+    rate = question.global_batch * costs.machine.clock_hz / cycles
+    if question.objective == "fewest-ipus":
+        return (-place.attached, rate)
+    if question.objective == "latency":
+        once = cycles if question.training else int(costs.cycles.forward.sum())
+        return (-once / costs.machine.clock_hz, rate)
+    return (rate, -place.attached)
+
+
+def split_onto(
+    place: Place, question: Question, rings: RingsOf, beat: tuple[float, ...] | None = None
+) -> Candidate | None:
+    """The quickest split onto a place. ValueError where none runs; it says why.
+
+    None where it could not be worth more than ``beat``, even with endless memory.
+    """
+    if lacking(place) > 0:
+        raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
+    costs, choices = place.costs(rings), choices_of(place, question)
+    endless = costs.with_tile_bytes(_ENDLESS)
+    if keeps_are_cheapest(costs) or len(choices) == 1:
+        free = best_split(endless, ipus=place.ipus, choices=choices[:1])
+        here = what_if(costs, free.prediction.assignment)
+        if not here.problems:
+            return candidate_of(place, costs, here, free.proven, free.gap)
+        if beat is not None and free.proven:
+            promised = candidate_of(place, costs, here, free.proven, free.gap)
+            if worth(promised, question.objective) <= beat:
+                return None
+    split: Split = best_split(costs, ipus=place.ipus, choices=choices)
+    if split.prediction.problems:
+        raise ValueError("; ".join(split.prediction.problems))
+    return candidate_of(place, costs, split.prediction, split.proven, split.gap)
+
+
+def candidate_of(
+    place: Place, costs: Costs, prediction: Prediction, proven: bool, gap: float
+) -> Candidate:
+    """A prediction in a plan's words."""
+    clock = costs.machine.clock_hz
+    cycles = prediction.total
+    if not costs.training:
+        cycles = len(place.ipus) * prediction.pipeline_cycle
+    fullest = max(prediction.memory, key=lambda one: one.nbytes)
+    return Candidate(
+        mapping_of(place, costs, prediction.assignment),
+        prediction.total,
+        prediction.samples_per_second,
+        cycles / clock,
+        fullest.nbytes,
+        fullest.limit,
+        summary(prediction.memory),
+        shares_of(prediction, place.priced.exchange),
+        proven,
+        gap,
+    )
+
+
+def mapping_of(place: Place, costs: Costs, assignment: Assignment) -> Mapping:
+    """The mapping of a split onto a place."""
+    key = place.priced.key
+    parts = assignment.parts(costs)
+    final = len(parts) - 1
+    stages = tuple(
+        StagePlan(
+            ipu,
+            costs.names[part.first : part.last + 1],
+            part.choice.recompute if costs.training and k < final else None,
+            costs.training and part.choice.offload,
+        )
+        for k, (part, ipu) in enumerate(zip(parts, assignment.ipus, strict=True))
+    )
+    return Mapping(
+        key.shards,
+        place.replicas,
+        stages,
+        key.micro_batch,
+        place.accumulation,
+        key.proportion,
+        bool(key.in_parts),
+    )
+
+
+def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:
+    """The split of a mapping, as the costs' predictions take it."""
+    starts, at = [], 0
+    for stage in mapping.stages:
+        starts.append(at)
+        at += len(stage.blocks)
+    choices = tuple(Choice(bool(stage.recompute), stage.state_off_chip) for stage in mapping.stages)
+    return Assignment(tuple(starts), tuple(stage.ipu for stage in mapping.stages), choices)
+
+
+def predicted(
+    priced: Priced, mapping: Mapping, rings: RingsOf, proven: bool = False, gap: float = 0.0
+) -> Candidate:
+    """What costs say of a mapping that is given."""
+    ipus = tuple(stage.ipu for stage in mapping.stages)
+    place = Place(priced, ipus, mapping.replicas, mapping.accumulation)
+    costs = place.costs(rings)
+    return candidate_of(place, costs, what_if(costs, assignment_of(mapping, costs)), proven, gap)
+
+
+def shares_of(prediction: Prediction, exchange: float) -> dict[str, float]:
+    """What all IPUs' time goes into, by `SHARES`; ``exchange``: of the Blocks' own cycles."""
+    schedule = prediction.schedule
+    spent = np.bincount(
+        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedules.TASKS)
+    )
+    work = float(spent[list(_WORK)].sum())
+    by_name = {
+        "compute": work * (1 - exchange),
+        "exchange": work * exchange + spent[schedules.COPY] + spent[schedules.SYNC],
+        "bubble": spent[schedules.IDLE],
+        "all-reduce": spent[schedules.REDUCE],
+        "update": spent[schedules.UPDATE],
+        "host": spent[schedules.STREAM_IN] + spent[schedules.STREAM_OUT],
+    }
+    total = sum(by_name.values()) or 1.0
+    return {name: float(by_name[name] / total) for name in SHARES}

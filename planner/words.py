@@ -1,0 +1,222 @@
+"""A plan in words and rows: why the first is best, its table, the script's own command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pandas as pd
+
+from planner.engine import Engine
+from planner.plan import SHARES, Candidate, Plan
+from planner.priced import Place, Priced, RingsOf, choices_of, places
+from planner.question import Question
+from profiler.rebalance import best_split, what_if
+from profiler.rebalance.what_if import Prediction
+
+_HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
+_KIB = 1024
+
+
+def table(plan: Plan) -> pd.DataFrame:
+    """A row a candidate: ``--csv`` and the table in the terminal have these columns."""
+    rows = [_row(number, one) for number, one in enumerate(plan.candidates, 1)]
+    return pd.DataFrame(rows)
+
+
+def _row(rank: int, one: Candidate) -> dict[str, object]:
+    mapping, came = one.mapping, one.obtained
+    return {
+        "rank": rank,
+        "t": mapping.shards,
+        "p": mapping.pipeline,
+        "r": mapping.replicas,
+        "ipus": mapping.attached,
+        "split": mapping.split,
+        "micro_batch": mapping.micro_batch,
+        "accumulation": mapping.accumulation,
+        "recompute": mapping.recomputation,
+        "state": mapping.state,
+        "proportion": mapping.proportion or "",
+        "rts": "yes" if mapping.in_parts else "no",
+        "phases": mapping.phases,
+        "samples_per_second": round(one.samples_per_second, 2),
+        "cycles": one.cycles,
+        "seconds": one.seconds,
+        "fullest_bytes": one.fullest,
+        "tile_bytes": one.limit,
+        "memory": one.memory,
+        **{name.replace("-", "_"): round(one.shares[name], 4) for name in SHARES},
+        "proven": one.proven,
+        "compiled_cycles": came.cycles if came else "",
+        "compiled_fullest_bytes": came.fullest if came else "",
+        "problem": came.problem if came else "",
+    }
+
+
+def why(plan: Plan) -> Iterable[str]:
+    """Sentences about the first: what it gains over others, and what is proven."""
+    best = plan.best
+    mapping = best.mapping
+    yield (
+        f"{mapping.attached} IPUs as t={mapping.shards} x p={mapping.pipeline} x"
+        f" r={mapping.replicas}: {best.rate:,.0f} samples/s,"
+        f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
+        f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
+    )
+    yield from _against_others(plan)
+    if mapping.attached < plan.question.ipus:
+        left = plan.question.ipus - mapping.attached
+        yield (
+            f"{left} of the {plan.question.ipus} IPUs are better left free: no mapping onto more"
+            " of them is better"
+        )
+    recomputing = mapping.recomputation
+    if recomputing != "none":
+        stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
+        yield f"{stages} recompute, since what they would keep does not fit their tiles"
+    yield _proof(plan)
+
+
+def _against_others(plan: Plan) -> Iterable[str]:
+    """The best that is otherwise in one respect, for the respects that matter."""
+    best = plan.best
+    respects = {
+        "pipelines of {} IPUs": lambda one: one.mapping.pipeline,
+        "{} replicas": lambda one: one.mapping.replicas,
+        "a micro-batch of {}": lambda one: one.mapping.micro_batch,
+        "a memory proportion of {:g}": lambda one: one.mapping.proportion,
+        "tensors shared by {} IPUs": lambda one: one.mapping.shards,
+    }
+    for said, respect in respects.items():
+        others = [one for one in plan.candidates if one.runs and respect(one) != respect(best)]
+        if not others:
+            continue
+        other = max(others, key=lambda one: one.rate)
+        less = 1 - other.rate / best.rate
+        if less > 0:
+            how = said.format(respect(other))
+            yield f"with {how} the best is {less:.1%} slower ({other.mapping})"
+
+
+def _proof(plan: Plan) -> str:
+    if plan.stopped:
+        return f"{plan.stopped}: of what was looked at until then, this is the best"
+    if plan.exact:
+        return (
+            "exact for the costs compiled: every split, every p and r and every way to save memory"
+            " was looked at or ruled out by a lower bound"
+        )
+    return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def kib(nbytes: int) -> str:
+    """Bytes in the tools' unit."""
+    return f"{nbytes / _KIB:,.0f} KiB"
+
+
+# -- nothing fits ---
+
+
+def no_mapping(
+    priced: Iterable[Priced], left_out: Iterable[str], question: Question, engine: Engine
+) -> str:
+    """By how many bytes nothing fits, on what, and the nearest that would."""
+    every = list(priced)
+    reasons = "; ".join(left_out)
+    if not every:
+        return f"no mapping: nothing could be compiled for its costs ({reasons})"
+    legal = [place for one in every for place in places(one, question)]
+    if not legal:
+        return _nothing_legal(every, question)
+    nearest = _nearest(legal, question, engine.rings)
+    said = f"no mapping onto {question.ipus} IPUs fits"
+    if nearest is not None:
+        place, prediction = nearest
+        fullest = max(prediction.memory, key=lambda one: one.nbytes)
+        said += (
+            f": the nearest needs {-fullest.free:,} bytes more on tile {fullest.tile} of IPU"
+            f" {fullest.ipu}, most of it {fullest.largest} ({fullest.largest_bytes:,} bytes); it is"
+            f" p={place.pipeline} r={place.replicas} with a micro-batch of"
+            f" {place.priced.key.micro_batch}"
+        )
+    enough = _enough_ipus(every, question, engine.rings)
+    return f"{said}. {enough}"
+
+
+def _nothing_legal(every: list[Priced], question: Question) -> str:
+    sizes = ", ".join(dict.fromkeys(str(one.key.micro_batch) for one in every))
+    fixed = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
+    least = "2p - 1" if question.training else "p"
+    return (
+        f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
+        f" micro-batches of {sizes} for a pipeline on at most {question.ipus} IPUs"
+        f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
+        " replica). Give --global-batch more samples, or let go of what is fixed"
+    )
+
+
+def _nearest(
+    legal: list[Place], question: Question, rings: RingsOf
+) -> tuple[Place, Prediction] | None:
+    """The place that lacks least on its fullest tile: of each compile, its longest pipelines."""
+    best: tuple[int, Place, Prediction] | None = None
+    for place in _longest(legal):
+        prediction = _least_memory(place, question, rings)
+        if prediction is None:
+            continue
+        lacking = max(prediction.fullest)
+        if best is None or lacking < best[0]:
+            best = lacking, place, prediction
+    return best[1:] if best is not None else None
+
+
+def _longest(legal: list[Place]) -> list[Place]:
+    """Of each compile the places with most IPUs to a replica, the fewest replicas first."""
+    chosen: dict[object, Place] = {}
+    for place in sorted(legal, key=lambda one: (-one.pipeline, one.replicas)):
+        chosen.setdefault((place.priced.key, len(set(place.ipus)) == len(place.ipus)), place)
+    return list(chosen.values())[:8]
+
+
+def _least_memory(place: Place, question: Question, rings: RingsOf) -> Prediction | None:
+    """A split whose fullest tile is about as small as can be, by halving what a tile may hold."""
+    costs, choices = place.costs(rings), choices_of(place, question)
+    low, high = costs.machine.bytes_per_tile, costs.machine.bytes_per_tile << 8
+    found: Prediction | None = None
+    for _ in range(_HALVINGS + 8):
+        middle = (low + high) // 2
+        try:
+            split = best_split(costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices)
+        except ValueError:
+            low = middle
+            continue
+        found = what_if(costs, split.prediction.assignment)
+        high = min(middle, max(found.fullest))
+        if high - low < costs.machine.bytes_per_tile // 200:
+            break
+    return found
+
+
+def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:
+    """The fewest IPUs onto which one fits, doubling them."""
+    ipus = question.ipus
+    while ipus < 256:
+        ipus *= 2
+        more = replace(question, ipus=ipus, fixed={})
+        for place in _longest([place for one in every for place in places(one, more)]):
+            costs = place.costs(rings)
+            try:
+                split = best_split(costs, ipus=place.ipus, choices=choices_of(place, more))
+            except ValueError:
+                continue
+            if not split.prediction.problems:
+                return f"On {ipus} IPUs one fits: p={place.pipeline}, --plan {ipus}"
+    smaller = min(one.key.micro_batch for one in every)
+    if smaller > 1:
+        return f"A micro-batch under {smaller} takes less: --micro-batches 1"
+    return "More Blocks would let stages be smaller: let parts of the model begin one"

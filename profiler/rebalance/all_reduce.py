@@ -1,0 +1,64 @@
+"""What replicas exchange before a weight update, for splits and numbers of replicas of any kind.
+
+A profile has the cycles of the replicas that it was made with. Where other numbers of them are
+weighed, the bytes of each Block's gradients and what a ring costs say it of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import records
+from profiler.enums import Direction, Role
+from profiler.report import Report
+
+_KNOWS_USES = 2  # the format of profiles since which operators' variables are in them
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
+
+    float64[IPU] each. They come from whoever knows the machine (`ipu_exec.topology.ring_cycles`).
+    """
+
+    base: np.ndarray
+    rate: np.ndarray
+
+    def cycles(self, nbytes: np.ndarray) -> np.ndarray:
+        """Of IPUs (the last axis) that reduce so many bytes; nothing where there are none."""
+        ipus = nbytes.shape[-1]
+        cycles = np.ceil(np.round(self.base[:ipus] + self.rate[:ipus] * nbytes, 6))
+        return np.where(nbytes > 0, cycles, 0).astype(np.int64)
+
+    def least(self, nbytes: np.ndarray, ipus: int) -> int:
+        """Cycles that no split of Blocks with these bytes onto so many IPUs is below."""
+        share = max(-(-int(nbytes.sum()) // ipus), int(nbytes.max(initial=0)))
+        if not share:
+            return 0
+        return int(np.ceil(np.round(self.base[:ipus].min() + self.rate[:ipus].min() * share, 6)))
+
+
+def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
+    """Of each Block's weights, what replicas reduce, on all tiles: int64[Block].
+
+    Accumulators; where a weight update has one micro-batch there are none, but the gradients that
+    the update reads.
+    """
+    variables = report.variables
+    mine = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
+    if not len(mine) and report.format >= _KNOWS_USES:
+        mine = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]
+        mine = mine[mine.index.isin(_read_by_updates(report))]
+    by_block = mine.groupby("block")["bytes"].sum()
+    return by_block.reindex(range(blocks), fill_value=0).to_numpy().astype(np.int64)
+
+
+def _read_by_updates(report: Report) -> np.ndarray:
+    """Variables that an operator of a weight update reads, or writes: ids."""
+    uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
+    updates = ops["id"][ops["direction"] == Direction.UPDATE]
+    chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
+    return chosen

@@ -1,0 +1,92 @@
+"""Clipping by the norm of all gradients, over the IPUs of a pipeline."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import PipelinedExecution, Stage
+from ipu_exec.compiler.bodies import Body, ProgramStep
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.update_exchanges import update_exchanges
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, TARGETS
+from ipu_exec.session.compilation import compile_step
+from ipu_exec.topology import latency_cycles, link_rate
+from profiler import schedules
+from profiler.enums import Purpose
+from tests.models import Mlp
+
+STAGES, SCALAR = 3, 4  # stages; bytes of a norm
+
+
+def pipeline(max_grad_norm: float) -> Executable:
+    options = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs(True)
+    stages = (Stage(f"L{index}").ipu(index) for index in range(STAGES))
+    options.setExecutionStrategy(PipelinedExecution(*stages))
+    options.Training.gradientAccumulation(2 * STAGES)
+    model = Mlp([16] * (STAGES + 1))
+    batch = torch.randn(4, 16), torch.randn(4, 16)
+    optimizer = ipu_exec.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=max_grad_norm)
+    return compile_step(model, batch, {}, options, optimizer, True)
+
+
+@pytest.fixture(scope="module")
+def clipped() -> Executable:
+    return pipeline(max_grad_norm=1.0)
+
+
+def updates(executable: Executable) -> list[Body]:
+    return sorted(
+        (body for body in executable.tree.bodies if body.task == schedules.UPDATE),
+        key=lambda body: body.ipu,
+    )
+
+
+def over_links(body: Body) -> list[ProgramStep]:
+    return [step for step in body.steps if step.purpose is Purpose.COPY]
+
+
+def test_norms_go_to_one_ipu_and_the_factor_comes_back(clipped: Executable) -> None:
+    moved = [
+        [[(m.source, m.target, m.bytes) for m in step.moves] for step in over_links(body)]
+        for body in updates(clipped)
+    ]
+    first, second = [(1, 0, SCALAR)] * 2, [(2, 0, SCALAR)] * 2  # of a weight and a bias
+    factor = [(0, 1, SCALAR), (0, 2, SCALAR)]
+    assert moved == [[first + second, factor], [first, factor[:1]], [second, factor[1:]]]
+
+
+def test_an_exchange_takes_a_sync_the_farthest_latency_and_its_bytes(clipped: Executable) -> None:
+    target = TARGETS["mk2"]
+    body = updates(clipped)[0]
+    gathered = over_links(body)[0]
+    before = body.steps[body.steps.index(gathered) - 1]
+    assert before.purpose is Purpose.EXTERNAL_SYNC
+    assert before.cycles == EXTERNAL_SYNC_CYCLES
+    on_links = sum(2 * SCALAR / link_rate(target, ipu, 0) for ipu in (1, 2))
+    assert gathered.cycles == ceil(latency_cycles(target, 2, 0) + on_links)
+    assert int(gathered.bytes_in.sum()) == 4 * SCALAR
+    assert int(gathered.bytes_out.sum()) == 0
+
+
+def test_every_norm_is_taken_before_the_sum_and_every_gradient_scaled_behind(
+    clipped: Executable,
+) -> None:
+    names = [step.name for step in updates(clipped)[0].steps]
+    norms = [i for i, name in enumerate(names) if "linalg_vector_norm/" in name]
+    (total,) = (i for i, name in enumerate(names) if name.endswith("/stack"))
+    (sent,) = (i for i, name in enumerate(names) if name.endswith("/to other IPUs"))
+    scaled = [i for i, name in enumerate(names) if name.endswith("/mul_/mul_scalar")]
+    assert max(norms) < total < sent < min(scaled)
+    assert len(scaled) >= 2  # weight and bias
+
+
+def test_no_exchange_without_clipping() -> None:
+    plain = pipeline(max_grad_norm=float("inf"))
+    assert not any(over_links(body) for body in updates(plain))
+    exchanges = update_exchanges(plain.graph, plain.placement)
+    assert not exchanges.received
+    assert not exchanges.sent

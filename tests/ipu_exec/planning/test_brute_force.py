@@ -1,0 +1,51 @@
+"""A plan equals the best of all mappings, each compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.plan.brute_force import Case, compile_all, random_case
+from ipu_exec import machine
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_compile_is_better_than_the_plan(seed: int) -> None:
+    case = random_case(seed, blocks=3, ipus=2)
+    plan = case.plan()
+    every = compile_all(case.call(), case.asked())
+    least, mapping = every.best()
+    obtained = plan.best.obtained
+    assert obtained is not None and not obtained.problem
+    assert obtained.cycles / plan.best.mapping.samples == pytest.approx(least, rel=1e-9), mapping
+    assert plan.exact
+
+
+def test_where_memory_is_short_the_plan_saves_it_as_the_best_compile_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case((1024, 1024, 1024, 1024), 8, (4,), 2, "adam")
+    roomy = replace(machine.TARGETS["mk2"], region0_bytes=16 << 10)
+    monkeypatch.setitem(machine.TARGETS, "mk2", roomy)
+    before = case.plan().best
+    small = replace(roomy, bytes_per_tile=int(before.fullest * 0.9))
+    monkeypatch.setitem(machine.TARGETS, "mk2", small)
+    plan = case.plan()
+    every = compile_all(case.call(), case.asked())
+    least, mapping = every.best()
+    obtained = plan.best.obtained
+    assert obtained is not None and obtained.fullest <= small.bytes_per_tile
+    assert obtained.cycles / plan.best.mapping.samples == pytest.approx(least, rel=1e-9), mapping
+
+
+@pytest.mark.parametrize("seed", range(3, 6))
+def test_predictions_are_within_one_percent_of_cycles_and_two_of_memory(seed: int) -> None:
+    plan = random_case(seed).plan(verify=6)
+    came = [one for one in plan.candidates if one.off is not None]
+    assert len(came) >= min(6, len(plan.candidates))
+    for one in came:
+        assert one.off is not None
+        cycles, nbytes = one.off
+        assert abs(cycles) < 0.01, one
+        assert abs(nbytes) < 0.02, one

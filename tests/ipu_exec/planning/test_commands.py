@@ -1,0 +1,99 @@
+"""`ipu-run --plan`, and `--placement` with what it wrote."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from planner import load
+from profiler import open_report
+from tests.ipu_exec.test_num_ipus import SEQUENTIAL
+from tests.ipu_exec.test_run import ipu_run, write
+
+TRAIN = """
+import poptorch
+import torch
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            with poptorch.Block(f"B{number}"):
+                x = layer(x).relu()
+                if number == 2:
+                    x = x.square().mean()
+        return x
+
+torch.manual_seed(0)
+model = Layers()
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+data = torch.utils.data.TensorDataset(torch.randn(32, 64))
+loader = poptorch.DataLoader(options, data, batch_size=4)
+training = poptorch.trainingModel(
+    model, options, torch.optim.SGD(model.parameters(), lr=0.1)
+)
+for x, in loader:
+    print("call", len(x), float(training(x).mean()))
+print("sum", float(sum(p.sum() for p in model.parameters())))
+"""
+
+
+def test_a_plan_is_written_and_the_script_runs_with_it_unchanged(tmp_path: Path) -> None:
+    script, file = write(tmp_path / "train.py", TRAIN), tmp_path / "plan.json"
+    asked = ("--plan", "2", "--proportions", "0.6", "--micro-batches", "4,8")
+    planned = ipu_run(*asked, "--write", str(file), "--csv", str(script), cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    rows = list(csv.DictReader(io.StringIO(planned.stdout)))
+    plan = load(file)
+    assert [row["split"] for row in rows] == [one.mapping.split for one in plan.candidates]
+    assert "call" not in planned.stdout  # the script ended at its first call
+    best = plan.best
+    assert best.mapping.samples == 16 and best.mapping.attached == 2
+
+    out = tmp_path / "out"
+    options = ("--placement", str(file), "--profile-dir", str(out))
+    ran, plain = (ipu_run(*more, str(script), cwd=tmp_path) for more in (options, ()))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("call 16") == 2
+    assert _close(ran.stdout, plain.stdout)
+    with open_report(out / "training") as report:
+        assert report.target.num_replicas == best.mapping.replicas
+        assert report.meta["micro_batch"] == best.mapping.micro_batch
+        assert best.obtained is not None
+        cycles = int(report.pipeline_cycles(0, 0)["cycles"].sum())
+        assert cycles == best.obtained.cycles
+
+
+def _close(some: str, others: str) -> bool:
+    """Whether what the scripts print of weights agrees, but for the order of sums."""
+    sums = [float(text.split("sum ")[1]) for text in (some, others)]
+    return abs(sums[0] - sums[1]) < 1e-3
+
+
+def test_a_model_without_blocks_is_planned_by_its_layers(tmp_path: Path) -> None:
+    script, file = write(tmp_path / "train.py", SEQUENTIAL), tmp_path / "plan.json"
+    asked = ("--plan", "2", "--fix", "p=2", "--proportions", "0.6", "--json")
+    planned = ipu_run(*asked, "--write", str(file), str(script), cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    said = json.loads(planned.stdout)
+    assert said["plan"]["modules"] == ["body.0", "body.2", "body.4"]
+    ran = ipu_run("--placement", str(file), str(script), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "trained" in ran.stdout
+
+
+def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", TRAIN)
+    few = ipu_run("--plan", "8", "--fix", "p=3", "--micro-batches", "4", str(script), cwd=tmp_path)
+    assert few.returncode == 1
+    assert "16 samples of a weight update cannot be cut" in few.stderr
+    wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
+    assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
+    alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
+    assert alone.returncode == 2 and "--verify goes with --plan N" in alone.stderr
