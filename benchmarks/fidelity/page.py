@@ -267,9 +267,9 @@ pass, both gradients and the update of the weights, in this order; pooling is fo
 recurrent layers a forward pass. What differs most: depthwise convolutions, of which the software of
 2020 keeps two to three times the memory; layers with few rows or few outputs, whose small
 rearrangements add up to 2,000-5,000 cycles that are missing here; first layers of few channels
-(25 % too fast); GC2's largest products, which exchange their inputs again at each serial step in the
-software of 2020 and once in that of 2023, which we follow; sums of squares, which torch makes in
-two operators. MK2's fullest tile is mostly the 212,992 bytes below region 1.
+(25 % too fast); GC2's largest products, which exchange their inputs again at each serial step in
+the software of 2020 and once in that of 2023, which we follow; sums of squares, which torch makes
+in two operators. MK2's fullest tile is mostly the 212,992 bytes below region 1.
 
 **Whole models** ([GCP]: pre-release SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base). The configurations
 come from [EX]: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,

@@ -277,8 +277,7 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
     spread = _spread_of_result(pooling, split, parts, out)
-    # where torch keeps indices, popnn's gradient reads the pooled output again
-    return build.plan(tuple(None if o is None else spread.layout(out.dtype) for o in spec.outputs))
+    return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
 
 
 def _bring(

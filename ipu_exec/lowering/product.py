@@ -31,6 +31,8 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
+# more multiply-accumulates than this always gain by using all tiles
+SMALL_MACS = 1 << 24
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -252,6 +254,10 @@ def _best(
         field = problem.segments * problem.width if method in ("1x1", "outer") else problem.segments
         width = 1 if method in ("1x1", "outer") else ceil_div(problem.width, c)
         rows = ceil_div(field, np.minimum(machine.product_tiles // (g * c * o * i), field))
+        if problem.macs <= SMALL_MACS:  # so small that not to cut the field may be quicker
+            g, c, o, i = (np.tile(parts, 2) for parts in (g, c, o, i))
+            width = np.tile(np.broadcast_to(width, rows.shape), 2)
+            rows = np.append(rows, np.full(rows.shape, field))
         f = ceil_div(field, rows)
         groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
         outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
