@@ -24,7 +24,7 @@ def optimiser(module: torch.nn.Module, half: bool) -> torch.optim.Optimizer:
     """AdamW; with float16 weights, accumulators and first moments are float16 too, as in
     Graphcore's configurations.
     """
-    kept = torch.float16 if half else torch.float32
+    dtype = torch.float16 if half else torch.float32
     return ipu_exec.optim.AdamW(
-        module.parameters(), lr=1e-4, accum_type=kept, first_order_momentum_accum_type=kept
+        module.parameters(), lr=1e-4, accum_type=dtype, first_order_momentum_accum_type=dtype
     )

@@ -19,10 +19,10 @@ if _find_spec("torch") is None:
         name="torch",
     )
 
-import sys
 
 # PopTorch's own, which its tests and libraries reach for
 from ipu_exec import _impl as _impl
+from ipu_exec import _poplar_executor as _poplar_executor
 from ipu_exec import _utils as _utils
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
@@ -105,7 +105,6 @@ from ipu_exec.session.executor import (
 from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name
-_poplar_executor = sys.modules[PoplarExecutor.__module__]
 _logging = logs  # and its own, which its tests reach for
 __version__ = "3.4.0+ipuscope"  # PopTorch's release whose names these are
 logs.from_environment()

@@ -37,6 +37,19 @@ def isRunningOnIpu() -> bool:
     return _depth > 0
 
 
+# What libraries replace while a model compiles or runs: see `ipu_exec._poplar_executor`.
+substitutions: list[type[contextlib.AbstractContextManager[object]]] = []
+
+
+@contextlib.contextmanager
+def substituted() -> Iterator[None]:
+    """Inside, what `substitutions` has is replaced."""
+    with contextlib.ExitStack() as stack:
+        for manager in substitutions:
+            stack.enter_context(manager())
+        yield
+
+
 _refusing = False
 
 

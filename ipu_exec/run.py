@@ -285,7 +285,7 @@ def run_program(
 def _wrapped_nothing() -> bool:
     """Whether the script imported torch, and no model of it ever ran as on IPUs."""
     executor = sys.modules.get("ipu_exec.session.executor")
-    wrapped = executor is not None and executor.PoplarExecutor.made
+    wrapped = executor is not None and executor.PoplarExecutor.any_wrapped
     return "torch" in sys.modules and not wrapped
 
 

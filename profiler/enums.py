@@ -33,6 +33,15 @@ class Direction(StrEnum):
     UPDATE = "update"
 
 
+class PipelinePhase(StrEnum):
+    """Where a pipeline cycle lies in a device iteration."""
+
+    RAMP_UP = "ramp-up"
+    STEADY = "steady"
+    RAMP_DOWN = "ramp-down"
+    UPDATE = "update"
+
+
 class BodyTask(StrEnum):
     """What a body does. `profiler.schedules` numbers them in this order."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.enums import PipelinePhase
 from profiler.schedules import BACKWARD, FORWARD, Costs, Schedule, _finish, _host_of_each, _Tasks
 
 
@@ -50,7 +51,7 @@ def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
         costs.num_ipus,
     )
     slowest = np.full(micro_batches, busy.argmax())
-    return _finish(costs, tasks, ["steady"] * micro_batches, start, end, slowest, host)
+    return _finish(costs, tasks, [PipelinePhase.STEADY] * micro_batches, start, end, slowest, host)
 
 
 def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int, int]]:

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from profiler.enums import Direction, Purpose, Role
+from profiler.enums import Direction, PipelinePhase, Purpose, Role
 
 Vector = np.ndarray
 
@@ -51,8 +51,7 @@ BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of 
 
 DIRECTIONS = tuple(direction.value for direction in Direction)
 
-# Where a pipeline cycle lies in the schedule.
-PHASES = ("ramp-up", "steady", "ramp-down", "update")
+PHASES = tuple(phase.value for phase in PipelinePhase)
 
 # Storage categories, spelled as libpva spells them (docs/libpva.md#tiles).
 CATEGORIES = (

@@ -632,6 +632,12 @@ class Report:
         columns = self._table(records.Variable)
         return _frame(_without(columns, "id", "tile_bytes"), index=columns["id"])
 
+    def variables_with(self, *names: str) -> pd.DataFrame:
+        """Some columns of `variables`; only these are read."""
+        columns = self._table(records.Variable)
+        columns.read("id", *names)
+        return _frame({name: columns[name] for name in names}, index=columns["id"])
+
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable over tiles."""
         at = self._variable_at.get(id)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.enums import BodyTask
+from profiler.enums import BodyTask, PipelinePhase
 
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
 # What a backward runs again of the forward is part of it until the trace is laid out.
@@ -93,7 +93,7 @@ class Schedule:
     cycle: np.ndarray  # pipeline cycle
     start: np.ndarray
     end: np.ndarray
-    phases: tuple[str, ...]  # of profiler.records.PHASES, per pipeline cycle
+    phases: tuple[PipelinePhase, ...]  # of each pipeline cycle
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
@@ -269,7 +269,7 @@ class _Turns:
 
     bodies: _Bodies
     host: _Host
-    phases: tuple[str, ...]
+    phases: tuple[PipelinePhase, ...]
     together: bool  # all IPUs wait for the host together
     micro: np.ndarray
     active: np.ndarray
@@ -314,7 +314,11 @@ class _Turns:
         length = first + meet + sync + last + copy + host.last.max(axis=1)
         fill = pipeline_stages(stages, training) - 1
         steady = total_cycles - 2 * fill
-        phases = ("ramp-up",) * fill + ("steady",) * steady + ("ramp-down",) * fill
+        phases = (
+            *(PipelinePhase.RAMP_UP,) * fill,
+            *(PipelinePhase.STEADY,) * steady,
+            *(PipelinePhase.RAMP_DOWN,) * fill,
+        )
         return cls(
             *(bodies, host, phases, together, micro, active, spent, before, load),
             *(begin, work, first, meet, last, sync, copy, length),
@@ -349,7 +353,7 @@ def lengths(costs: Costs, micro_batches: int) -> Lengths:
     once = costs.stream_out if costs.stream_out_once else ()
     if not any(costs.update) and not once:
         update = 0
-    phases = np.array([*turns.phases, "update"])
+    phases = np.array([*turns.phases, PipelinePhase.UPDATE])
     length = np.append(turns.length, update + _longest(costs, once))
     return _lengths(phases, length, micro_batches - counted)
 
@@ -363,10 +367,11 @@ def lengths_of(schedule: Schedule, more: int = 0) -> Lengths:
 def _lengths(phases: np.ndarray, length: np.ndarray, more: int) -> Lengths:
     """With so many more micro-batches than were counted, in the middle of the steady state."""
     whole = int(length.sum()) + more * int(length[len(phases) // 2])
-    steady = length[phases == "steady"]
-    ramps = length[(phases == "ramp-up") | (phases == "ramp-down")]
+    steady = length[phases == PipelinePhase.STEADY]
+    ramps = length[np.isin(phases, (PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN))]
     longest = int((steady if len(steady) else length).max(initial=0))
-    return Lengths(whole, longest, int(ramps.sum()), int(length[phases == "update"].sum()))
+    update = length[phases == PipelinePhase.UPDATE]
+    return Lengths(whole, longest, int(ramps.sum()), int(update.sum()))
 
 
 def sharded(costs: Costs, micro_batches: int) -> Schedule:
@@ -415,7 +420,7 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
         costs.num_ipus,
     )
     slowest = np.full(micro_batches, busiest.argmax())
-    return _finish(costs, tasks, ["steady"] * micro_batches, start, end, slowest, host)
+    return _finish(costs, tasks, [PipelinePhase.STEADY] * micro_batches, start, end, slowest, host)
 
 
 def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]]) -> Schedule:
@@ -584,7 +589,7 @@ def _by_group(cycles: np.ndarray, group: Sequence[int]) -> np.ndarray:
 def _finish(
     costs: Costs,
     tasks: _Tasks,
-    phases: list[str],
+    phases: list[PipelinePhase],
     start: np.ndarray,
     end: np.ndarray,
     slowest: np.ndarray,
@@ -616,7 +621,7 @@ def _finish(
                 )
                 free[i] += c
                 done = max(done, free[i])
-        phases = [*phases, "update"]
+        phases = [*phases, PipelinePhase.UPDATE]
         start, end = np.append(start, at), np.append(end, done)
         slowest = np.append(slowest, np.argmax(costs.update) if costs.update else 0)
     columns = tasks.columns()

@@ -267,7 +267,7 @@ def _computing(
 
 def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int, int]:
     """Bodies of the streams, syncs, copies and waits of an IPU, by kind of task."""
-    made = {}
+    transfers = {}
     streams = [(schedules.STREAM_IN, f"stage {ipu} inputs from host")] if ipu in (0, last) else []
     outputs = [(schedules.STREAM_OUT, f"stage {ipu} outputs to host")] if ipu == last else []
     for task, name in [*streams, *outputs]:
@@ -286,12 +286,12 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
                 Purpose.STREAM_IN if task == schedules.STREAM_IN else Purpose.STREAM_OUT,
                 **(vectors if type == STREAM_COPY_MID else {}),
             )
-        made[task] = profile.body(name, ipu, ipu, "host I/O", "", first, schedules.TASKS[task])
+        transfers[task] = profile.body(name, ipu, ipu, "host I/O", "", first, schedules.TASKS[task])
     first = len(profile.steps)
     profile.step(
         ipu, parent, -1, SYNC, "External sync", EXTERNAL_SYNC_CYCLES, Purpose.EXTERNAL_SYNC
     )
-    made[schedules.SYNC] = profile.body(
+    transfers[schedules.SYNC] = profile.body(
         "external sync", ipu, -1, "external sync", "", first, BodyTask.SYNC
     )
     first = len(profile.steps)
@@ -306,13 +306,13 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
         bytes_in=profile.tile_bytes(128),
         bytes_out=profile.tile_bytes(128),
     )
-    made[schedules.COPY] = profile.body(
+    transfers[schedules.COPY] = profile.body(
         "copies between IPUs", ipu, -1, "global exchange", "", first, BodyTask.COPY
     )
-    made[schedules.IDLE] = profile.body(
+    transfers[schedules.IDLE] = profile.body(
         "idle", ipu, -1, "idle", "", len(profile.steps), BodyTask.IDLE
     )
-    return made
+    return transfers
 
 
 def _program_memory(profile: _Profile, ipu: int) -> None:

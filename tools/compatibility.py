@@ -453,10 +453,10 @@ def classify(group: Group, name: str) -> tuple[str, str]:
     """
     entry = group.names[name]
     status, reason = (entry, "") if isinstance(entry, str) else entry
-    found = hasattr(group.owner, name)
-    if found != (status != ABSENT):
+    exists = hasattr(group.owner, name)
+    if exists != (status != ABSENT):
         raise ValueError(
-            f"{group.prefix}{name} is {'there' if found else 'not there'}, but the table says"
+            f"{group.prefix}{name} is {'there' if exists else 'not there'}, but the table says"
             f" {status!r}"
         )
     warned = dict(_NOT_HONOURED.values())
@@ -474,7 +474,7 @@ def classify(group: Group, name: str) -> tuple[str, str]:
 
 def own_names() -> dict[str, list[str]]:
     """Public names here that PopTorch has not, by where they are."""
-    found = {}
+    owners = {}
     for owner, (prefix, _) in _OWN.items():
         theirs = {name for group in GROUPS for name in group.names if _is(group.owner, owner)}
         names = (
@@ -482,8 +482,8 @@ def own_names() -> dict[str, list[str]]:
             if owner is ipu_exec
             else [name for name in vars(owner) if not name.startswith("_")]
         )
-        found[prefix] = sorted(set(names) - theirs)
-    return found
+        owners[prefix] = sorted(set(names) - theirs)
+    return owners
 
 
 def theirs() -> list[str]:
@@ -494,10 +494,10 @@ def theirs() -> list[str]:
 def resolves(name: str) -> bool:
     """Whether ``poptorch.name`` is there; what belongs to `Options` is looked for on an object."""
     first, *rest = name.split(".")
-    found: Any = _options if first == "Options" else getattr(ipu_exec, first, None)
+    value: Any = _options if first == "Options" else getattr(ipu_exec, first, None)
     for part in rest:
-        found = getattr(found, part, None)
-    return found is not None
+        value = getattr(value, part, None)
+    return value is not None
 
 
 def _is(owner: Any, wanted: Any) -> bool:

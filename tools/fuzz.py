@@ -221,14 +221,14 @@ def _bytes(path: Path, change: Change) -> None:
 
 def surfaces(sound: Path) -> dict[str, Callable[[Path], None]]:
     """All that reads a profile, by name. ``sound``: a good one, to compare with."""
-    found: dict[str, Callable[[Path], None]] = {
+    by_name: dict[str, Callable[[Path], None]] = {
         "frames": frames,
         "libpva": libpva,
         "viewer": viewer,
     }
     for name, words in _commands(sound).items():
-        found[name] = _command(words)
-    return found
+        by_name[name] = _command(words)
+    return by_name
 
 
 def frames(path: Path) -> None:
@@ -307,11 +307,11 @@ def _commands(sound: Path) -> dict[str, list[str]]:
     from reports.cli import COMMANDS
 
     left_out = ("completion", "view", "compare", "export", "html", "query")
-    found = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
-    found |= {
+    commands = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
+    commands |= {
         f"{name} --json": [name, "--json", "PROFILE"] for name in ("summary", "insights", "ops")
     }
-    return found | {
+    return commands | {
         "compare": ["compare", "PROFILE", str(sound)],
         "compare with": ["compare", str(sound), "PROFILE"],
         "query": ["query", "select * from op_cycles", "PROFILE"],
@@ -419,8 +419,8 @@ def _key(one: dict[str, Any]) -> str:
 def _filled(one: dict[str, Any], values: dict[str, Any]) -> Any:
     if '["ALL"]' in str(one["id"]):
         return []
-    made = {"id": _parsed(str(one["id"])), "property": one["property"]}
-    return {**made, "value": values.get(_key(made))}
+    named = {"id": _parsed(str(one["id"])), "property": one["property"]}
+    return {**named, "value": values.get(_key(named))}
 
 
 def _controls(part: Any, values: dict[str, Any]) -> None:
@@ -470,7 +470,7 @@ def run(
     case: str = "",
 ) -> list[Finding]:
     """Read a changed copy of ``sound`` by each of ``readers``."""
-    found = []
+    failures = []
     with tempfile.TemporaryDirectory(prefix="ipuscope-fuzz-") as folder:
         path = Path(folder) / "profile.pop"
         for name, read in readers.items():
@@ -482,10 +482,10 @@ def run(
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{Path(frame.filename).name}:{frame.lineno}"
                 words = f"{type(error).__name__}: {error}"[:300]
-                found.append(Finding(case, name, words, where, tuple(changes)))
+                failures.append(Finding(case, name, words, where, tuple(changes)))
                 if isinstance(error, TooLong):
                     break
-    return found
+    return failures
 
 
 @contextlib.contextmanager

@@ -41,16 +41,16 @@ MODULES = {"ops.py": "", "optim.py": "optim.", "enums.py": "enums.", "profiling.
 def names(checkout: Path) -> list[str]:
     """Every public name, dotted, below ``poptorch``."""
     python = checkout / "python"
-    found = set(_of_package(ast.parse((python / "__init__.py").read_text())))
+    public = set(_of_package(ast.parse((python / "__init__.py").read_text())))
     for file, prefix in MODULES.items():
         tree = ast.parse((python / file).read_text())
-        found |= {prefix + name for name in _defined(tree)}
+        public |= {prefix + name for name in _defined(tree)}
     for file, classes in CLASSES.items():
         tree = ast.parse((python / file).read_text())
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in classes:
-                found |= {f"{classes[node.name]}.{name}" for name in _defined(node)}
-    return sorted(found)
+                public |= {f"{classes[node.name]}.{name}" for name in _defined(node)}
+    return sorted(public)
 
 
 def _of_package(tree: ast.Module) -> Iterator[str]:

@@ -35,13 +35,13 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made here."""
     from mkdocs.structure.files import File
 
-    made = {
+    pages = {
         "reference/commands.md": commands_page(),
         "reference/python.md": python_page(),
         "contributing.md": moved("CONTRIBUTING.md"),
         "changelog.md": moved("CHANGELOG.md"),
     }
-    for path, content in made.items():
+    for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
 

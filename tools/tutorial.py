@@ -91,8 +91,8 @@ def take_pictures(folder: Path) -> None:
     if browser is None:
         raise SystemExit("no chromium, hence no pictures: make browser")
     for name, profile, path in PICTURES:
-        found = find_one(str(folder / profile))
-        with open_report(found) as report, serving(create_app(report)) as address:
+        report_path = find_one(str(folder / profile))
+        with open_report(report_path) as report, serving(create_app(report)) as address:
             for file in take(address, [(path, name)], ROOT / "docs" / "images", browser, TIMEOUT):
                 print(file)
     make_tour()

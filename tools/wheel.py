@@ -170,9 +170,9 @@ def viewer(commands: Path, place: Path) -> Iterator[str]:
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.search(r"http://\S+", process.stdout.readline())
-            assert found, "the viewer did not say where it is"
-            yield until_it_answers(found.group())
+            address = re.search(r"http://\S+", process.stdout.readline())
+            assert address, "the viewer did not say where it is"
+            yield until_it_answers(address.group())
         finally:
             process.terminate()
 

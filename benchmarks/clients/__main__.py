@@ -29,17 +29,17 @@ def main() -> int:
     args = parser.parse_args()
     answers.stand_in()
     with tempfile.TemporaryDirectory() as folder:
-        made = profiles.make(Path(folder))
-        found = [
+        paths = profiles.make(Path(folder))
+        replies = [
             answer
             for client, ask in answers.CLIENTS.items()
-            for answer in ask(getattr(args, client.replace("-", "_")), made)
+            for answer in ask(getattr(args, client.replace("-", "_")), paths)
         ]
-        speed = loading.measure(made.bert)
-    text = page.written(found, speed)
+        speed = loading.measure(paths.bert)
+    text = page.written(replies, speed)
     print(text)
     PAGE.write_text(text, encoding="utf-8")
-    return int(not all(answer.same for answer in found))
+    return int(not all(answer.same for answer in replies))
 
 
 if __name__ == "__main__":

@@ -37,16 +37,16 @@ def stand_in() -> None:
     sys.modules["pva"], sys.modules["pva.pva_core"] = pva, pva.pva_core
 
 
-def addons(checkout: Path, made: Profiles) -> Iterable[Answer]:
+def addons(checkout: Path, paths: Profiles) -> Iterable[Answer]:
     """``pva_utils`` of the automatic pipelining: what stages cost, and what fills an IPU."""
     folder = "ipu_tensorflow_addons/keras/experimental/auto_pipeline/utils"
     utils = _load(checkout / folder / "pva_utils.py")
-    theirs, ours = pva.openReport(made.pipeline), profiler.open_report(made.pipeline)
+    theirs, ours = pva.openReport(paths.pipeline), profiler.open_report(paths.pipeline)
     client = "ipu_tensorflow_addons, `pva_utils`"
     stages = ours.stages["forward_cycles"]
-    found = utils.get_pipeline_stage_cycles(theirs)
-    slowest = int(np.argmax(found))
-    yield Answer(client, "cycles of each stage", _list(found), _list(stages))
+    stage_cycles = utils.get_pipeline_stage_cycles(theirs)
+    slowest = int(np.argmax(stage_cycles))
+    yield Answer(client, "cycles of each stage", _list(stage_cycles), _list(stages))
     yield Answer(client, "slowest IPU", str(slowest), str(int(stages.to_numpy().argmax())))
     whole = utils.get_pipeline_stage_cycles(theirs, compute_cycle_only=False)
     cycle = ours.pipeline_cycles(0)
@@ -58,11 +58,11 @@ def addons(checkout: Path, made: Profiles) -> Iterable[Answer]:
         yield Answer(client, f"bytes on IPU {ipu}", f"{bytes_of:,}", f"{used:,}")
 
 
-def reptil(checkout: Path, made: Profiles) -> Iterable[Answer]:
+def reptil(checkout: Path, paths: Profiles) -> Iterable[Answer]:
     """Shares of all tiles' cycles by type of program, waiting among them."""
     sys.path.insert(0, str(checkout / "ipu" / "reptil" / "src"))
-    theirs = importlib.import_module("reptil").open_report(str(made.pipeline))
-    ours = profiler.open_report(made.pipeline)
+    theirs = importlib.import_module("reptil").open_report(str(paths.pipeline))
+    ours = profiler.open_report(paths.pipeline)
     spent = theirs.cycles.program()
     kinds, tiles = ours.cycle_proportions(0).sum(), ours.target.tiles_per_ipu
     client = "reptil"
@@ -95,26 +95,26 @@ def _on_tiles(report: profiler.Report, types: tuple[str, ...]) -> int:
     return total
 
 
-def flash_attention(checkout: Path, made: Profiles) -> Iterable[Answer]:
+def flash_attention(checkout: Path, paths: Profiles) -> Iterable[Answer]:
     """``profile_utils``, which keys what is live by name."""
     utils = _load(checkout / "demo" / "profile_utils.py")
-    ours = profiler.open_report(made.one_ipu)
+    ours = profiler.open_report(paths.one_ipu)
     live = ours.liveness(0)
     step = int(live["not_always_live"].to_numpy().argmax())
-    program = pva.openReport(made.one_ipu).compilation.livenessProgramSteps
+    program = pva.openReport(paths.one_ipu).compilation.livenessProgramSteps
     known = max(one.notAlwaysLiveMemory.bytes for one in program)
-    frame = utils.get_step_variables(str(made.one_ipu), step)
-    found = round(float(frame["MB"].sum()) * 1e6)
+    frame = utils.get_step_variables(str(paths.one_ipu), step)
+    worst = round(float(frame["MB"].sum()) * 1e6)
     client = "flash-attention-ipu, `profile_utils`"
-    yield Answer(client, "live bytes of the worst step", f"{found:,}", f"{known:,}")
+    yield Answer(client, "live bytes of the worst step", f"{worst:,}", f"{known:,}")
 
 
-def popliner(checkout: Path, made: Profiles) -> Iterable[Answer]:
+def popliner(checkout: Path, paths: Profiles) -> Iterable[Answer]:
     """Its own checks of a profile, then its total with every operation in a layer."""
     sys.argv = ["popliner"]
     sys.path[:0] = [str(checkout), str(checkout / "tests")]
     logging.getLogger("root").setLevel(logging.ERROR)
-    theirs, ours = pva.openReport(made.one_ipu), profiler.open_report(made.one_ipu)
+    theirs, ours = pva.openReport(paths.one_ipu), profiler.open_report(paths.one_ipu)
     checks = importlib.import_module("test_single_stage")
     try:
         checks.check_single_stage(theirs, {})
@@ -135,10 +135,10 @@ def popliner(checkout: Path, made: Profiles) -> Iterable[Answer]:
         ("exchange code", "exchange_code", "internalExchangeCode"),
         ("control code", "control_code", "controlCode"),
     ):
-        found, known = int(np.sum(memory[name])), int(variables[category])
-        yield Answer("popliner", f"bytes of {question}", f"{found:,}", f"{known:,}")
-    found, known = int(np.sum(memory["total_mem"])), int(ours.tiles(0)["peak"].sum())
-    yield Answer("popliner", "bytes in all", f"{found:,}", f"{known:,}")
+        bytes_of_it, known = int(np.sum(memory[name])), int(variables[category])
+        yield Answer("popliner", f"bytes of {question}", f"{bytes_of_it:,}", f"{known:,}")
+    bytes_of_it, known = int(np.sum(memory["total_mem"])), int(ours.tiles(0)["peak"].sum())
+    yield Answer("popliner", "bytes in all", f"{bytes_of_it:,}", f"{known:,}")
 
 
 CLIENTS: dict[str, Callable[[Path, Profiles], Iterable[Answer]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,14 @@ from profiler import pva
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of the processor; ``pieces``: lowered variables."""
+    """Seconds of the processor; ``pieces``: lowered variables.
+
+    ``walk`` and ``index``: every one of them once, in a loop and by its index.
+    """
 
     pieces: int
+    walk: float
+    index: float
     popliner: float
     attributes: float
     arrays: float
@@ -35,13 +41,26 @@ def measure(path: Path) -> Speed:
     for name, values in one.items():
         if not np.array_equal(values, other[name]):
             raise AssertionError(f"{name} differs between attributes and arrays")
-    return Speed(len(one["id"]), itself, attributes, arrays)
+    walk, _ = _timed(every_entry, path)
+    index, _ = _timed(every_index, path)
+    return Speed(len(one["id"]), walk, index, itself, attributes, arrays)
 
 
 def _timed(load: Callable[[Any], Any], path: Path) -> tuple[float, Any]:
     start = time.process_time()
-    found = load(pva.openReport(path))
-    return time.process_time() - start, found
+    contents = load(pva.openReport(path))
+    return time.process_time() - start, contents
+
+
+def every_entry(report: Any) -> None:
+    """Make each lowered variable, and do nothing with it."""
+    deque(report.compilation.loweredVariables.allBriefVars, maxlen=0)
+
+
+def every_index(report: Any) -> None:
+    """The same as ``for at in range(len(...))`` does it."""
+    for at in range(len(report.compilation.loweredVariables.allBriefVars)):
+        report.compilation.loweredVariables.allBriefVars[at]
 
 
 def by_popliner(report: Any) -> Any:

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 
 import ipu_exec
+from examples.digits import Mnist
+from examples.models import build, split
+from ipu_exec.compiler.profile_header import header
+from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.session.compilation import compile_step
 from profiler import ProfileWriter
 from profiler.records import Run
+from tests.models import mnist_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +32,6 @@ class Profiles:
 
 def make(folder: Path) -> Profiles:
     """Compile and write them; nothing is computed."""
-    from examples.digits import Network
-    from examples.models import build, split
-    from tests.models import mnist_batch
-
     blocks = ("B1", "B2", "B3", "B4")
     pipelined = _options(ipu_exec.PipelinedExecution(*blocks)).deviceIterations(10)
     alone = _options(ipu_exec.ShardedExecution(ipu_exec.Stage(*blocks).ipu(0)))
@@ -38,8 +40,8 @@ def make(folder: Path) -> Profiles:
     half = tuple(x.half() if x.is_floating_point() else x for x in bert.inputs(bert.micro_batch))
     module = bert.module.half()
     return Profiles(
-        _write(folder / "pipeline", Network().eval(), (images,), pipelined, None),
-        _write(folder / "one", Network().train(), (images, labels), alone, 1e-3),
+        _write(folder / "pipeline", Mnist().eval(), (images,), pipelined, None),
+        _write(folder / "one", Mnist().train(), (images, labels), alone, 1e-3),
         _write(folder / "bert", module, half, _options(split(bert, 1)), 1e-4),
     )
 
@@ -58,10 +60,6 @@ def _write(
     rate: float | None,
 ) -> Path:
     """A profile with one run in it. ``rate``: of AdamW's learning; None: inference."""
-    from ipu_exec.compiler.profile_header import header
-    from ipu_exec.compiler.profile_rows import rows
-    from ipu_exec.session.compilation import compile_step
-
     optimizer = None if rate is None else ipu_exec.optim.AdamW(module.parameters(), lr=rate)
     executable = compile_step(module, inputs, {}, options, optimizer, rate is not None)
     with ProfileWriter(folder / "profile.pop") as writer:

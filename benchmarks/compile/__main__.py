@@ -83,18 +83,18 @@ def alone(*words: object) -> dict[str, float]:
     """`measure` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.compile", "--one", json.dumps(words)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(output.strip().splitlines()[-1])
-    return found
+    measured: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    return measured
 
 
-def row(words: tuple[object, ...], found: dict[str, float]) -> str:
+def row(words: tuple[object, ...], measured: dict[str, float]) -> str:
     cells = (
         *map(str, words),
-        f"{found['seconds']:.1f} s",
-        f"{found['before_mb'] / 1e3:.2f} GB",
-        f"{found['peak_mb'] / 1e3:.2f} GB",
-        f"{found['pop_mb']:.1f} MB",
-        "yes" if found["fits"] else "no",
+        f"{measured['seconds']:.1f} s",
+        f"{measured['before_mb'] / 1e3:.2f} GB",
+        f"{measured['peak_mb'] / 1e3:.2f} GB",
+        f"{measured['pop_mb']:.1f} MB",
+        "yes" if measured["fits"] else "no",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -151,8 +151,8 @@ def options_for(row: Row) -> ipu_exec.Options:
     if row.target not in TARGETS:
         raise CannotRun(f"no target {row.machine!r}; there are {', '.join(TARGETS)}")
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
-    if found := re.search(r"partials (fp\d+)", row.case):
-        options.Precision.setPartialsType(DTYPES[found.group(1)])
+    if match := re.search(r"partials (fp\d+)", row.case):
+        options.Precision.setPartialsType(DTYPES[match.group(1)])
     return options
 
 
@@ -209,12 +209,12 @@ def products(row: Row) -> Compiled:
 
 
 def number(case: str, pattern: str, default: int | None = None) -> int:
-    found = re.search(pattern, case)
-    if found is None:
+    match = re.search(pattern, case)
+    if match is None:
         if default is None:
             raise CannotRun(f"{case!r} does not say {pattern!r}")
         return default
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def kernel_and_field(case: str) -> list[tuple[int, int]]:

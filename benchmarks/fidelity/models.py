@@ -39,8 +39,8 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     options.Training.gradientAccumulation(accumulation)
     shared = number(row.case, r"batch norm over (\d+) replicas", 1)
     options.Training.distributedBatchNormReplicaGroupSize(shared)
-    if found := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
-        each = [float(part) for part in found.group(1).split("/")]
+    if match := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
+        each = [float(part) for part in match.group(1).split("/")]
         options.setAvailableMemoryProportion(
             {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))}
         )
@@ -64,16 +64,16 @@ def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
 
     Only a second moment is kept in float32.
     """
-    kept = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
+    types = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
     first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
     velocity = {"velocity_accum_type": torch.float16} if row.dtype == "fp16" else {}
     if "LARS" in row.case:
-        return ipu_exec.optim.LARS(model.parameters(), **kept)
+        return ipu_exec.optim.LARS(model.parameters(), **types)
     if "LAMB" in row.case:
-        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **kept, **first)
+        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **types, **first)
     if "Adam" in row.case:
-        return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **kept, **first)
-    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **kept, **velocity)
+        return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **types, **first)
+    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **types, **velocity)
 
 
 def compile_training(
@@ -96,16 +96,16 @@ def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
 
 def layers_per_ipu(row: Row, layers: int, noun: str = "layers") -> list[int]:
     """As the row lists them; else evenly over the IPUs of a replica."""
-    found = re.search(rf"{noun} per IPU ([\d/]+)", row.case)
+    match = re.search(rf"{noun} per IPU ([\d/]+)", row.case)
     count = ipus(row)
     edges = [round(layers * k / count) for k in range(count + 1)]
     counts = (
-        [int(n) for n in found.group(1).split("/")]
-        if found
+        [int(n) for n in match.group(1).split("/")]
+        if match
         else [b - a for a, b in pairwise(edges)]
     )
     if sum(counts) != layers:
-        raise CannotRun(f"{found.group(1) if found else counts} {noun} are not {layers}")
+        raise CannotRun(f"{match.group(1) if match else counts} {noun} are not {layers}")
     return counts
 
 
@@ -126,14 +126,14 @@ def place(
         at += count
         stages.append(blocks)
     if tied and len(counts) > 1:
-        made = [
+        pipeline = [
             *(ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)),
             ipu_exec.Stage(last).ipu(0),
         ]
     else:
         stages[-1].append(last)
-        made = [ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)]
-    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*made))
+        pipeline = [ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)]
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*pipeline))
     # as the public configurations have it, besides the layers' checkpoints: a tied embedding's
     # gradient is sparse
     options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})

@@ -50,8 +50,8 @@ def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulatio
     def update() -> float:
         optimizer.zero_grad()
         for part in parts:
-            found = module(*part)
-            loss = found[-1] if isinstance(found, tuple) else found
+            outputs = module(*part)
+            loss = outputs[-1] if isinstance(outputs, tuple) else outputs
             (loss / accumulation).backward()
         optimizer.step()
         return float(loss.detach())
@@ -71,8 +71,8 @@ def engine(
     )
 
     def update() -> float:
-        found = model(*inputs)
-        return float((found[-1] if isinstance(found, tuple) else found).reshape(-1)[-1])
+        outputs = model(*inputs)
+        return float((outputs[-1] if isinstance(outputs, tuple) else outputs).reshape(-1)[-1])
 
     return update
 
@@ -92,13 +92,13 @@ def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, 
 
 def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
     """A row of the table."""
-    with loops(name, micro_batch, accumulation) as found:
+    with loops(name, micro_batch, accumulation) as updates:
         losses = {
-            what: [loop(), loop()] for what, loop in found.items()
+            what: [loop(), loop()] for what, loop in updates.items()
         }  # compiles; and the second run is profiled
-        taken: dict[str, list[float]] = {what: [] for what in found}
+        taken: dict[str, list[float]] = {what: [] for what in updates}
         for _ in range(rounds):
-            for what, loop in found.items():
+            for what, loop in updates.items():
                 start = time.perf_counter()
                 losses[what].append(loop())
                 taken[what].append(time.perf_counter() - start)
@@ -123,7 +123,7 @@ def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
         name,
         str(micro_batch),
         str(accumulation),
-        *(f"{middle[what] * 1e3:,.1f} ms" for what in found),
+        *(f"{middle[what] * 1e3:,.1f} ms" for what in updates),
     )
     return f"| {' | '.join(cells)} | {added:+.1%} | {traced:+.1%} |"
 

@@ -15,6 +15,7 @@ import argparse
 import copy
 import itertools
 import statistics
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -43,8 +44,8 @@ class Wrapped(LightningModule):
         self.losses: list[float] = []
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        found = self.module(*batch)
-        loss = found[-1] if isinstance(found, tuple) else found
+        outputs = self.module(*batch)
+        loss = outputs[-1] if isinstance(outputs, tuple) else outputs
         self.log("loss", loss)
         return loss
 
@@ -108,8 +109,9 @@ def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
         done, losses = [], []
         for group in groups:
             inputs = [torch.cat(column) for column in zip(*group, strict=True)]
-            found = model(*inputs)
-            losses.append(float((found[-1] if isinstance(found, tuple) else found).reshape(-1)[-1]))
+            outputs = model(*inputs)
+            loss = outputs[-1] if isinstance(outputs, tuple) else outputs
+            losses.append(float(loss.reshape(-1)[-1]))
             done.append(time.process_time())
         model.destroy()
         return _middle(done), losses
@@ -192,8 +194,9 @@ def section(only: str | None = None) -> list[str]:
         "ours",
         "Trainer, ipu, over PopTorch's",
     )
-    about = str(__doc__).split("\n\n")[1].split(". ", 1)[1]
-    lines = [HEAD, "", "Made by `python -m benchmarks.overhead.lightning`. " + about.strip(), ""]
+    about = " ".join(str(__doc__).split("\n\n")[1].split()).split(". ", 1)[1]
+    made_by = f"Made by `python -m benchmarks.overhead.lightning`. {about.replace('``', '`')}"
+    lines = [HEAD, "", *textwrap.wrap(made_by, 120), ""]
     lines += [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for name, micro_batch, accumulation, rounds in CASES:
         if only in (None, name):

@@ -254,10 +254,10 @@ def main() -> None:
         profiles = {
             name: Path(path) for name, _, path in (word.partition("=") for word in args.reports)
         }
-        found = reports.section(profiles)
-        print("\n".join(found))
+        section = reports.section(profiles)
+        print("\n".join(section))
         before = PAGE.read_text().split(reports.TITLE)[0].rstrip()
-        PAGE.write_text("\n".join([before, "", *found]))
+        PAGE.write_text("\n".join([before, "", *section]))
         return
     lines = ["# How fast profiles are written and read", ""]
     lines += [
@@ -270,9 +270,9 @@ def main() -> None:
         for case in CASES:
             if args.only and args.only not in case.model:
                 continue
-            found = measure(case, Path(folder))
-            print("\n".join(found), flush=True)
-            lines += found
+            section = measure(case, Path(folder))
+            print("\n".join(section), flush=True)
+            lines += section
             profiles[case.model] = Path(folder) / f"{case.model}-{case.ipus}.pop"
         if not args.only:
             lines += reports.section(profiles)

@@ -17,10 +17,10 @@ from profiler.rebalance import Assignment
 
 def filled(starts: Sequence[int], blocks: int) -> Assignment:
     """An assignment in which each stage has a Block, one stage an IPU."""
-    found = [0]
+    firsts = [0]
     for k in range(1, len(starts)):
-        found.append(min(max(starts[k], found[-1] + 1), blocks - (len(starts) - k)))
-    return Assignment(tuple(found), tuple(range(len(starts))))
+        firsts.append(min(max(starts[k], firsts[-1] + 1), blocks - (len(starts) - k)))
+    return Assignment(tuple(firsts), tuple(range(len(starts))))
 
 
 def uniform(blocks: int, stages: int) -> Assignment:

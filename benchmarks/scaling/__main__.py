@@ -88,13 +88,13 @@ def main() -> int:
     pods = [(name, s) for name, systems in PUBLISHED.items() for s in systems]
 
     def results(cases: list[tuple[str, System]]) -> list[Result]:
-        found = []
+        rows = []
         for model, system in cases:
             if args.only not in model:
                 continue
-            found.append(predict(model, system))
-            print(page.line(found[-1]), file=sys.stderr, flush=True)
-        return found
+            rows.append(predict(model, system))
+            print(page.line(rows[-1]), file=sys.stderr, flush=True)
+        return rows
 
     published, swept = results(pods), results(list(sweep()))
     text = page.whole(published, swept)

@@ -245,10 +245,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.pages:
         words = (word.partition("=") for word in args.pages)
-        found = pages.section({name: find_profile(path) for name, _, path in words})
-        print("\n".join(found))
+        section = pages.section({name: find_profile(path) for name, _, path in words})
+        print("\n".join(section))
         before = PAGE.read_text().split(pages.TITLE)[0].rstrip()
-        PAGE.write_text("\n".join([before, "", *found]))
+        PAGE.write_text("\n".join([before, "", *section]))
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -272,8 +272,8 @@ def main() -> None:
             results.append(measure("heat map", path, "/liveness", "liveness-heat", args.zooms))
             print(table(results[-1:]).splitlines()[-1], flush=True)
     if args.only is None:
-        kept = PAGE.read_text().partition(pages.TITLE)  # of real models: --pages
-        PAGE.write_text(table(results) + "".join(("\n", *kept[1:]) if kept[1] else ()))
+        page = PAGE.read_text().partition(pages.TITLE)  # of real models: --pages
+        PAGE.write_text(table(results) + "".join(("\n", *page[1:]) if page[1] else ()))
     print(table(results))
 
 

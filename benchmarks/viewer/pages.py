@@ -36,10 +36,10 @@ def section(profiles: dict[str, Path]) -> list[str]:
 
     Callbacks that take less than a millisecond everywhere are left out.
     """
-    found = {}
+    times_of = {}
     for name, path in profiles.items():
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = opening(path, Path(folder)), opening(path, Path(folder))
+            times_of[name] = opening(path, Path(folder)), opening(path, Path(folder))
     base = next(iter(profiles))
     heads = [f"{name}: first / kept | answer" for name in profiles]
     lines = [
@@ -52,16 +52,16 @@ def section(profiles: dict[str, Path]) -> list[str]:
         f"| page: what | {' | '.join(heads)} |",
         f"| --- |{' ---: | ---: |' * len(profiles)}",
     ]
-    for what in found[base][0]:
+    for what in times_of[base][0]:
         cells = []
-        for first, kept in found.values():
-            cells.append(f"{first[what][0] * 1e3:.0f} / {kept[what][0] * 1e3:.0f}")
-            cells.append(f"{kept[what][1] / 1e3:.0f}")
-        if any(first[what][0] >= 1e-3 for first, _ in found.values()):
+        for first, shown in times_of.values():
+            cells.append(f"{first[what][0] * 1e3:.0f} / {shown[what][0] * 1e3:.0f}")
+            cells.append(f"{shown[what][1] / 1e3:.0f}")
+        if any(first[what][0] >= 1e-3 for first, _ in times_of.values()):
             lines.append(f"| {what} | {' | '.join(cells)} |")
     sums = []
-    for first, kept in found.values():
-        totals = [sum(seconds for seconds, _ in times.values()) for times in (first, kept)]
+    for first, shown in times_of.values():
+        totals = [sum(seconds for seconds, _ in times.values()) for times in (first, shown)]
         sums += [f"{totals[0] * 1e3:.0f} / {totals[1] * 1e3:.0f}", ""]
     lines.append(f"| all of them | {' | '.join(sums)} |")
     return [*lines, ""]
@@ -73,7 +73,7 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
     from viewer.first_answers import FirstAnswers
 
     first = FirstAnswers(create_app(open_report(path)))
-    found = []
+    answers = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})
         start = time.process_time()
@@ -82,8 +82,8 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
                 start = time.process_time()
             answer = first.ask(request)
             taken = time.process_time() - start
-            found.append((f"{page.name}: {what}", taken, len(answer)))
-    return found
+            answers.append((f"{page.name}: {what}", taken, len(answer)))
+    return answers
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ipu_exec.capture.torch_versions import fake_copy
+from ipu_exec.capture.torch_versions import fake_copy, first_state
 from ipu_exec.optimiser_attributes import take_step
 
 
@@ -66,7 +65,7 @@ class FakeTensors:
             single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
             groups.append({**group, "params": known, **single})
         copy.param_groups = groups
-        copy.state = collections.defaultdict(dict)
+        copy.state = first_state(self.mode, copy)
         return copy
 
 

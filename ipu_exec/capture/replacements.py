@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from ipu_exec.capture.no_content import without_content
 from ipu_exec.capture.origins import source_line
 from ipu_exec.capture.recurrent import whole_layers
+from ipu_exec.capture.scattered import reductions_of_pytorch
 from ipu_exec.context import refuse, replaced
 
 
@@ -27,8 +29,9 @@ def torch_as_on_ipu() -> Iterator[None]:
         _fused_dropout(),
         _ctc_of_numbers(),
         _dense_embedding(),
-        _copies_of_nothing(),
+        without_content(),
         _counted_classes(),
+        reductions_of_pytorch(),
         whole_layers(),
     ):
         yield
@@ -193,29 +196,3 @@ def _attention(
         nothing = attn_mask.logical_not().all(-1, keepdim=True)
         weights = weights.masked_fill(nothing, 0.0)  # a row without keys has no values
     return torch.dropout(weights, dropout_p, True) @ value
-
-
-@contextlib.contextmanager
-def _copies_of_nothing() -> Iterator[None]:
-    """Have ``copy.deepcopy`` of a tensor clone it.
-
-    PyTorch's copies the storage under a new tensor, and a fake tensor has none of its own: it
-    leaves a meta tensor on a real storage, and the process dies when that is freed. Metrics
-    (torchmetrics) and ``self.log`` copy tensors so.
-    """
-    apart = torch.Tensor.__deepcopy__
-
-    def clone(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if id(tensor) not in memo:
-            if not tensor.is_leaf:
-                return apart(tensor, memo)  # which says why it cannot be
-            with torch.no_grad():
-                copied = tensor.clone().requires_grad_(tensor.requires_grad)
-            memo[id(tensor)] = copied
-        return memo[id(tensor)]
-
-    torch.Tensor.__deepcopy__ = clone  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.__deepcopy__ = apart  # type: ignore[method-assign]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+from functools import cache
+from typing import Any
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -25,3 +29,28 @@ def _reach(tensor: torch.Tensor) -> int:
         return 0
     ends = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((size - 1) * stride for size, stride in ends)) * tensor.element_size()
+
+
+def first_state(
+    mode: FakeTensorMode, optimizer: torch.optim.Optimizer
+) -> collections.defaultdict[torch.Tensor, dict[str, Any]]:
+    """What an optimiser has of state before its first step, of the fake parameters in its groups.
+
+    Nothing, but for Adagrad before PyTorch 2.12, which makes its state with itself.
+    """
+    state: collections.defaultdict[torch.Tensor, dict[str, Any]] = collections.defaultdict(dict)
+    if not isinstance(optimizer, torch.optim.Adagrad) or not adagrad_begins_with_state():
+        return state
+    with mode:
+        for group in optimizer.param_groups:
+            start = group.get("initial_accumulator_value", 0)
+            for parameter in group["params"]:
+                step, total = torch.tensor(0.0), torch.full_like(parameter, start)
+                state[parameter] = {"step": step, "sum": total.detach()}
+    return state
+
+
+@cache
+def adagrad_begins_with_state() -> bool:
+    """Whether a new Adagrad has state already."""
+    return bool(torch.optim.Adagrad([torch.zeros(1)]).state)

@@ -9,6 +9,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.vertices import STATE_BYTES
 from profiler import records, schedules
+from profiler.enums import PipelinePhase
 
 
 def program_rows(executable: Executable) -> list[Any]:
@@ -30,7 +31,7 @@ class _Rows:
         timeline = executable.timeline
         root = nodes.add(-1, records.SEQUENCE, "main")
         iteration = nodes.add(root, records.REPEAT, "device iterations", timeline.trace.iterations)
-        cycles = sum(phase != "update" for phase in timeline.schedule.phases)
+        cycles = sum(phase != PipelinePhase.UPDATE for phase in timeline.schedule.phases)
         name = "pipeline cycles" if executable.placement.pipelined else "micro-batches"
         loop = nodes.add(iteration, records.REPEAT, name, cycles)
         update = -1

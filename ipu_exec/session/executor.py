@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -28,7 +28,7 @@ from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.capture.devices import Devices
-from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing, substituted
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
@@ -148,7 +148,7 @@ class PoplarExecutor:
     ``options`` and freezes the given ones.
     """
 
-    made = False  # whether a script wrapped a model yet, for `ipu-run`
+    any_wrapped = False  # whether a script wrapped a model yet, for `ipu-run`
     # who has the first call instead of a compile: `ipu-run --plan`, and `--sweep`
     first_call_taker: ClassVar[Taker | None] = None
     _wraps_a_copy = True  # of the user's module (`ipu_exec.session.wrapped_model`)
@@ -209,7 +209,7 @@ class PoplarExecutor:
         self._options._freeze()
         if training and self._wraps_a_copy:
             wrap(self._user_model, self)
-        PoplarExecutor.made = True
+        PoplarExecutor.any_wrapped = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
@@ -244,7 +244,11 @@ class PoplarExecutor:
         following = PathWatch(self._model, self._executable.contents)
         on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
         settled = in_modes(self._modes)
-        with self._on_device(), on_ipu(), on_named, settled, keeping, following as followed:
+        around = self._on_device(), on_ipu(), on_named, settled, keeping, substituted()
+        with ExitStack() as entered:
+            for one in around:
+                entered.enter_context(one)
+            followed = entered.enter_context(following)
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -491,6 +495,7 @@ class PoplarExecutor:
             torch.random.fork_rng(devices=[]),
             on_ipu(),
             in_modes(modes),
+            substituted(),
             refusing(not self._options._values["lenient"]),
             _hooked(),
             _said_of_tensors(),

@@ -79,7 +79,7 @@ class Basis:
     report: Report
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
-    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -131,7 +131,7 @@ class Basis:
     @cached_property
     def shared_state(self) -> float:
         """Share of optimiser state in tensors large enough to be kept in parts."""
-        variables = self.report.variables
+        variables = self.report.variables_with("role", "shape", "bytes")
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
         large = [elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
         return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import schedules
-from profiler.enums import Direction
+from profiler.enums import Direction, PipelinePhase
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Bubble:
 def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     """Of a run's device iteration."""
     tasks, cycles = report.tasks(run, iteration=iteration), report.pipeline_cycles(run, iteration)
-    in_pipeline = cycles[cycles["phase"] != "update"]
+    in_pipeline = cycles[cycles["phase"] != PipelinePhase.UPDATE]
     work = tasks[
         tasks["direction"].isin(_WORK) & tasks["pipeline_cycle"].isin(in_pipeline["position"])
     ]
@@ -135,9 +135,8 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
     stage, work, length, operator, operator_cycles = zip(*rows, strict=True) if rows else ((),) * 5
     turns = report.meta.get("strategy", "pipelined") != "pipelined"
     at_work = np.minimum(busy, cycles["cycles"].to_numpy())  # in phases two IPUs may be
-    spent = np.where(
-        (cycles["phase"] != "update").to_numpy() & turns, at_work, np.array(length, dtype=np.int64)
-    )
+    in_turn = (cycles["phase"] != PipelinePhase.UPDATE).to_numpy() & turns
+    spent = np.where(in_turn, at_work, np.array(length, dtype=np.int64))
     copies, syncs = between["global exchange"], between["external sync"]
     return cycles.assign(
         stage=np.array(stage, dtype=np.int64),

@@ -19,7 +19,7 @@ from profiler.advise import Basis
 from profiler.analysis.critical_path import critical_path
 from profiler.insights import cycles
 from profiler.insights.finding import Insight, Waits, accounted
-from profiler.insights.levers import of_levers
+from profiler.insights.levers import no_blocks, of_levers
 from profiler.insights.memory import memory, overflow
 from profiler.insights.rest import rest
 from profiler.rebalance import Costs, Prediction, what_if
@@ -39,6 +39,7 @@ def insights(report: Report) -> list[Insight]:
         path = critical_path(report)
         findings += _of_cycles(report, basis, path)
     findings += memory(report, basis.costs if basis is not None else None)
+    findings += no_blocks(report)
     return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler import analysis, units
 from profiler.advise.levers import LEAST_RETURNED
-from profiler.enums import Direction
+from profiler.enums import Direction, PipelinePhase
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
 from profiler.rebalance.host_streams import HostStreams
@@ -158,7 +158,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 "/pipeline",
                 of_ramps,
                 change=change,
-                waits=Waits(phases=("ramp-up", "ramp-down")),
+                waits=Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
             )
         )
     if update and costs.training:
@@ -172,7 +172,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 "/pipeline",
                 of_update,
                 change=change,
-                waits=Waits(phases=("update",)),
+                waits=Waits(phases=(PipelinePhase.UPDATE,)),
             )
         )
     return findings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.enums import PipelinePhase
 from profiler.units import sentence
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Waits:
     """
 
     causes: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ()
+    phases: tuple[PipelinePhase, ...] = ()
     directions: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
     ops: tuple[int, ...] = ()
@@ -50,9 +51,9 @@ class Insight:
     rest on estimated costs (`profiler.advise.estimates`).
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change, ``code`` the
-    statements to write (none: `action` says it all), and ``change`` the same for programs (empty:
-    nothing that has a name). ``waits``: the cycles of the critical path that it is about (None:
-    none).
+    statements to write or the commands to ask (none: `action` says it all), and ``change`` the same
+    for programs (empty: nothing that has a name). ``waits``: the cycles of the critical path that
+    it is about (None: none).
     """
 
     title: str

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from profiler import units
 from profiler.advise import Advice, Basis, Levers, advise_on
+from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Prediction
+from profiler.report import Report
 
 _ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
 _ON_LINKS = ("copy between IPUs", "host I/O")
@@ -92,7 +94,9 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
     return (
         f"optimiser state is {basis.state.replace('-', ' ')}",
         f"There is room for it {where}: {units.size(one.fullest)} of the fullest tile then.",
-        Waits(causes=("streaming memory", "collective over replicas"), phases=("update",)),
+        Waits(
+            causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
+        ),
     )
 
 
@@ -111,4 +115,19 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
         change=_change(one.levers),
         estimate=one.estimate,
         code=one.code,
+    )
+
+
+def no_blocks(report: Report) -> Iterator[Insight]:
+    """Without a Block there are no costs that levers could be asked of: how to have them."""
+    if len(report.blocks):
+        return
+    yield Insight(
+        "the model has no Blocks",
+        "With one around all of it, precision, micro-batch, accumulation, recomputation, outputs"
+        " and optimiser state are considered here, each with its gain; with one around each part,"
+        " how to split it over IPUs.",
+        "write this before the model is wrapped",
+        "/",
+        code=('poptorch.BeginBlock(model, "model", ipu_id=0)',),
     )

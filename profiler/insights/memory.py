@@ -18,6 +18,7 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+_LESS = "Give the stage fewer Blocks, or keep its optimiser state off the chip"
 _DEAR = 0.1  # of a weight update: memory that costs more is no advice while there is room
 _ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
 
@@ -28,25 +29,27 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     for over in analysis.overflows(report):
         tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
         count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
+        ways = _ways_out(basis, over.ipu)
+        action = "what frees most of that tile, and what asks for it"
         parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
         findings.append(
             Insight(
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
                 f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
                 f" {what_fills(over.largest, over.always_live)}.",
-                _way_out(basis, over.ipu)
-                or f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
+                action if ways else f"{_LESS}{parts}",
                 f"/liveness?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
+                code=ways,
             )
         )
     return findings
 
 
-def _way_out(basis: Basis | None, ipu: int) -> str:
-    """What frees most of the IPU's fullest tile, in words."""
+def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
+    """What frees most of the IPU's fullest tile: a line each, with its command below."""
     found = relief_on(basis, ipu) if basis is not None else []
-    return "; ".join(in_words(found))
+    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(found))
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:
@@ -149,5 +152,5 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 
 def _states(report: Report) -> pd.DataFrame:
-    variables = report.variables
+    variables = report.variables_with("role", "ipu", "bytes", "shape")
     return variables[variables["role"] == Role.OPTIMISER_STATE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -257,7 +258,7 @@ class CompilationReport(Shown):
         """All of them: lifetimes are kept by variable, and so is what lies on which tile."""
         return list(range(self._model.target.num_ipus * self._model.tiles))
 
-    @property
+    @cached_property
     def loweredVariables(self) -> LoweredVariables:
         """Variables by tile."""
         return LoweredVariables(self._model)

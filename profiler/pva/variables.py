@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -205,7 +205,7 @@ class LoweredVariables:
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    @property
+    @cached_property  # clients ask for it anew for each entry
     def allBriefVars(self) -> LazyList[LoweredVariable]:
         """All of them; made while walking, so that millions take no memory."""
         return lowered(self._model, range(len(self._model.variables["id"])))
@@ -243,6 +243,21 @@ def _piece(model: Model, row: int, id: int, tile: int, size: int) -> LoweredVari
     return LoweredVariable(id, size, tile, equivalence, _Unlowered(model, row))
 
 
+class _Pieces(NamedTuple):
+    """A variable's entries ``begin <= index < end`` of a list; their ids are index + ``shift``."""
+
+    begin: int
+    end: int
+    shift: int
+    tiles: list[int]
+    size: list[int]
+    equivalence: Any
+    variable: Any
+
+
+_NONE = _Pieces(0, 0, 0, [], [], None, None)
+
+
 def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
     """The pieces of some variables, variable by variable and tile by tile."""
     chosen = np.asarray(rows, dtype=np.int64)
@@ -262,11 +277,19 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
 
         return chain.from_iterable(map(pieces, chosen.tolist(), begins, classes))
 
+    last = _NONE  # the variable that was last asked of: its pieces come one after another
+
     def make(index: int) -> LoweredVariable:
-        at = int(np.searchsorted(ends, index, side="right"))
-        row, rank = int(chosen[at]), index - int(ends[at] - counts[at])
-        tiles, size = model.pieces_of(row)
-        return _piece(model, row, int(first[row]) + rank, tiles[rank], size[rank])
+        nonlocal last
+        if not last.begin <= index < last.end:
+            at = int(np.searchsorted(ends, index, side="right"))
+            row, end = int(chosen[at]), int(ends[at])
+            same = EquivalenceClass(model, int(model.classes[1][row])), _Unlowered(model, row)
+            shift = int(first[row]) - (end - int(counts[at]))
+            last = _Pieces(end - int(counts[at]), end, shift, *model.pieces_of(row), *same)
+        rank = index - last.begin
+        tile, size = last.tiles[rank], last.size[rank]
+        return LoweredVariable(index + last.shift, size, tile, last.equivalence, last.variable)
 
     return LazyList(int(ends[-1]) if len(ends) else 0, make, walk)
 

@@ -31,11 +31,15 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """Costs as a profile has them.
+        """Costs as a profile has them, read once.
 
         Raises ValueError where it has no Blocks, or was of phased execution: there is nothing to
         move.
         """
+        return report.once("costs of Blocks", lambda: cls._read(report))
+
+    @classmethod
+    def _read(cls, report: Report) -> Costs:
         blocks = report.blocks.sort_values("block")
         _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"
@@ -111,7 +115,8 @@ def _check(report: Report, blocks: int) -> None:
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
             ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
-            " ipu-run --num-ipus 4 script.py choose them"
+            " ipu-run --num-ipus 4 script.py choose them. For advice on one IPU one around all"
+            ' of it is enough: poptorch.BeginBlock(model, "model", ipu_id=0)'
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(

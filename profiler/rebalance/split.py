@@ -158,9 +158,17 @@ def quickest(
 ) -> Split:
     """The quickest split onto as many IPUs as were profiled, or fewer.
 
-    One stage each, or a list of stages' IPUs that comes back to one, or the profiled list.
-    ValueError where none can run.
+    One stage each, or a list of stages' IPUs that comes back to one, or the profiled list. Looked
+    for once. ValueError where none can run.
     """
+    key = "quickest", tuple(map(tuple, together)), tuple(choices)
+    if key not in costs.known:
+        costs.known[key] = _quickest(costs, together, choices)
+    split: Split = costs.known[key]
+    return split
+
+
+def _quickest(costs: Costs, together: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Split:
     most = len(set(costs.ipus))
     lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
     if len(costs.ipus) > most:
@@ -182,7 +190,7 @@ def quickest_split(
     none can run: it says why of the last one.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    bounds = [at_least(costs, ipus) for ipus in lists]
+    bounds = [at_least(costs, ipus, allowed) for ipus in lists]
     problems: dict[int, str] = {}
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
@@ -249,8 +257,10 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
     return count + 1
 
 
-def at_least(costs: Costs, ipus: Sequence[int]) -> int:
+def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
     """Cycles that no split onto these IPUs is below, found without looking at stages.
+
+    ``choices``: ways of saving memory that stages may take (default: any).
 
     A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
     once, but for the last stage's.
@@ -263,7 +273,7 @@ def at_least(costs: Costs, ipus: Sequence[int]) -> int:
     share = -(-whole // len(set(ipus)))
     if len(set(ipus)) < len(ipus):
         return count * max(share, int(work.max()))
-    slowest = _even_as_can_be(work, len(ipus))
+    slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
     cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
     fixed = fixed_cycles(costs, ipus)
     return (count - 1) * slowest + whole + cycles * _least_copies(costs, ipus) + fixed
@@ -299,16 +309,29 @@ def _least_copies(costs: Costs, ipus: Sequence[int]) -> int:
     return least
 
 
-def _even_as_can_be(work: np.ndarray, stages: int) -> int:
-    """The least that the largest of so many stages has of the Blocks' work."""
-    total = [0, *np.cumsum(work).tolist()]
-    low, high = max(int(work.max()), -(-total[-1] // stages)), total[-1]
+def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
+    """Cycles that each Block's forward takes again at the least where other stages follow."""
+    recompute = bool(choices) and all(choice.recompute for choice in choices)
+    if not (costs.training and recompute):
+        return np.zeros(len(costs), dtype=np.int64)
+    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end)
+    return np.maximum(0, least)
+
+
+def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
+    """The least that the largest of so many stages has of the Blocks' work.
+
+    ``early``: their work in stages that others follow, ``last``: in the last one.
+    """
+    total = [0, *np.cumsum(early).tolist()]
+    behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
+    low, high = max(int(last.max()), -(-behind[0] // stages)), total[-1]
     while low < high:
         middle = (low + high) // 2
         at = 0
-        for _ in range(stages):
+        for _ in range(stages - 1):
             at = bisect_right(total, total[at] + middle) - 1
-        low, high = (low, middle) if at == len(work) else (middle + 1, high)
+        low, high = (low, middle) if behind[at] <= middle else (middle + 1, high)
     return low
 
 

@@ -171,8 +171,10 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
 
 def _why(table: pd.DataFrame) -> str:
     """The pipeline cycle that recurs most, in a sentence."""
-    work = table[table["phase"] != "update"]
-    steady = work[work["phase"] == "steady"]
+    from profiler.enums import PipelinePhase
+
+    work = table[table["phase"] != PipelinePhase.UPDATE]
+    steady = work[work["phase"] == PipelinePhase.STEADY]
     some = steady if len(steady) else work
     typical = some[some["cycles"] == some.groupby("cycles", sort=False).size().idxmax()].iloc[0]
     largest = {name: int(typical[f"{name}_cycles"]) for name in ("work", "host", "copy", "sync")}

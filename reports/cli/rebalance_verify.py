@@ -103,12 +103,13 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
 
 def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, int, int]]:
     from profiler import analysis
+    from profiler.enums import PipelinePhase
 
     turn = "a weight update" if obtained.training else "a device iteration"
     rows = [(turn, promise.cycles, int(analysis.pace(after).cycles))]
     cycles = after.pipeline_cycles(0, 0)
-    if (cycles["phase"] == "steady").any():
-        steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+    if (cycles["phase"] == PipelinePhase.STEADY).any():
+        steady = int(cycles.loc[cycles["phase"] == PipelinePhase.STEADY, "cycles"].max())
         rows.append(("a pipeline cycle, steady", promise.pipeline_cycle, steady))
     stages = after.stages["cycles"].tolist()
     rows += [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import shlex
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
   ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
+  ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
   on a machine far away:   ipu-report view --no-browser demo/training
@@ -68,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port to listen on, 0 for any free one (default: 8050)",
     )
     parser.add_argument(
+        "--script",
+        type=shlex.split,
+        metavar="'FILE ARGS'",
+        help="the script of the profile, with its arguments: Rebalance compiles splits with it",
+    )
+    parser.add_argument(
         "--no-browser", action="store_true", help="print the address instead of opening a browser"
     )
 
@@ -84,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         from viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard, prepare=True)
+        app = create_app(report, other, guard, prepare=True, script=args.script or ())
         _serve(args, app, guard, str(report.path), port)
     return common.OK
 

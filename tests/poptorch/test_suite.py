@@ -31,8 +31,8 @@ def read(tmp_path: Path) -> dict[str, outcomes.Outcome]:
 
 
 def test_the_last_outcome_of_each_test_counts(tmp_path: Path) -> None:
-    found = {name: outcome.kind for name, outcome in read(tmp_path).items()}
-    assert found == {
+    kinds = {name: outcome.kind for name, outcome in read(tmp_path).items()}
+    assert kinds == {
         "a_test.py::test_one": "failed",
         "a_test.py::test_two[1]": "passed",
         "a_test.py::test_three": "cut",
@@ -44,11 +44,11 @@ def test_the_last_outcome_of_each_test_counts(tmp_path: Path) -> None:
 
 def test_the_page_counts_what_cannot_pass_apart(tmp_path: Path) -> None:
     known = [outcomes.Reason(re.compile("test_three"), "a reason")]
-    made = page(read(tmp_path), known, datetime.date(2026, 1, 2))
-    assert "4 tests that ran 1 pass, 2 fail, 1 fail for want" in made.replace("\n", " ")
-    assert "33.3% pass" in made and "2026-01-02" in made
-    assert "| `a_test.py` | 1 | 1 | 1 | 0 |" in made
-    assert "| 1 | a reason |" in made
+    text = page(read(tmp_path), known, datetime.date(2026, 1, 2))
+    assert "4 tests that ran 1 pass, 2 fail, 1 fail for want" in text.replace("\n", " ")
+    assert "33.3% pass" in text and "2026-01-02" in text
+    assert "| `a_test.py` | 1 | 1 | 1 | 0 |" in text
+    assert "| 1 | a reason |" in text
 
 
 def test_each_test_that_cannot_pass_has_a_reason() -> None:

@@ -316,6 +316,30 @@ def test_every_cycle_of_a_model_that_nobody_wrote_is_accounted_for(
     adds_up_and_is_spoken_of(case.compiled(tmp_path))
 
 
+def with_a_loss(self: Any, x: torch.Tensor, target: torch.Tensor) -> Any:
+    x = self.layer(x)
+    return x, nn.functional.mse_loss(x, target)
+
+
+def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> None:
+    """The line that is advised gives the levers that were not considered before."""
+    found = {}
+    for begun in (False, True):
+        model = model_of(with_a_loss, layer=nn.Linear(64, 64))
+        if begun:
+            ipu_exec.BeginBlock(model, "model", ipu_id=0)
+        options = ipu_exec.Options(profile_dir=tmp_path / str(begun))
+        options.showCompilationProgressBar(False).Training.gradientAccumulation(4)
+        optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1)
+        executor = ipu_exec.trainingModel(model, options, optimizer)
+        executor.compile(torch.zeros(8, 64), torch.zeros(8, 64))
+        found[begun] = insights(open_report(tmp_path / str(begun)))
+    (advised,) = [one for one in found[False] if one.code]
+    assert advised.title == "the model has no Blocks" and "BeginBlock" in advised.code[0]
+    titles = [one.title for one in found[True] if one.code]
+    assert "the weights are float32" in titles and advised.title not in titles
+
+
 def test_what_speaks_of_nothing_accounts_for_nothing(tmp_path: Path) -> None:
     """Each cycle counts once, however many insights speak of it."""
     path = critical_path(MNIST.compiled(tmp_path))

@@ -375,6 +375,24 @@ def test_arrays_have_what_attributes_have(report):
         assert held == {name: int(size[tile]) for name, size in code.items() if size[tile]}
 
 
+def test_entries_by_index_are_those_of_a_walk(report):
+    """In order and out of it, over the ends of variables and from the end."""
+    entries = report.compilation.loweredVariables.allBriefVars
+    walked = [entry for entry, _ in zip(entries, range(4_000), strict=False)]
+    assert [entries[at] for at in range(4_000)] == walked
+    for at in (3_999, 0, 1_471, 1_472, 2_000, 17):
+        one, other = entries[at], walked[at]
+        assert (one.id, one.bytes, one.tileId, one.name) == (
+            other.id,
+            other.bytes,
+            other.tileId,
+            other.name,
+        )
+        assert one.equivalenceClass == other.equivalenceClass
+    assert entries[-1].id == len(entries) - 1
+    assert report.compilation.loweredVariables.allBriefVars is entries
+
+
 def lives(equivalence, step):
     return any(interval.start <= step < interval.end for interval in equivalence.steps)
 

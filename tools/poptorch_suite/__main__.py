@@ -65,8 +65,8 @@ def main() -> int:
 
 def test_files(tests: Path) -> list[str]:
     """Every file with tests, relative to the folder."""
-    found = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
-    return sorted(str(path.relative_to(tests)) for path in found if path.name not in _NOT_TESTS)
+    files = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
+    return sorted(str(path.relative_to(tests)) for path in files if path.name not in _NOT_TESTS)
 
 
 def run(tests: Path, file: str, outcomes: Path) -> None:
@@ -93,7 +93,7 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
 
 
 def _not_collected(file: str, outcomes: Path) -> None:
-    """Write down a file that pytest gave up on: a conftest.py of its folders is not imported."""
+    """Write down a file whose folders have a conftest.py that cannot be imported."""
     row = {"id": file, "when": "collect", "outcome": "failed", "text": "E   no conftest.py"}
     with outcomes.open("a") as rows:
         rows.write(json.dumps(row) + "\n")

@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from profiler import records
 from profiler.analysis.critical_path import Chain, chain_through
-from profiler.enums import Direction
+from profiler.enums import Direction, PipelinePhase
 from viewer.figures import theme as themes
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, look
@@ -257,7 +257,7 @@ def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) 
         words = f"{len(alike)} of equal work, drawn: IPU {ipu}"
         return f"<b>{spans(alike)}</b><br><span style='font-size:11px'>{words}</span>"
     here = stages[stages["ipu"] == ipu]
-    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 18))}" for row in rows_of(here)]
+    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
     if len(lines) > 2:
         lines = [f"stages {', '.join(str(stage) for stage in here['stage'])}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
@@ -407,7 +407,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
-    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 22))}" for row in rows_of(stages)]
+    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 26))}" for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
             92 + 30 * max(1, len(labels)),
@@ -718,7 +718,7 @@ def _phases(
             "x0": (start - lanes.origin) * clock.scale,
             "x1": (end - lanes.origin) * clock.scale,
         }
-        if phase != "steady":
+        if phase != PipelinePhase.STEADY:
             shapes.append(_rectangle(span, theme.shade))
         room = (right - left) / clock.scale / cycles_a_pixel
         label = f"<b>{phase}</b> {clock.short(end - start)}"

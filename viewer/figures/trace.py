@@ -472,11 +472,16 @@ def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list
     return lines
 
 
+_HOST_WAYS = {"copyFromHost": "from the host", "copyToHost": "to the host"}
+
+
 def _last(name: str) -> str:
     """The part of a name that a bar shows: the last, and the last two of a step of a transfer."""
     parts = name.rsplit("/", 3)
-    whole = parts[-1] in ("start", "mid", "end") and len(parts) > 2
-    return " ".join(parts[-3:-1]) if whole else parts[-1]
+    if parts[-1] not in ("begin", "mid", "end") or len(parts) < 3:
+        return parts[-1]
+    way = _HOST_WAYS.get(parts[-3])
+    return f"{parts[-2]} {way}" if way else " ".join(parts[-3:-1])
 
 
 def _words(

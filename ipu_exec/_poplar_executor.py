@@ -1,0 +1,24 @@
+"""PopTorch's module of this name: its executor, and what libraries have replaced in models."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from ipu_exec.context import substitutions
+from ipu_exec.session.executor import (
+    PoplarExecutor,
+    registerPostCompileHook,
+    registerPreCompileHook,
+)
+
+__all__ = ["PoplarExecutor", "registerPostCompileHook", "registerPreCompileHook"]
+
+
+class _OverwriteContextManager:
+    """What is other while a model runs as on an IPU. ``poptorch_geometric`` adds to it."""
+
+    @staticmethod
+    def registerSubsitutionManager(manager_type: type[AbstractContextManager[object]]) -> None:
+        """Have each model compile and run inside one of these (PopTorch spells it so)."""
+        if manager_type not in substitutions:
+            substitutions.append(manager_type)

@@ -1,0 +1,33 @@
+"""What differs between releases of PyTorch makes no difference to the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ipu_exec.capture import torch_versions
+from tests.ipu_exec.capture.test_step import training_graph
+from tests.models import Mnist, mnist_batch
+
+
+def of_adagrad() -> tuple[list[Any], list[Any]]:
+    """Operators with what they read and make, and what is kept."""
+    model = Mnist()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    graph = training_graph(model, *mnist_batch(4), optimizer=optimizer)
+    ops = [(op.aten, op.direction) for op in graph.ops]
+    kept = [(one.name, one.role, one.elements, one.dtype) for one in graph.storages.values()]
+    return ops, kept
+
+
+def test_an_adagrad_that_begins_with_its_state_is_captured_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for begins in (False, True):
+        monkeypatch.setattr(torch_versions, "adagrad_begins_with_state", lambda now=begins: now)
+        found.append(of_adagrad())
+    assert found[0] == found[1]
+    assert any(str(name).endswith("/sum") for name, *_ in found[0][1])
