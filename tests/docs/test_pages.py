@@ -198,6 +198,12 @@ def test_every_example_of_the_readme_is_of_the_demo() -> None:
         assert float(share) == pytest.approx(100 * count / max(cycles), abs=0.06)
 
 
+def test_the_sites_menu_has_each_page_once() -> None:
+    pages = re.findall(r"^\s+- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert len(pages) > 20
+    assert sorted(pages) == sorted(set(pages))
+
+
 def test_the_version_has_its_section_of_the_changelog() -> None:
     """A release has one with its date; before it there is one of what comes."""
     sections = re.findall(r"^## \[([^]]+)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
