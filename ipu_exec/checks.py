@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -27,3 +28,10 @@ def check_tensor(place: str, *values: Any) -> None:
     for value in values:
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
+
+
+def count(words: str) -> int:
+    """The number that an option is given: whole, and above 0."""
+    if not words.isdecimal() or not int(words):
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
+    return int(words)

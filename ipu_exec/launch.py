@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ipu_exec.checks import count
 from ipu_exec.errors import Error, UsageError
 from ipu_exec.instances import IPUS_VARIABLE, REPLICAS_VARIABLE
 
@@ -235,10 +236,3 @@ def _chain(error: BaseException | None) -> Iterator[str]:
 def _near(replicas: int, instances: int) -> int:
     """The largest number up to ``instances`` that divides the replicas."""
     return max(count for count in range(1, instances + 1) if replicas % count == 0)
-
-
-def count(words: str) -> int:
-    """The number that an option is given: whole, and above 0."""
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
-    return int(words)

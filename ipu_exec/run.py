@@ -19,6 +19,7 @@ from types import TracebackType
 
 from ipu_exec import launch as launching
 from ipu_exec import machine
+from ipu_exec.checks import count
 from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
 from ipu_exec.frames import hide
@@ -151,7 +152,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--num-ipus",
-        type=launching.count,
+        type=count,
         metavar="N",
         help=(
             "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"

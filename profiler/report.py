@@ -632,6 +632,16 @@ class Report:
         columns = self._table(records.Variable)
         return _frame(_without(columns, "id", "tile_bytes"), index=columns["id"])
 
+    def variables_with(self, *names: str) -> pd.DataFrame:
+        """Some columns of `variables`; only these are read."""
+        columns = self._table(records.Variable)
+        columns.read("id", *names)
+        return _frame({name: columns[name] for name in names}, index=columns["id"])
+
+    def variable_name(self, id: int) -> str:
+        """The name of one variable, without reading the others'. ProfileError: there is none."""
+        return self._reader.text(records.Variable, "name", id)
+
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable over tiles."""
         at = self._variable_at.get(id)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dash import Dash
 
     from profiler import Report
@@ -22,18 +24,20 @@ def create_app(
     other: Report | None = None,
     guard: Guard | None = None,
     prepare: bool = False,
+    script: Sequence[str] = (),
 ) -> Dash:
     """The app over one profile, or over two that are compared.
 
     ``create_app(report).run()`` serves it, to this machine unless ``guard`` says otherwise.
 
-    ``prepare``: what every page shows first is worked out while the first one is read.
+    ``prepare``: what every page shows first is worked out while the first one is read. ``script``:
+    what made the profile, with its arguments: Rebalance compiles splits with it.
 
     Dash is imported here, not with the package: the HTML report draws the same figures without it.
     """
     from viewer.app import create_app
 
-    return create_app(report, other, guard, prepare)
+    return create_app(report, other, guard, prepare, script)
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:

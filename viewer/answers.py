@@ -27,6 +27,7 @@ PREPARED = "ipuscope.prepared"  # in the environment of a request that no browse
 MOST_BYTES = 96 << 20  # in memory
 _log = logging.getLogger(__name__)
 _PATH = "_dash-update-component"
+_LIVE = ("rebalance-checked",)  # outputs that follow from more than profiles and the request
 _ELSEWHERE = ("path", "search")  # of where the browser is: only the frame's own callback asks
 
 
@@ -128,6 +129,8 @@ def _lasting(answer: Any) -> bool:
 def _name(body: Any) -> str | None:
     """What tells a callback's request from others; None for what is none."""
     if not isinstance(body, dict) or not isinstance(body.get("output"), str):
+        return None
+    if any(name in body["output"] for name in _LIVE):
         return None
     frame = "page.children" in body["output"]
     said = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -66,7 +67,7 @@ _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
-_INDEX = """<!DOCTYPE html>
+INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
 {%metas%}
@@ -93,13 +94,15 @@ def create_app(
     other: Report | None = None,
     guard: guards.Guard | None = None,
     prepare: bool = False,
+    script: Sequence[str] = (),
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
     ``guard``: whom it answers; without one, this machine only. ``prepare``: work out what every
-    page shows first while the first one is read, and say how far that is.
+    page shows first while the first one is read, and say how far that is. ``script``: what made the
+    profile, with its arguments, so that Rebalance can compile splits.
     """
-    profiles = Profiles([report] if other is None else [report, other])
+    profiles = Profiles([report] if other is None else [report, other], script)
     return _app(profiles, _title(report), guard, prepare)
 
 
@@ -132,7 +135,7 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bo
         suppress_callback_exceptions=True,
         on_error=_on_error,
     )
-    app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
+    app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
     guard = guard or guards.Guard()
     app.layout = lambda: _shell(profiles, prepare)
     guards.protect(app, guard)

@@ -9,11 +9,12 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from profiler import ProfileError, Report, open_report
+from viewer.checks import Checks
 
 T = TypeVar("T")
 PROFILE = "profile.pop"
@@ -23,10 +24,13 @@ _KEPT = 32  # things made from a report: lanes ready to be drawn and the like
 class Profiles:
     """Reports by position. One that was written anew since it was opened is opened again."""
 
-    def __init__(self, reports: list[Report]) -> None:
+    def __init__(self, reports: list[Report], script: Sequence[str] = ()) -> None:
+        """``script``: with its arguments, what the user lets the viewer compile splits of."""
+        self.checks = Checks(script)
         self._reports = reports
         self._stamps = [_stamp(report) for report in reports]
         self._made: OrderedDict[Hashable, Any] = OrderedDict()
+        self._making: dict[Hashable, threading.RLock] = {}  # what a thread is at
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -59,16 +63,31 @@ class Profiles:
             return list(self._stamps)
 
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, kept for the next time: of the latest few keys."""
+        """What ``make`` gives, kept for the next time: of the latest few keys.
+
+        Who asks for what another thread is making waits for it; who asks for anything else does
+        not.
+        """
         whole = (id(report), key)
         with self._lock:
-            if whole not in self._made:
-                self._made[whole] = make()
+            if whole in self._made:
+                return self._known(whole)
+            making = self._making.setdefault(whole, threading.RLock())
+        with making:
+            with self._lock:
+                if whole in self._made:
+                    return self._known(whole)
+            answer = make()
+            with self._lock:
+                self._made[whole] = answer
+                self._making.pop(whole, None)
                 while len(self._made) > _KEPT:
                     self._made.popitem(last=False)
-            self._made.move_to_end(whole)
-            answer: T = self._made[whole]
             return answer
+
+    def _known(self, whole: Hashable) -> Any:
+        self._made.move_to_end(whole)
+        return self._made[whole]
 
 
 class FollowedProfiles(Profiles):

@@ -35,6 +35,7 @@ from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.split import ALL_CHOICES
 
 PAGE = Path(__file__).parents[2] / "docs" / "rebalance.md"
+PUBLISHED = "## Splits that people published"
 CASES = (("resnet-50", 4, 16), ("bert-large", 4, 64), ("gpt2-small", 8, 64), ("vit-b16", 4, 64))
 
 TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
@@ -182,7 +183,8 @@ def main() -> None:
         *thirds,
         "",
     ]
-    PAGE.write_text("\n".join(lines))
+    _, title, rest = PAGE.read_text().partition(PUBLISHED)  # another command's
+    PAGE.write_text("\n".join(lines) + (f"\n{title}{rest}" if title else ""))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ for, and a call that takes another one is compiled anew.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -102,6 +103,16 @@ class PathWatch:
         contents = tuple(self._reads.values)
         if self.left is None and path(contents) != self._compiled:
             self.left = contents
+
+
+def in_metric() -> bool:
+    """True while a metric of torchmetrics is computed, whose state lies with the host."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if "torchmetrics" in Path(frame.f_code.co_filename).parts:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_argument_check() -> bool:

@@ -20,10 +20,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.control_flow import in_argument_check
+from ipu_exec.capture.control_flow import in_argument_check, in_metric
 from ipu_exec.capture.decompositions import decomposition, one_value
 from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
+from ipu_exec.capture.no_content import keep_constant
 from ipu_exec.capture.open_blocks import (
     attributes,
     block_ended,
@@ -241,8 +242,11 @@ class Recorder(TorchDispatchMode):
         out = self.run_operator(func, args, kwargs)
         if not info(name).on_host:
             self.record(func, name, args, kwargs, out)
-        elif name == _LIFT and self._devices is not None and self._devices.makes_on_cpu:
-            self._left_on_cpu(out)
+        elif name == _LIFT:
+            if type(args[0]) in _REAL:
+                keep_constant(out, args[0])
+            if self._devices is not None and self._devices.makes_on_cpu:
+                self._left_on_cpu(out)
         return out
 
     def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
@@ -347,6 +351,8 @@ class Recorder(TorchDispatchMode):
         if len(given.on_cpu) == len(given.inputs):
             for result in tensors_of(out):
                 self._left_on_cpu(result)
+            return
+        if in_metric():
             return
         tensor = given.on_cpu[0]
         refuse(

@@ -7,13 +7,16 @@ result has no shape that is known beforehand.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ipu_exec.capture.no_content import without_content
 from ipu_exec.capture.origins import source_line
 from ipu_exec.capture.recurrent import whole_layers
+from ipu_exec.capture.scattered import reductions_of_pytorch
 from ipu_exec.context import refuse, replaced
 
 
@@ -22,11 +25,13 @@ def torch_as_on_ipu() -> Iterator[None]:
     """Inside, torch's functions are those whose operators an IPU runs."""
     with (
         _without_fused_attention(),
+        _attention_in_parts(),
         _fused_dropout(),
         _ctc_of_numbers(),
         _dense_embedding(),
-        _copies_of_nothing(),
+        without_content(),
         _counted_classes(),
+        reductions_of_pytorch(),
         whole_layers(),
     ):
         yield
@@ -153,27 +158,41 @@ def _without_fused_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-@contextlib.contextmanager
-def _copies_of_nothing() -> Iterator[None]:
-    """Have ``copy.deepcopy`` of a tensor clone it.
+def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
+    """Have ``scaled_dot_product_attention`` be its products and its softmax, as in PopTorch.
 
-    PyTorch's copies the storage under a new tensor, and a fake tensor has none of its own: it
-    leaves a meta tensor on a real storage, and the process dies when that is freed. Metrics
-    (torchmetrics) and ``self.log`` copy tensors so.
+    PyTorch's fused operators keep no softmax for the backward and compute it again; PopTorch had
+    the operator's decomposition (``_scaled_dot_product_attention_math``), whose softmax is kept.
     """
-    apart = torch.Tensor.__deepcopy__
+    return replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn)
 
-    def clone(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-        if id(tensor) not in memo:
-            if not tensor.is_leaf:
-                return apart(tensor, memo)  # which says why it cannot be
-            with torch.no_grad():
-                copied = tensor.clone().requires_grad_(tensor.requires_grad)
-            memo[id(tensor)] = copied
-        return memo[id(tensor)]
 
-    torch.Tensor.__deepcopy__ = clone  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.__deepcopy__ = apart  # type: ignore[method-assign]
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(Q K^T scale + mask) V, the scale's root on either side."""
+    root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    scores = (query * root) @ (key * root).transpose(-2, -1)
+    if is_causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(ahead, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        nothing = attn_mask.logical_not().all(-1, keepdim=True)
+        weights = weights.masked_fill(nothing, 0.0)  # a row without keys has no values
+    return torch.dropout(weights, dropout_p, True) @ value

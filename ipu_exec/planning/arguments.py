@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ipu_exec import launch as launching
+from ipu_exec.checks import count
 from planner.question import FIXED, OBJECTIVES, QuestionError, parse_fixed, parse_seconds
 
 # options that mean nothing without --plan
@@ -17,12 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "plan", "the best mapping of the script's first model onto a pod (docs/plan.md)"
     )
-    group.add_argument(
-        "--plan", type=launching.count, metavar="N", help="find the best mapping onto N IPUs"
-    )
+    group.add_argument("--plan", type=count, metavar="N", help="find the best mapping onto N IPUs")
     group.add_argument(
         "--global-batch",
-        type=launching.count,
+        type=count,
         metavar="N",
         help="samples of a weight update, over all replicas (default: the script's)",
     )
@@ -45,16 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
     )
     group.add_argument("--budget", metavar="TIME", help="begin no compile after 90s, 5m or 1h")
-    group.add_argument(
-        "--verify", type=launching.count, metavar="N", help="compile the best N in full"
-    )
+    group.add_argument("--verify", type=count, metavar="N", help="compile the best N in full")
     group.add_argument(
         "--write", metavar="FILE", help="keep the plan: --placement FILE runs the script with it"
     )
     group.add_argument("--json", action="store_true", help="print it as JSON")
     group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
     group.add_argument(
-        "--workers", type=launching.count, metavar="N", help="processes that compile (default: 1)"
+        "--workers", type=count, metavar="N", help="processes that compile (default: 1)"
     )
     group.add_argument(
         "--ray", metavar="ADDRESS", help="compile on a Ray cluster, or 'local': on this machine"

@@ -93,8 +93,9 @@ def sizes(report: Report) -> Sizes:
 
 
 def _variables(report: Report) -> pd.DataFrame:
-    """`Report.variables` with ``like_weight``: of a weight's shape, or transposed."""
-    variables = report.variables
+    """Of `Report.variables` what is needed, with ``like_weight``: of its shape, or transposed."""
+    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
+    variables = report.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
     shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
     by_role = variables["role"].isin(_WEIGHTS).to_numpy()

@@ -22,6 +22,7 @@ from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
+_MOST_ESTIMATES = 4  # kept at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 
@@ -79,7 +80,7 @@ class Basis:
     report: Report
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
-    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -131,7 +132,7 @@ class Basis:
     @cached_property
     def shared_state(self) -> float:
         """Share of optimiser state in tensors large enough to be kept in parts."""
-        variables = self.report.variables
+        variables = self.report.variables_with("role", "shape", "bytes")
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
         large = [elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
         return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))
@@ -162,6 +163,8 @@ class Basis:
         if not half and ratio == 1:
             return self.costs
         if (half, ratio) not in self._estimates:
+            if len(self._estimates) >= _MOST_ESTIMATES:  # each has bytes of all Blocks and tiles
+                self._estimates.pop(next(iter(self._estimates)))
             self._estimates[half, ratio] = estimated(self.costs, self.sizes, half, ratio)
         return self._estimates[half, ratio]
 

@@ -36,7 +36,8 @@ def _host_tensors(report: Report) -> pd.DataFrame:
 
 
 def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
-    variables = report.variables[report.variables["tensor"] >= 0]
+    variables = report.variables_with("tensor", "block", "dtype")
+    variables = variables[variables["tensor"] >= 0]
     about = variables.drop_duplicates("tensor").set_index("tensor")[["block", "dtype"]]
     mine = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
     mine = mine.join(about, on="tensor").fillna({"block": -1, "dtype": ""})

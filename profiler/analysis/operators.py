@@ -101,7 +101,7 @@ def roofline(report: Report) -> pd.DataFrame:
 
 def _dtypes(report: Report) -> pd.Series[str]:
     """Operator -> dtype of the first thing it makes."""
-    variables = report.variables
+    variables = report.variables_with("op", "role", "dtype")
     outputs = variables[
         (variables["op"] >= 0)
         & variables["role"].isin([Role.ACTIVATION, Role.GRADIENT, Role.TEMPORARY])

@@ -34,13 +34,33 @@ def program_cycles(report: Report) -> np.ndarray:
     ends = subtree_ends(parents)
     spent = _step_cycles(report)
     leaf = np.array([row_of.get(id, -1) for id in steps["program"].tolist()], dtype=np.int64)
-    cycles = np.zeros(len(tree), dtype=np.int64)
-    for ipu in np.unique(steps["ipu"]).tolist():
-        here = (steps["ipu"] == ipu) & (leaf >= 0)
-        own = np.zeros(len(tree), dtype=np.int64)
-        np.add.at(own, leaf[here], spent[here])
-        running = np.append(0, np.cumsum(own))
-        cycles = np.maximum(cycles, running[ends] - running[:-1])
+    order = np.argsort(leaf, kind="stable")
+    order = order[leaf[order] >= 0]
+    return _longest_of_ipus(leaf[order], steps["ipu"][order], spent[order], ends)
+
+
+def _longest_of_ipus(
+    leaf: np.ndarray, ipu: np.ndarray, spent: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Cycles of each node on the IPU that it takes longest on, int64[node].
+
+    ``leaf``: rows of nodes that take ``spent`` cycles on ``ipu``, ascending; ``ends``: of each
+    node, the row behind its last descendant. IPU by IPU are only nodes with steps of several.
+    """
+    nodes = np.arange(len(ends))
+    first, last = np.searchsorted(leaf, nodes), np.searchsorted(leaf, ends)
+    total = np.append(0, np.cumsum(spent))
+    cycles = total[last] - total[first]
+    changes = np.append(0, np.cumsum(np.diff(ipu) != 0)) if len(ipu) else np.zeros(1, dtype=int)
+    some = last > first
+    at = (np.where(some, first, 0), np.where(some, last - 1, 0))
+    several = np.flatnonzero(some & (changes[at[0]] != changes[at[1]]))
+    cycles[several] = 0
+    for one in np.unique(ipu).tolist():
+        mine = ipu == one
+        of_ipu, running = leaf[mine], np.append(0, np.cumsum(spent[mine]))
+        low, high = np.searchsorted(of_ipu, several), np.searchsorted(of_ipu, ends[several])
+        cycles[several] = np.maximum(cycles[several], running[high] - running[low])
     return cycles
 
 

@@ -152,5 +152,5 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 
 def _states(report: Report) -> pd.DataFrame:
-    variables = report.variables
+    variables = report.variables_with("role", "ipu", "bytes", "shape")
     return variables[variables["role"] == Role.OPTIMISER_STATE]

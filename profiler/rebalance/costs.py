@@ -31,11 +31,15 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """Costs as a profile has them.
+        """Costs as a profile has them, read once.
 
         Raises ValueError where it has no Blocks, or was of phased execution: there is nothing to
         move.
         """
+        return report.once("costs of Blocks", lambda: cls._read(report))
+
+    @classmethod
+    def _read(cls, report: Report) -> Costs:
         blocks = report.blocks.sort_values("block")
         _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"

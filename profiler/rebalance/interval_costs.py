@@ -18,6 +18,7 @@ from profiler.rebalance.tile_memory import IntervalMemory, interval_memory
 from profiler.schedules import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)
+_LEAST_WIDTH = 8  # Blocks: stages of so many are looked at together
 
 
 def least_maximum(
@@ -161,8 +162,11 @@ def _memory(
     least_enough = INFINITE if enough is None else enough
     known_width, known_enough, table = costs.known.get(key, (0, 0, None))
     if table is None or known_width < width or known_enough < least_enough:
-        # Who asked for wider ones asks for still wider ones.
-        wide = width if width <= known_width else min(len(costs), max(width, 2 * known_width))
+        # Who asked for wider ones asks for still wider ones. A few Blocks more cost next to
+        # nothing: stages that are too full are not looked at.
+        wide = known_width
+        if width > known_width:
+            wide = min(len(costs), max(width, 2 * known_width, _LEAST_WIDTH))
         table = interval_memory(roomy, wide, choice, enough)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     return replace(

@@ -38,10 +38,11 @@ def run(args: argparse.Namespace) -> int:
 
         import pandas as pd
 
-        from profiler.insights import Insight, insights
+        from profiler.insights import Insight
+        from profiler.insights.kept_insights import known_insights
         from reports.tables import Column, Page, Table, sentence
 
-        findings = insights(report)
+        findings = known_insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
         gains = [f"{_mark(one)}{one.gain_cycles:,}" for one in findings]

@@ -13,7 +13,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.cli import common, rebalance_answers, rebalance_verify
 
@@ -242,8 +242,8 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
-    from profiler import units
-    from profiler.rebalance import Assignment, placement_file, what_if
+    from profiler import confidence, units
+    from profiler.rebalance import Assignment, what_if
     from reports.tables import (
         Column,
         Fact,
@@ -303,6 +303,8 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
             f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%})."
         )
     ]
+    if within := confidence.likely(report):
+        lines.append(say(f"Cycles are {within}; two splits share most of that."))
     proof = Facts(
         "best",
         (
@@ -321,7 +323,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     if args.output is not None:
         try:
             args.output.write_text(
-                json.dumps(placement_file(costs, wanted.assignment), indent=2) + "\n"
+                json.dumps(_placement(costs, wanted.assignment, args), indent=2) + "\n"
             )
         except OSError as error:
             raise common.CommandError(
@@ -341,6 +343,19 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     more = [*verified, *rebalance_answers.answers(report, costs, split, choices, args)]
     tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
     return Page(str(report.path), tables)
+
+
+def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -> dict[str, Any]:
+    """The file of a split; with ``--bubble``, with the accumulation that makes ramps so small."""
+    from dataclasses import replace
+
+    from profiler.rebalance import placement_file
+    from profiler.rebalance.accumulation import least_accumulation
+
+    if args.bubble is not None and costs.training:
+        wanted = least_accumulation(costs, assignment, args.bubble).micro_batches
+        costs = replace(costs, micro_batches=max(wanted, costs.micro_batches))
+    return placement_file(costs, assignment)
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:

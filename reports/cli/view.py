@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import shlex
 import socket
 import threading
 import time
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
+  ipu-report view plan.json                            what ipu-run --plan 16 --write found
   ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
+  ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
   on a machine far away:   ipu-report view --no-browser demo/training
@@ -37,7 +40,10 @@ EXAMPLES = """  ipu-report view demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     parser.add_argument(
-        "profiles", nargs="?", metavar="PROFILE", help="profile.pop, or a directory of one"
+        "profiles",
+        nargs="?",
+        metavar="PROFILE",
+        help="profile.pop, or a directory of one; or a plan.json",
     )
     parser.add_argument(
         "--follow",
@@ -68,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port to listen on, 0 for any free one (default: 8050)",
     )
     parser.add_argument(
+        "--script",
+        type=shlex.split,
+        metavar="'FILE ARGS'",
+        help="the script of the profile, with its arguments: Rebalance compiles splits with it",
+    )
+    parser.add_argument(
         "--no-browser", action="store_true", help="print the address instead of opening a browser"
     )
 
@@ -78,14 +90,35 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError("give a PROFILE, or --follow DIR", common.USAGE)
     if args.follow is not None:
         return _follow(args)
+    if args.profiles.endswith(".json"):
+        return _plan(args)
     with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
         from viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard, prepare=True)
+        app = create_app(report, other, guard, prepare=True, script=args.script or ())
         _serve(args, app, guard, str(report.path), port)
+    return common.OK
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """A plan's candidates (ipu-run --plan ... --write)."""
+    from planner import PlanError, load
+
+    if args.other is not None:
+        raise common.CommandError("a plan is viewed alone", common.USAGE)
+    try:
+        plan = load(args.profiles)
+    except PlanError as error:
+        raise common.CommandError(str(error)) from error
+    port = free_port(args.host, args.port)
+    from viewer.guard import Guard
+    from viewer.plan_app import create_plan_app
+
+    guard = Guard.bound_to(args.host, args.allow_host)
+    _serve(args, create_plan_app(plan, args.profiles, guard), guard, args.profiles, port)
     return common.OK
 
 

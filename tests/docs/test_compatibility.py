@@ -99,5 +99,6 @@ def test_facts_names_are_all_classified() -> None:
         "OutOfMemoryError",
         "UsageError",
         "no_weights",
+        "plan",
         "register_custom_op",
     ]

@@ -159,6 +159,17 @@ def test_a_comparison_fails_where_a_rule_is_broken(
     assert max(map(len, say(capsys, "compare", a, b).splitlines())) <= 80
 
 
+def test_the_accumulation_that_makes_ramps_small_goes_into_the_file(
+    demo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (bubble,) = json.loads(say(capsys, "rebalance", "--bubble", "2", "--json", demo / "training"))
+    found = bubble["bubble"]["micro_batches"]
+    placement = tmp_path / "placement.json"
+    say(capsys, "rebalance", "--bubble", "2", demo / "training", "-o", placement)
+    written = json.loads(placement.read_text())
+    assert written["accumulation"] == written["promise"]["micro_batches"] == found > 10
+
+
 ANSWERS = ("--pareto", "--inside", "--bubble 5", "--robust 10", "--prove", "--prices", "--blame")
 
 

@@ -159,6 +159,16 @@ def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=pd.Index(names)).astype(object)
 
 
+def _leaves(report: Report) -> dict[int, dict[str, int]]:
+    """IPU, position and cycles of each step, by its node of the program tree."""
+    names = ("program", "ipu", "position", "cycles")
+    columns = (report.steps_in_order(name).tolist() for name in names)
+    return {
+        program: {"ipu": ipu, "position": position, "cycles": cycles}
+        for program, ipu, position, cycles in zip(*columns, strict=True)
+    }
+
+
 class Tree:
     """The program tree with what its nodes cost. ``frame`` is `Report.program`, depth-first."""
 
@@ -166,20 +176,15 @@ class Tree:
         self.frame = report.program
         self.ids: list[int] = self.frame["id"].tolist()
         at = {id: row for row, id in enumerate(self.ids)}
-        self.parent = np.array(
-            [at.get(parent, -1) for parent in self.frame["parent"].tolist()], dtype=np.int64
-        )
-        leaves: Any = report.program_steps()[["program", "ipu", "position", "cycles"]].to_dict(
-            "records"
-        )
-        self.leaf: dict[int, dict[str, Any]] = {int(row["program"]): row for row in leaves}
-        count = len(self.ids)
-        self.depth, self.below = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.parent = [at.get(parent, -1) for parent in self.frame["parent"].tolist()]
+        self.leaf = _leaves(report)
         self.cycles = program_cycles(report)
-        for row in range(count):  # parents come first
-            if self.parent[row] >= 0:
-                self.depth[row] = self.depth[self.parent[row]] + 1
-        for row in range(count - 1, -1, -1):
+        self.depth = [0] * len(self.ids)
+        for row, above in enumerate(self.parent):  # parents come first
+            if above >= 0:
+                self.depth[row] = self.depth[above] + 1
+        self.below = [0] * len(self.ids)
+        for row in range(len(self.ids) - 1, -1, -1):
             if self.parent[row] >= 0:
                 self.below[self.parent[row]] += self.below[row] + 1
 
@@ -194,36 +199,33 @@ class Tree:
                 self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
             )
         if ipu >= 0:
-            hit &= np.array(
-                [id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids], dtype=bool
-            )
+            on_ipu = (id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids)
+            hit &= np.fromiter(on_ipu, dtype=bool, count=count)
         looking = bool(find) or ipu >= 0
-        inside = hit.copy()
-        for row in range(count - 1, -1, -1):  # what contains a found node
-            if inside[row] and self.parent[row] >= 0:
-                inside[self.parent[row]] = True
+        inside = hit.tolist()
+        if looking:
+            for row in range(count - 1, -1, -1):  # what contains a found node
+                if inside[row] and self.parent[row] >= 0:
+                    inside[self.parent[row]] = True
         deep = OPEN_DEPTH if not find else count
-        opened = np.array(
-            [
-                (depth < deep) != (id in toggled)
-                for depth, id in zip(self.depth.tolist(), self.ids, strict=True)
-            ]
-        )
-        seen = np.zeros(count, dtype=bool)
-        for row in range(count):
-            above = self.parent[row]
+        opened = [
+            (depth < deep) != (id in toggled)
+            for depth, id in zip(self.depth, self.ids, strict=True)
+        ]
+        seen = [False] * count
+        for row, above in enumerate(self.parent):
             seen[row] = inside[row] and (above < 0 or (seen[above] and opened[above]))
-        rows = [self._row(row, bool(opened[row])) for row in np.flatnonzero(seen)[:MOST].tolist()]
+        rows = [self._row(row, opened[row]) for row in np.flatnonzero(seen)[:MOST].tolist()]
         return rows, int(hit.sum()) if looking else None
 
     def _row(self, row: int, opened: bool) -> dict[str, Any]:
-        id, below = self.ids[row], int(self.below[row])
+        id, below = self.ids[row], self.below[row]
         mark = ("▾ " if opened else "▸ ") if below else "   "
         leaf = self.leaf.get(id)
         node = self.frame.iloc[row]
         return {
             "id": str(id),
-            "label": " " * 5 * int(self.depth[row]) + mark + str(node["name"] or node["type"]),
+            "label": " " * 5 * self.depth[row] + mark + str(node["name"] or node["type"]),
             "type": str(node["type"]),
             "repeat": int(node["repeat"]) if node["repeat"] != 1 else None,
             "below": below or None,

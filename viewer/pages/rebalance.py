@@ -24,7 +24,7 @@ from viewer.figures import rebalance as figures
 from viewer.figures import units
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
-from viewer.pages import common, timeline
+from viewer.pages import checked, common, timeline
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -51,6 +51,7 @@ def layout(view: View) -> Any:
                         html.Button("Quickest split", id="rebalance-best", className="quiet"),
                         html.Button("As profiled", id="rebalance-profiled", className="quiet"),
                         html.Button("Save placement", id="rebalance-save", className="quiet"),
+                        *checked.button(view.profiles),
                         dcc.Download(id="rebalance-file"),
                     ],
                     className="buttons",
@@ -87,6 +88,7 @@ def layout(view: View) -> Any:
             ),
             height=190,
         ),
+        *checked.card(view.profiles),
         common.card(
             "All levers",
             common.filled("rebalance-levers", awaited=True),
@@ -225,6 +227,13 @@ def register(app: Dash, profiles: Profiles) -> None:
             if clicks
             else no_update
         )
+
+    def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, str]:
+        report = profiles.get(common.whole(profile, 0))
+        costs = costs_of(profiles, report)
+        return costs, asked(costs, starts), str(report.meta["kind"])
+
+    checked.register(app, profiles, split_of, NAME)
 
 
 def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:

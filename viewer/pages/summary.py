@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from dash import Dash, Output, dcc, html
 
-from profiler import Report, analysis
+from profiler import Report, analysis, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
@@ -171,9 +171,9 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
         ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
         ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),
-        ("operators", f"{len(report.ops):,}"),
-        ("program steps", f"{len(report.program_steps()):,}"),
-        ("variables", f"{len(report.variables):,}"),
+        ("operators", f"{report.columns_of(records.Op).rows:,}"),
+        ("program steps", f"{report.columns_of(records.Step).rows:,}"),
+        ("variables", f"{report.columns_of(records.Variable).rows:,}"),
         (
             "profiled calls",
             ", ".join(

@@ -1,0 +1,129 @@
+"""Rebalance's Check: which splits are compiled, with which script, and what the page says of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import Report, open_report
+from profiler.rebalance import Assignment, Costs, profiled, what_if
+from profiler.rebalance.verified import Verified
+from tests.synthetic import synthetic_profile
+from viewer import checks
+from viewer.app import create_app
+from viewer.checks import COUNT, Checks, chosen
+from viewer.first_answers import FirstAnswers
+from viewer.pages import rebalance
+
+SCRIPT = ("train.py", "--fast")
+Progress = Callable[[Iterable[Verified], int], Iterable[Verified]]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return open_report(synthetic_profile(tmp_path_factory.mktemp("checks") / "profile.pop"))
+
+
+class Compiler:
+    """In place of `verify`: what it was asked for; each split comes as it was predicted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.script: Sequence[str] = ()
+        self.wanted: list[Assignment] = []
+        self.go_on, self.through = threading.Event(), threading.Event()
+        monkeypatch.setattr(checks, "verify", self)
+
+    def __call__(
+        self,
+        costs: Costs,
+        wanted: list[Assignment],
+        script: Sequence[str],
+        kind: str,
+        progress: Progress,
+    ) -> list[Verified]:
+        self.script, self.wanted = script, wanted
+        came = []
+        for one in wanted:
+            prediction = what_if(costs, one)
+            came.append(Verified(prediction, prediction.total + 7, prediction.fullest))
+        assert self.go_on.wait(60)
+        found = list(progress(came, len(came)))
+        return sorted(found, key=lambda one: one.cycles)
+
+
+def finished(found: Checks) -> Any:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and thread.daemon and "_run" in thread.name:
+            thread.join(60)
+    return found.now
+
+
+def test_the_shown_split_is_compiled_and_the_quickest_near_it(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = Costs.from_report(report)
+    compiler, mine = Compiler(monkeypatch), Checks(SCRIPT)
+    mine.begin(costs, profiled(costs), "training")
+    assert mine.now.running
+    mine.begin(costs, profiled(costs), "training")  # nothing: one is running
+    compiler.go_on.set()
+    now = finished(mine)
+    assert not now.running and not now.problem
+    assert compiler.script == SCRIPT
+    assert compiler.wanted == chosen(costs, profiled(costs))
+    assert compiler.wanted[0] == profiled(costs) and len(set(compiler.wanted)) <= COUNT
+    assert now.done == now.total == len(now.found) == len(compiler.wanted)
+
+
+def test_what_goes_wrong_is_said(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, mine = Costs.from_report(report), Checks(SCRIPT)
+    full = costs.with_tile_bytes(100)
+    mine.begin(full, profiled(costs), "training")
+    assert "fits" in finished(mine).problem
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checks, "verify", fail)
+    mine.begin(costs, profiled(costs), "training")
+    assert finished(mine).problem == "no space left" and not mine.now.running
+
+
+def test_without_a_script_there_is_nothing_to_press(report: Report) -> None:
+    costs, mine = Costs.from_report(report), Checks()
+    mine.begin(costs, profiled(costs), "training")
+    assert not mine.now.running
+    page = answers(report, ())
+    assert all("rebalance-check" not in text for text in page.values())
+
+
+def test_the_page_begins_a_check_and_shows_the_winner(
+    report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("IPUSCOPE_CACHE", str(tmp_path))
+    compiler = Compiler(monkeypatch)
+    first = FirstAnswers(create_app(report, script=SCRIPT))
+    asked = dict(first.of_page(rebalance.PAGE, {"theme": "light", "width": 1000}))
+    begin = next(body for what, body in asked.items() if what == "rebalance-checked")
+    look = next(body for what, body in asked.items() if "rebalance-checking" in what)
+    begin["inputs"][0]["value"] = 1
+    said = first.ask(begin)
+    assert "Compiling" in said and "rebalance-checking" in said  # and looks again
+    assert "Compiling" in first.ask(look)
+    compiler.go_on.set()
+    while not json.loads(first.ask(look))["response"]["rebalance-checking"]["disabled"]:
+        pass
+    said = str(json.loads(first.ask(look)))  # the same request: no answer of it is kept
+    assert "is the quickest of" in said and "/rebalance?starts=" in said
+    assert compiler.script == SCRIPT
+
+
+def answers(report: Report, script: Sequence[str]) -> dict[str, str]:
+    first = FirstAnswers(create_app(report, script=script))
+    page = first.of_page(rebalance.PAGE, {"theme": "light", "width": 1000})
+    return {what: first.ask(request) for what, request in page}

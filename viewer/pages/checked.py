@@ -1,0 +1,132 @@
+"""Rebalance's check: the split that is shown and others near it, compiled side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
+
+from profiler.rebalance import Assignment, Costs
+from profiler.rebalance.parse import in_address
+from profiler.rebalance.verified import Verified
+from profiler.units import sentence
+from viewer.checks import COUNT, Check
+from viewer.figures import units
+from viewer.pages import common
+from viewer.profiles import Profiles
+
+CHECKED, CHECKING = "rebalance-checked", "rebalance-checking"
+_MILLISECONDS = 1000
+
+
+def button(profiles: Profiles) -> list[Any]:
+    """What begins a check; nothing where the viewer was given no script."""
+    if not profiles.checks.script:
+        return []
+    title = f"compile this split and the quickest near it, {COUNT} in all, with the script"
+    return [html.Button("Check", id="rebalance-check", className="quiet", title=title)]
+
+
+def card(profiles: Profiles) -> list[Any]:
+    """Where the answer appears."""
+    if not profiles.checks.script:
+        return []
+    script = " ".join(profiles.checks.script)
+    return [
+        common.card(
+            "Compiled",
+            html.Div(common.message(f"Check compiles {script}."), id=CHECKED),
+            note="Predicted and compiled side by side; the quickest that runs comes first.",
+        ),
+        dcc.Interval(id=CHECKING, interval=_MILLISECONDS, disabled=True),
+    ]
+
+
+Asked = Callable[[Any, Any], tuple[Costs, Assignment, str]]
+
+
+def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
+    """Callbacks. ``asked``: costs, split and kind, by an address's profile and starts."""
+    if not profiles.checks.script:
+        return
+
+    @app.callback(
+        Output(CHECKED, "children"),
+        Input("rebalance-check", "n_clicks"),
+        State(common.param_id(page, "starts"), "value"),
+        State(common.param_id(page, "profile"), "value"),
+        prevent_initial_call=True,
+    )
+    def begin(clicks: Any, starts: Any, profile: Any) -> Any:
+        if not clicks:
+            return no_update
+        costs, split, kind = asked(profile, starts)
+        profiles.checks.begin(costs, split, kind)
+        set_props(CHECKING, {"disabled": False})
+        return _said(profiles.checks.now, len(costs))
+
+    @app.callback(
+        Output(CHECKED, "children", allow_duplicate=True),
+        Output(CHECKING, "disabled"),
+        Input(CHECKING, "n_intervals"),
+        State(common.param_id(page, "starts"), "value"),
+        State(common.param_id(page, "profile"), "value"),
+        prevent_initial_call=True,
+    )
+    def look(_: Any, starts: Any, profile: Any) -> Any:
+        now = profiles.checks.now
+        costs, _, _ = asked(profile, starts)
+        return _said(now, len(costs)), not now.running
+
+
+def _said(check: Check, blocks: int) -> Any:
+    if check.problem:
+        return common.message(sentence(check.problem) + ".", "error")
+    if check.running:
+        count = f"{check.done} of {check.total}" if check.total else "the splits"
+        return common.message(f"Compiling {count} ...")
+    if not check.found:
+        return common.message("Nothing was compiled yet.")
+    first = check.found[0]
+    lead = (
+        html.P(["None of them runs."])
+        if first.problem
+        else html.P(
+            [
+                f"{_sizes(first.prediction.assignment, blocks)} Blocks a stage is the quickest of"
+                f" {units.count(len(check.found), 'split')} that were compiled: ",
+                dcc.Link(
+                    "show it",
+                    href=f"/rebalance?starts={in_address(first.prediction.assignment)}",
+                ),
+            ]
+        )
+    )
+    heads = ("Blocks a stage", "predicted", "compiled", "off by", "fullest tile", "compiled", "")
+    table = html.Table(
+        [
+            html.Thead(html.Tr([html.Th(words) for words in heads])),
+            html.Tbody([_row(one, blocks) for one in check.found]),
+        ],
+        className="plain",
+    )
+    return [lead, html.Div(table, className="scroll")]
+
+
+def _row(one: Verified, blocks: int) -> Any:
+    predicted = one.prediction
+    numbers = (
+        f"{predicted.total:,}",
+        f"{one.cycles:,}" if one.cycles else "",
+        f"{predicted.total / one.cycles - 1:+.2%}" if one.cycles else "",
+        units.size(max(predicted.fullest)),
+        units.size(max(one.fullest)) if one.fullest else "",
+    )
+    cells = [html.Td(words, className="n") for words in numbers]
+    sizes = _sizes(predicted.assignment, blocks)
+    return html.Tr([html.Td(sizes), *cells, html.Td(one.problem or "fits")])
+
+
+def _sizes(assignment: Assignment, blocks: int) -> str:
+    return "-".join(str(last - first + 1) for first, last in assignment.spans(blocks))
