@@ -62,7 +62,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     import pandas as pd
 
-    from profiler import units
+    from profiler import confidence, units
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
     from profiler.units import percent
     from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
@@ -114,6 +114,8 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]
+    if within := confidence.likely(report):
+        lines.append(say(f"Cycles are {within}; two splits share most of that."))
     return Page(
         str(report.path),
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
