@@ -13,15 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipu_exec.errors import Error
 from ipu_exec.levers import parse
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-TABLE = "runs.csv"
 _IPU_RUN = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -50,10 +46,12 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     folder = Path(args.profile_dir or "sweep")
     with ThreadPoolExecutor(args.workers or 1) as pool:
         rows = list(pool.map(lambda one: _compiled(one, folder, words), combinations))
-    table = _written(rows, folder)
-    print(table.drop(columns=["profile"]).to_string(index=False))
-    print(f"{len(rows)} profiles and {TABLE} are in {folder}", file=sys.stderr)
-    return int(bool(table["problem"].str.len().any()))
+    from planner import runs  # with pandas, which ipu-run needs for nothing else
+
+    runs.write(rows, folder)
+    print(runs.said(rows))
+    print(f"{len(rows)} profiles and runs.csv are in {folder}", file=sys.stderr)
+    return int(any(row["problem"] for row in rows))
 
 
 def _values(said: str) -> list[tuple[str, str]]:
@@ -83,42 +81,6 @@ def _compiled(one: dict[str, str], folder: Path, words: Sequence[str]) -> dict[s
         text=True,
     )
     last = (process.stderr.strip().splitlines() or ["no model was compiled"])[-1]
-    return {**one, **_measured(mine, last)}
+    from planner.runs import measured
 
-
-def _measured(folder: Path, last: str) -> dict[str, Any]:
-    from profiler import open_report
-    from profiler.analysis import pace
-
-    for kind in ("training", "inference"):
-        path = folder / kind / "profile.pop"
-        if not path.exists():
-            continue
-        with open_report(path) as report:
-            now = pace(report)
-            ipus = range(report.target.ipus_per_replica)
-            fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
-            fits = report.meta.get("state") != "out of memory"
-            return {
-                "ipus": report.target.num_ipus,
-                "cycles": int(now.cycles),
-                "samples_per_second": round(now.samples_per_second, 2),
-                "fullest_bytes": fullest,
-                "problem": "" if fits else "out of memory",
-                "profile": str(path),
-            }
-    nothing = dict.fromkeys(("ipus", "cycles", "samples_per_second", "fullest_bytes"), 0)
-    return {**nothing, "problem": last, "profile": ""}
-
-
-def _written(rows: list[dict[str, Any]], folder: Path) -> pd.DataFrame:
-    from importlib.util import find_spec
-
-    import pandas as pd
-
-    table = pd.DataFrame(rows)
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / TABLE, index=False)
-    if find_spec("pyarrow") is not None:
-        table.to_parquet(folder / "runs.parquet", index=False)
-    return table
+    return {**one, **measured(mine, last)}
