@@ -123,7 +123,7 @@ class Machine:
     target: Target
     tiles: int  # available for compute (I/O tiles taken off)
     proportion: float = 0.6  # availableMemoryProportion
-    partials: str = ""  # "float32", "float16"; "" = the data type of the operands
+    partials: str = ""  # "float32", "float16"; "" is float32, the vendor's default
     first: int = 0  # the tile that products begin at
     part: int = 0  # tiles for a product; 0: all
     dithering: bool = False  # of convolutions: different ones begin at different tiles

@@ -298,7 +298,7 @@ class PrecisionOptions(_Group):
     def __init__(self) -> None:
         super().__init__(
             stochastic_rounding=False,
-            partials_type="",  # "float32", "float16"; "": the operator's default
+            partials_type="",  # "float32", "float16"; "": float32, the vendor's default
             floating_point_exceptions=False,
             running_statistics_always_float=None,  # as the model has them
             half_float_casting=HalfFloatCastingBehavior.Default,
@@ -319,9 +319,8 @@ class PrecisionOptions(_Group):
         ``torch.float`` or ``torch.half``.
 
         Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
-        Where it is not set, convolutions keep float partials as the vendor's do
-        (docs/cycles.md#planner), but products half ones: that is what agrees with measurements
-        (docs/fidelity.md). A script for hardware had better set it.
+        Where it is not set, products and convolutions keep float partials, as the vendor's do
+        (docs/cycles.md#planner).
         """
         if dtype not in (torch.float32, torch.float16):
             raise UsageError(

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ipu_exec import launch, run
+from ipu_exec.checks import count
 from ipuscope import __version__
 from ipuscope.words import Parser
 
@@ -89,11 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.add_argument("--num-instances", "-n", type=launch.count, default=1, metavar="I")
-    parser.add_argument(
-        "--num-replicas", "-r", type=launch.count, metavar="R", help="of all of them"
-    )
-    parser.add_argument("--ipus-per-replica", type=launch.count, default=1, metavar="K")
+    parser.add_argument("--num-instances", "-n", type=count, default=1, metavar="I")
+    parser.add_argument("--num-replicas", "-r", type=count, metavar="R", help="of all of them")
+    parser.add_argument("--ipus-per-replica", type=count, default=1, metavar="K")
     parser.add_argument("--num-local-instances", metavar="N", help="follows from the hosts")
     parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
     parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")

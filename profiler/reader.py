@@ -251,6 +251,15 @@ class Reader:
             if present.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
+    def text(self, record: type[Any], column: str, id: int) -> str:
+        """A text of one row. ProfileError where there is no such row, or no text."""
+        self._check_columns(record)
+        rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
+        if len(rows) != 1 or not isinstance(rows[0][0], str):
+            raise self.damaged(f"{record.table}.{column} of the row {id} is no text")
+        answer: str = rows[0][0]
+        return answer
+
     # -- vectors ---
 
     def vector(self, id: int, length: int | None = None) -> np.ndarray:

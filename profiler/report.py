@@ -638,6 +638,10 @@ class Report:
         columns.read("id", *names)
         return _frame({name: columns[name] for name in names}, index=columns["id"])
 
+    def variable_name(self, id: int) -> str:
+        """The name of one variable, without reading the others'. ProfileError: there is none."""
+        return self._reader.text(records.Variable, "name", id)
+
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable over tiles."""
         at = self._variable_at.get(id)

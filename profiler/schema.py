@@ -313,7 +313,9 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
 `link_bytes_per_cycle_between_racks`, `gateway_latency` (each border between racks),
 `ipus_per_rack`, `streaming_bytes_per_cycle`, `slice_cycles` and
-`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor).
+`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor). `cycle_error`: by which
+fraction the tiles' cycles are `likely` off, from published measurements of such operators, and the
+share of them that is `unmeasured` (docs/fidelity.md).
 
 ## Beside the profile: `debug.cbor`
 

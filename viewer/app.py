@@ -67,7 +67,7 @@ _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
-_INDEX = """<!DOCTYPE html>
+INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
 {%metas%}
@@ -135,7 +135,7 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bo
         suppress_callback_exceptions=True,
         on_error=_on_error,
     )
-    app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
+    app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
     guard = guard or guards.Guard()
     app.layout = lambda: _shell(profiles, prepare)
     guards.protect(app, guard)

@@ -50,6 +50,7 @@ class Row:
     unit: str
     value: float
     source: str
+    mark: str = ""  # how the case differs from what was measured
 
     @property
     def target(self) -> str:
@@ -62,7 +63,8 @@ class Row:
         if self.kind == "ipu_model":
             return f"vendor's model, {'memory' if self.unit == 'bytes' else 'cycles and tiles'}"
         if self.kind == "poplibs":
-            return f"poplibs, {self.operator}, {self.machine} {self.dtype}"
+            about = f"poplibs, {self.operator}, {self.machine} {self.dtype}"
+            return about + ("" if self.unit == "cycles" else f", {self.quantity.split(' with')[0]}")
         what = (
             "dense products"
             if "@" in self.case
@@ -78,13 +80,12 @@ class Row:
         if "@" in self.case:
             return "layers" if self.case.startswith("training") else "products"
         if "->" in self.case:
+            if "octave" in self.case:
+                return "octave convolutions"
             return "depthwise" if re.search(r"groups \d+", self.case) else "convolutions"
-        return (
-            "LSTM"
-            if self.case.startswith("LSTM")
-            else "pooling"
-            if "pooling" in self.case
-            else "reductions"
+        first = self.case.split()[0]
+        return {"LSTM": "LSTM", "GRU": "GRU", "embedding": "embedding"}.get(
+            first, "pooling" if "pooling" in self.case else "reductions"
         )
 
 
@@ -225,8 +226,11 @@ def kernel_and_field(case: str) -> list[tuple[int, int]]:
 
 
 def padding_of(case: str, kernel: tuple[int, int]) -> tuple[int, int]:
-    """As the case says, else half the kernel."""
-    return number(case, r"pad (\d+)", kernel[0] // 2), number(case, r"pad (\d+)", kernel[1] // 2)
+    """As the case says (``pad 1`` or ``pad 3,0``), else half the kernel."""
+    found = re.search(r"pad (\d+)(?:,(\d+))?", case)
+    if found is None:
+        return kernel[0] // 2, kernel[1] // 2
+    return int(found.group(1)), int(found.group(2) or found.group(1))
 
 
 def convolutions(row: Row) -> Compiled:
@@ -341,6 +345,8 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
         forward_cycles(case.executable)
     ),  # of one pass, or per convolution
     "total memory without gaps": memory_of("total"),
+    "total memory without code": memory_of("without code"),
+    "fullest tile with gaps": memory_of("fullest tile"),
     "always live": memory_of("always live"),
     "peak not-always-live": memory_of("peak"),
 }

@@ -4,44 +4,58 @@ Total: each tile's always-live bytes and its own peak of the rest, by region, wi
 tiles. The peak of what is not always live is that of the whole chip at one step, as the liveness
 report draws it. Stacks count in none: [TUT4]'s report has no room for them (1.9 kB in all on a tile
 without work, where six stacks alone are 3.2 kB).
+
+poplibs' benchmarks [PLB, tools/bench.py] add up what the liveness report lists, which has no code
+(bert_reduce_0's fullest tile has 888 bytes in all), and the fullest tile of byTile with gaps: on a
+tile that uses region 1 all of region 0 lies below it (docs/memory-model.md#gaps).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 
 def read(part: str, executable: Any) -> float:
-    """Bytes of ``part``: "total", "always live" or "peak"."""
-    variables = [v for v in executable.variables if v.category != "stack"]
-    steps = max(v.stop for v in variables)
-    always = sum(
-        (v.tile_bytes for v in variables if v.always_live),
-        np.zeros(executable.target.tiles, np.int64),
-    )
+    """Bytes of ``part``: "total", "without code", "fullest tile", "always live" or "peak"."""
+    found = [v for v in executable.variables if v.category != "stack"]
+    if part in ("without code", "fullest tile", "always live"):
+        found = [v for v in found if not v.category.endswith("Code")]
+    tiles = executable.target.tiles
     if part == "always live":
         # the liveness report leaves code out ([TUT4]'s list: tensors, vertex state, worklists,
         # descriptors)
-        return float(
-            sum(v.bytes for v in variables if v.always_live and not v.category.endswith("Code"))
-        )
+        return float(sum(v.bytes for v in found if v.always_live))
     if part == "peak":
-        live = np.zeros(steps + 1, np.int64)
-        for v in variables:
-            if not v.always_live:
-                live[v.start] += v.bytes
-                live[v.stop] -= v.bytes
-        return float(np.cumsum(live).max())
-    peak = np.zeros_like(always)
-    for interleaved in (False, True):
-        region = [v for v in variables if not v.always_live and bool(v.interleaved) == interleaved]
-        highest = np.zeros_like(always)
-        for step in range(steps):
-            now = sum(
-                (v.tile_bytes for v in region if v.start <= step < v.stop), np.zeros_like(always)
-            )
-            highest = np.maximum(highest, now)
-        peak = peak + highest
-    return float((always + peak).sum())
+        moving = [v for v in found if not v.always_live]
+        return float(_peaks(moving, [np.array([v.bytes]) for v in moving], 1).sum())
+    always = sum((v.tile_bytes for v in found if v.always_live), np.zeros(tiles, np.int64))
+    if part == "without code":  # maxBytesByTile of the report: of both regions at once
+        moving = [v for v in found if not v.always_live]
+        return float((always + _peaks(moving, [v.tile_bytes for v in moving], tiles)).sum())
+    region0, region1 = (
+        _peaks(chosen, [v.tile_bytes for v in chosen], tiles)
+        for chosen in (
+            [v for v in found if not v.always_live and bool(v.interleaved) == interleaved]
+            for interleaved in (False, True)
+        )
+    )
+    if part == "fullest tile":
+        below = np.where(region1 > 0, executable.target.region0_bytes, 0)
+        return float((np.maximum(always + region0, below) + region1).max())
+    return float((always + region0 + region1).sum())
+
+
+def _peaks(variables: Sequence[Any], sizes: Sequence[np.ndarray], tiles: int) -> np.ndarray:
+    """The largest sum of ``sizes`` that live at once, on each tile: int64[tiles] bytes."""
+    events = [(v.start, size) for v, size in zip(variables, sizes, strict=True)]
+    events += [(v.stop, -size) for v, size in zip(variables, sizes, strict=True)]
+    now, most = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
+    last = None
+    for step, change in sorted(events, key=lambda event: event[0]):
+        if step != last:
+            most = np.maximum(most, now)
+        now, last = now + change, step
+    return np.maximum(most, now)

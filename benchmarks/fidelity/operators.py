@@ -9,7 +9,10 @@ Passes of a layer, sums, recurrent layers.
 - ``200x64 @ 64x10000 + C; partials fp32``: a product added to a third matrix
 - ``sum over 1,3 of 16x4x16x32x8`` (``max``, ``sum of squares``)
 - ``max pooling 3x3 stride 2 147x147 of 64 channels``: forward and gradient
-- ``LSTM of 1024 to 1024, 25 steps, batch 16``
+- ``LSTM of 1024 to 1024, 25 steps, batch 16``, ``GRU of ...``
+- ``embedding of 1000x200, 21600 indices``: rows looked up, and gradients added to them
+- ``training 3x3 pad 1 28x28 128->128 batch 4 octave 0.25 to 0.25``: an octave convolution, whose
+  channels of low frequency have half the field
 
 Everything is on the chip already and lies as the first operator that takes it wants it.
 """
@@ -17,7 +20,7 @@ Everything is on the chip already and lies as the first operator that takes it w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -39,6 +42,7 @@ from benchmarks.fidelity.cases import (
 )
 
 RATE = -0.5  # of the update, as poplibs' tools have it
+UP, DOWN = ("low", "high"), ("high", "low")  # frequencies of an octave convolution
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
@@ -46,7 +50,7 @@ def find(case: str) -> Callable[[Row], Compiled] | None:
     if case.startswith("training ") and "@" in case:
         return product_passes
     if case.startswith("training ") and "->" in case:
-        return convolution_passes
+        return octave_passes if "octave" in case else convolution_passes
     return next((build for words, build in OPERATORS.items() if re.search(words, case)), None)
 
 
@@ -73,8 +77,9 @@ def product_passes(row: Row) -> Compiled:
     batch, inputs, outputs, dtype = left[-2], left[-1], right[-1], dtype_of(row)
 
     def run(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> Any:
-        update = weight.add_(grad.mT @ x, alpha=RATE)
-        return x @ weight.mT, grad @ weight, update
+        # in this order: operands lie as the forward pass wants them, then as the backward pass
+        out, grad_input = x @ weight.mT, grad @ weight
+        return out, grad_input, weight.add_(grad.mT @ x, alpha=RATE)
 
     groups = left[:-2]
     model = OnChip(
@@ -98,11 +103,7 @@ def convolution_passes(row: Row) -> Compiled:
     settings = (None, [stride] * 2, list(padding), [1, 1], False, [0, 0], groups)
 
     def run(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> Any:
-        backward = torch.ops.aten.convolution_backward
-        out = torch.ops.aten.convolution(x, weight, *settings)
-        grad_input = backward(grad, x, weight, *settings, [True, False, False])[0]
-        grad_weight = backward(grad, x, weight, *settings, [False, True, False])[1]
-        return out, grad_input, weight.add_(grad_weight, alpha=RATE)
+        return three_passes(x, weight, grad, settings)
 
     model = OnChip(
         run,
@@ -113,6 +114,90 @@ def convolution_passes(row: Row) -> Compiled:
     return infer(
         model, options_for(row), 6 * batch * groups * inputs * outputs * prod(kernel) * prod(outs)
     )
+
+
+def three_passes(
+    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, settings: Sequence[Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(output, gradient of the input, updated weight) of a convolution."""
+    backward = torch.ops.aten.convolution_backward
+    out = torch.ops.aten.convolution(x, weight, *settings)
+    grad_input = backward(grad, x, weight, *settings, [True, False, False])[0]
+    grad_weight = backward(grad, x, weight, *settings, [False, True, False])[1]
+    return out, grad_input, weight.add_(grad_weight, alpha=RATE)
+
+
+def octave_passes(row: Row) -> Compiled:
+    """Convolutions from low and high frequency to low and high frequency.
+
+    From high to low the input is pooled first, from low to high the output is written twice in
+    each direction ([PLB, tools/oct_conv_layer.cpp]).
+    """
+    kernel, field = kernel_and_field(row.case)
+    stride, batch = (number(row.case, rf"{word} (\d+)", 1) for word in ("stride", "batch"))
+    channels = [number(row.case, words) for words in (r"(\d+)\s*->", r"->\s*(\d+)")]
+    found = re.search(r"octave ([\d.]+) to ([\d.]+)", row.case)
+    if found is None:
+        raise CannotRun(f"{row.case!r} does not say 'octave 0.25 to 0.25'")
+    low = [int(float(part) * n) for part, n in zip(found.groups(), channels, strict=True)]
+    padding, dtype = padding_of(row.case, kernel), dtype_of(row)
+    settings = (None, [stride] * 2, list(padding), [1, 1], False, [0, 0], 1)
+    fields = {"low": tuple(f // 2 for f in field), "high": field}
+    inputs = {"low": low[0], "high": channels[0] - low[0]}
+    outputs = {"low": low[1], "high": channels[1] - low[1]}
+    parts = [(i, o) for i in fields for o in fields if inputs[i] and outputs[o]]
+
+    def extents(name: str) -> list[int]:
+        return [
+            (f + 2 * p - k) // stride + 1
+            for f, k, p in zip(fields[name], kernel, padding, strict=True)
+        ]
+
+    tensors = {f"x {i}": held(batch, n, *fields[i], dtype=dtype) for i, n in inputs.items() if n}
+    for o, n in outputs.items():
+        tensors |= {f"grad {o}": held(batch, n, *extents(o), dtype=dtype)} if n else {}
+    for i, o in parts:
+        tensors[f"weight {i} {o}"] = held(outputs[o], inputs[i], *kernel, dtype=dtype)
+
+    def run(*given: torch.Tensor) -> Any:
+        at = dict(zip(tensors, given, strict=True))
+        made: dict[str, torch.Tensor] = {}
+
+        def gather(key: str, value: torch.Tensor) -> None:
+            made[key] = made[key] + value if key in made else value
+
+        for i, o in parts:
+            x, grad = at[f"x {i}"], at[f"grad {o}"]
+            x = nn.functional.avg_pool2d(x, 2) if (i, o) == DOWN else x
+            grad = nn.functional.avg_pool2d(grad, 2) if (i, o) == UP else grad
+            out, back, made[f"{i} {o}"] = three_passes(x, at[f"weight {i} {o}"], grad, settings)
+            wider = nn.functional.interpolate(out, scale_factor=2) if (i, o) == UP else out
+            gather(f"out {o}", wider)
+            wider = nn.functional.interpolate(back, scale_factor=2) if (i, o) == DOWN else back
+            gather(f"grad {i}", wider)
+        return tuple(made.values())
+
+    return infer(OnChip(run, *tensors.values()), options_for(row), 0)
+
+
+def embedding(row: Row) -> Compiled:
+    """Rows of a table looked up, and as many gradients added to them."""
+    table = re.search(r"of (\d+)x(\d+)", row.case)
+    if table is None:
+        raise CannotRun(f"{row.case!r} does not say a table, as rows x columns")
+    rows, columns = map(int, table.groups())
+    count, dtype = number(row.case, r"(\d+) indices"), dtype_of(row)
+
+    def run(values: torch.Tensor, indices: torch.Tensor, grad: torch.Tensor) -> Any:
+        return torch.ops.aten.embedding(values, indices), values.index_add_(0, indices, grad)
+
+    model = OnChip(
+        run,
+        held(rows, columns, dtype=dtype),
+        held(count, dtype=torch.int32),
+        held(count, columns, dtype=dtype),
+    )
+    return infer(model, options_for(row), 2 * count * columns)
 
 
 def product_and_sum(row: Row) -> Compiled:
@@ -169,10 +254,16 @@ class Recurrent(nn.Module):
     """One recurrent layer over a sequence."""
 
     def __init__(
-        self, inputs: int, outputs: int, steps: int, batch: int, dtype: torch.dtype
+        self,
+        kind: type[nn.LSTM] | type[nn.GRU],
+        inputs: int,
+        outputs: int,
+        steps: int,
+        batch: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.layer = nn.LSTM(inputs, outputs).to(dtype)
+        self.layer = kind(inputs, outputs).to(dtype)
         self.sequence = held(steps, batch, inputs, dtype=dtype)
 
     def forward(self, start: torch.Tensor) -> torch.Tensor:
@@ -182,17 +273,20 @@ class Recurrent(nn.Module):
 
 
 def recurrent(row: Row) -> Compiled:
-    """The forward pass of an LSTM."""
+    """The forward pass of an LSTM or GRU."""
     inputs, outputs = (number(row.case, words) for words in (r"of (\d+) to", r"to (\d+)"))
     steps, batch = number(row.case, r"(\d+) steps"), number(row.case, r"batch (\d+)", 1)
-    flops = 8 * steps * batch * outputs * (inputs + outputs)
-    return infer(Recurrent(inputs, outputs, steps, batch, dtype_of(row)), options_for(row), flops)
+    kind, gates = (nn.GRU, 3) if row.case.startswith("GRU") else (nn.LSTM, 4)
+    flops = 2 * gates * steps * batch * outputs * (inputs + outputs)
+    model = Recurrent(kind, inputs, outputs, steps, batch, dtype_of(row))
+    return infer(model, options_for(row), flops)
 
 
 OPERATORS: dict[str, Callable[[Row], Compiled]] = {
     r"@.*\+ C": product_and_sum,
     r"^max pooling": pooling,
     r"^(sum|max)\b": reduction,
-    r"^LSTM": recurrent,
+    r"^(LSTM|GRU)\b": recurrent,
+    r"^embedding": embedding,
 }
 """By what of the row's case tells them."""

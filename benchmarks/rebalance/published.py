@@ -139,8 +139,9 @@ def _held(prediction: Prediction, came: Obtained, limit: int) -> tuple[str, str,
 
 def _sizes(assignment: Assignment, count: int) -> str:
     sizes = "-".join(str(last - first + 1) for first, last in assignment.spans(count))
-    back = assignment.ipus[-1] < max(assignment.ipus)
-    return f"{sizes}, the last on IPU {assignment.ipus[-1]}" if back else sizes
+    if len(set(assignment.ipus)) == len(assignment.ipus):
+        return sizes
+    return f"{sizes} on IPUs {', '.join(map(str, assignment.ipus))}"
 
 
 def section(rows: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ result has no shape that is known beforehand.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ def torch_as_on_ipu() -> Iterator[None]:
     """Inside, torch's functions are those whose operators an IPU runs."""
     with (
         _without_fused_attention(),
+        _attention_in_parts(),
         _fused_dropout(),
         _ctc_of_numbers(),
         _dense_embedding(),
@@ -154,3 +156,43 @@ def _without_fused_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
+    """Have ``scaled_dot_product_attention`` be its products and its softmax, as in PopTorch.
+
+    PyTorch's fused operators keep no softmax for the backward and compute it again; PopTorch had
+    the operator's decomposition (``_scaled_dot_product_attention_math``), whose softmax is kept.
+    """
+    return replaced({"scaled_dot_product_attention": _attention}, torch.nn.functional, torch._C._nn)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(Q K^T scale + mask) V, the scale's root on either side."""
+    root = math.sqrt(scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    scores = (query * root) @ (key * root).transpose(-2, -1)
+    if is_causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        scores = scores.masked_fill(ahead, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        nothing = attn_mask.logical_not().all(-1, keepdim=True)
+        weights = weights.masked_fill(nothing, 0.0)  # a row without keys has no values
+    return torch.dropout(weights, dropout_p, True) @ value

@@ -8,6 +8,9 @@ from ipu_exec import machine
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
+from ipu_exec.graph import OpNode
+from ipu_exec.lowering.measured import class_of, confidence
+from ipu_exec.lowering.operators import packet
 from profiler.enums import Direction
 
 
@@ -25,6 +28,7 @@ def header(executable: Executable) -> dict[str, Any]:
         **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),
         "across": executable.timeline.costs.across,
+        "cycle_error": _cycle_error(executable),
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:
@@ -36,6 +40,23 @@ def header(executable: Executable) -> dict[str, Any]:
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries
+
+
+def _cycle_error(executable: Executable) -> dict[str, float]:
+    """How far the tiles' cycles likely are from the truth, and the share that nobody measured."""
+    cycles = executable.tree.op_cycles
+    found = confidence(
+        (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops
+    )
+    return {"likely": round(found.likely, 4), "unmeasured": round(found.unmeasured, 4)}
+
+
+def _groups(op: OpNode) -> int:
+    """Groups of a convolution or of its gradient; 1 of others."""
+    position = {"aten.convolution": 8, "aten.convolution_backward": 9}.get(packet(op.aten))
+    if position is None or len(op.args) <= position:
+        return 1
+    return int(op.args[position])
 
 
 def _choices(executable: Executable) -> list[list[bool]]:

@@ -8,6 +8,7 @@ vertex.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from ipu_exec.machine import Machine
 Ints = npt.ArrayLike
 WORKERS = 6
 COEFFICIENT_BYTES_PER_CYCLE = 8  # weights not interleaved, the planner's default
+MEMORY_ELEMENT_BYTES = 16_384  # docs/memory-model.md#contents-of-a-tile
 MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
 
 
@@ -55,9 +57,7 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
-    partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(
-        machine.partials, 2 if half else 4
-    )
+    partial = 2 if machine.partials in ("float16", "half") else 4
     outputs = macs * row_cycles // in_group
     if half and partial == 4:
         outputs = min(outputs, MIXED_OUTPUTS)
@@ -253,30 +253,62 @@ def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) 
     return np.where(width > 0, WORKERS * (25 + groups * (10 + share * inner)), 0)
 
 
-def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
+def reduce_partials_cycles(
+    outputs: Ints, depth: Ints, partial_bytes: int, out_bytes: int = 0, tile_bytes: int = 0
+) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
 
-    See docs/cycles.md#reduction-of-partials.
+    See docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, that of
+    a partial by default. ``tile_bytes``: memory of a tile, which decides whether the partials that
+    arrive may lie in one piece (`lies_in_one_piece`) for the vertex of a shorter loop; 0: never.
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
     """
     outputs, depth = np.broadcast_arrays(np.asarray(outputs, np.int64), np.asarray(depth, np.int64))
-    loop, tail = (8, 8) if partial_bytes == 2 else (4, 7)
-    per_loop = loop * partial_bytes // 8 + 1
-    cycles = WORKERS * (32 + (per_loop * depth + tail) * ceil_div(outputs, loop * WORKERS))
+    out_bytes = out_bytes or partial_bytes
+    half = partial_bytes == 2
+    loop, tail = (8, 8) if half else (4, 6)
+    wider = int(out_bytes == 4)
+    loops = ceil_div(outputs, loop * WORKERS)
+    cycles = WORKERS * (32 + (3 * depth + tail + wider) * loops)
+    arriving = (depth - 1) * outputs * partial_bytes
+    whole = (outputs % loop == 0) & lies_in_one_piece(arriving, tile_bytes)
+    piecewise = 33 + WORKERS * (20 + (2 * (depth - 1) + tail + 1 + wider) * loops)
+    cycles = np.where(whole, piecewise, cycles)
     return np.where((outputs > 0) & (depth > 1), cycles, 0)
+
+
+def lies_in_one_piece(partials: np.ndarray, tile_bytes: int) -> np.ndarray:
+    """Whether partials of so many bytes that arrive on a tile are laid out as one tensor.
+
+    In whole memory elements they take less than a sixteenth of the tile ([PL,
+    lib/poplin/ConvReducePlan.hpp], checkPartialsSizeForSingleInputReduce): never on an MK1, whose
+    sixteenth is one element.
+    """
+    elements = ceil_div(partials, MEMORY_ELEMENT_BYTES)
+    return (elements > 0) & (elements * MEMORY_ELEMENT_BYTES < tile_bytes // 16)
 
 
 def reduction_stages(depth: int) -> tuple[int, ...]:
     """How ``depth`` partials are added.
 
-    The radix of each stage (one to 15, two to 124, three above).
+    The radix of each stage (one to 15, two to 124, three above), so that a tile takes the fewest
+    messages ([PL, lib/poplin/ConvReducePlan.cpp], getMultiStageReducePlan).
     """
-    stages = 0 if depth < 2 else 1 if depth < 16 else 2 if depth < 125 else 3
-    radices: list[int] = []
-    left = depth
-    for remaining in range(stages, 0, -1):
-        radix = left if remaining == 1 else int(np.ceil(depth ** (1 / stages) - 1e-9))
-        radices.append(min(radix, left))
-        left = int(ceil_div(left, radices[-1]))
-    return tuple(radices)
+    if depth < 2:
+        return ()
+    left = _partials_after(depth, 1 if depth < 16 else 2 if depth < 125 else 3)[0]
+    edges = (depth, *left, 1)
+    return tuple(int(ceil_div(a, b)) for a, b in itertools.pairwise(edges) if a > b)
+
+
+def _partials_after(depth: int, stages: int) -> tuple[tuple[int, ...], float]:
+    """(partials left after each stage but the last, messages that a tile receives)."""
+    if stages == 1:
+        return (), float(depth)
+    down = int(depth ** ((stages - 1) / stages))
+    plans = []
+    for left in (down, down + 1):
+        rest, messages = _partials_after(left, stages - 1)
+        plans.append(((left, *rest), messages + depth / left))
+    return plans[0] if plans[0][1] < plans[1][1] else plans[1]

@@ -130,6 +130,7 @@ def input_gradient_problem(g: Geometry) -> Problem:
         stride,
         field[0],
         *g.out_field,
+        flipped=True,
     )
 
 
@@ -297,14 +298,6 @@ def _cheapest(
     return add_product(build, name, best, methods, inputs, weights, dtype, True, turned)
 
 
-def _builder(spec: OpSpec, machine: Machine) -> Builder:
-    """A builder whose partials are fp32 unless set: the vendor's default for convolutions.
-
-    See docs/cycles.md#planner.
-    """
-    return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
-
-
 @lowering(
     "aten.convolution",
     "aten._convolution",
@@ -318,7 +311,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
 
     It may be strided, dilated, grouped and transposed.
     """
-    build = _builder(spec, machine)
+    build = Builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]
     out = spec.outputs[0]
     assert out is not None
@@ -357,7 +350,7 @@ def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
 @lowering("aten.convolution_backward", convolution=True, unread=unread_by_gradients)
 def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
-    build = _builder(spec, machine)
+    build = Builder(spec, machine)
     grad, data, weight = spec.operands[:3]
     stride, dilation, transposed, groups, mask = (
         spec.args[4],

@@ -13,6 +13,7 @@ import numpy as np
 
 from ipu_exec.lowering.layouts import ceil_div
 from ipu_exec.lowering.vertices import poplar_type
+from ipu_exec.machine import SLICE_BYTES_PER_CYCLE, SLICE_CYCLES
 
 WORKERS = 6
 _HALVES = {"float16", "bfloat16"}
@@ -144,3 +145,9 @@ def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
 def copy_cycles(nbytes: np.ndarray) -> np.ndarray:
     """On-tile aligned copy: 8 bytes a cycle (docs/cycles.md#copies)."""
     return ceil_div(nbytes, 8)
+
+
+def slice_cycles(nbytes: np.ndarray) -> np.ndarray:
+    """A dynamic slice or update of so many bytes a tile (docs/cycles.md#gather)."""
+    nbytes = np.asarray(nbytes, np.int64)
+    return np.where(nbytes > 0, SLICE_CYCLES + ceil_div(nbytes, SLICE_BYTES_PER_CYCLE), 0)

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
+from ipu_exec.lowering.costs import rearrange_cycles
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.operators import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 from profiler.enums import Role
 
@@ -279,6 +281,12 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
     if operand.shape == lead.shape and not any(expanded(operand)):
         source = build.place(index, spread if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):
+            if _planned_as(lead) == "weight" and _planned_as(source) == "output":
+                # a weight's gradient: its channels are in other groups
+                # ([PL, lib/popops/ScaledAdd.cpp], regroupTensor)
+                held = spread_of(source, build.tiles).elements
+                kind = f"popops::Transpose2D<{poplar_type(source.dtype)}>"
+                build.compute(f"regroup operand {index}", kind, rearrange_cycles(held))
             turned = not spread.run and _innermost(source) != _innermost(lead)
             if turned and _regrouped(build, index, source, lead):
                 turned = False
@@ -297,6 +305,12 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
         else "broadcast"
     )
     return kind, int(need.max(initial=0))
+
+
+def _planned_as(operand: Operand) -> str:
+    """What a product's plan placed the operand as ("input", "weight", "output"), if it did."""
+    key = operand.layout.key if operand.layout is not None else None
+    return key[2] if isinstance(key, tuple) and key[0] == "planned" else ""
 
 
 _REGROUP_BYTES = 8  # popops' least group: 4 of float16, 2 of float32

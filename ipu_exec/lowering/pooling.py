@@ -18,7 +18,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
+from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
@@ -280,8 +280,16 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
 
 
-def _bring(build: Builder, index: int, name: str, need: np.ndarray) -> None:
+def _bring(
+    build: Builder, index: int, name: str, need: np.ndarray, item_bytes: int | None = None
+) -> None:
+    """Exchange ``need[tile]`` elements of an operand; ``item_bytes``: if they are not its own."""
     source = build.place(index)
+    if item_bytes is not None and item_bytes != source.item_bytes:
+        sent = spread_of(source, build.tiles).elements
+        step = build.exchange(name, need * item_bytes, sent * item_bytes)
+        build.hold(name, need * item_bytes, step, _END)
+        return
     overlap = int(need.sum()) > source.elements and not any(expanded(source))
     step = build.fetch(name, source, need, broadcast=overlap)
     build.hold(name, need * source.item_bytes, step, _END)
@@ -308,8 +316,8 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element looks at the windows that hold it.
 
-    The gradient of a maximum needs besides their gradients the input and the pooled output; torch
-    keeps indices in the latter's place, which are brought instead.
+    The gradient of a maximum needs besides their gradients the input and the pooled output
+    (popnn::MaxPoolingGrad), which lies as the indices that torch has in its place.
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]
@@ -322,7 +330,7 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     if pooling.maximum:
         _bring(build, 1, "input", spread.elements)
         if len(spec.operands) > 2:
-            _bring(build, 2, "pooled", windows)
+            _bring(build, 2, "pooled", windows, data.item_bytes)
     kind = (
         f"popnn::{'MaxPoolingGrad' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
     )

@@ -11,16 +11,16 @@ are taken serially; when that does not fit either, the bound doubles, as the ven
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering import amp
+from ipu_exec.lowering import amp, costs
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
-from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
+from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles, slice_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
@@ -28,6 +28,11 @@ from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 Array = np.ndarray
 WORKLIST_BYTES = 36  # [TUT4]: constants a tile used
 CHANNEL_RUN = 16  # operands are stored in groups of this many channels
+# an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
+# sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
+MOST_VIEWERS = 7
+# more multiply-accumulates than this always gain by using all tiles
+SMALL_MACS = 1 << 24
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -59,6 +64,7 @@ class Problem:
     input_free: bool = True  # the input lies as planned
     weight_free: bool = True
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
+    flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
 
     @property
     def taps(self) -> int:
@@ -248,6 +254,10 @@ def _best(
         field = problem.segments * problem.width if method in ("1x1", "outer") else problem.segments
         width = 1 if method in ("1x1", "outer") else ceil_div(problem.width, c)
         rows = ceil_div(field, np.minimum(machine.product_tiles // (g * c * o * i), field))
+        if problem.macs <= SMALL_MACS:  # so small that not to cut the field may be quicker
+            g, c, o, i = (np.tile(parts, 2) for parts in (g, c, o, i))
+            width = np.tile(np.broadcast_to(width, rows.shape), 2)
+            rows = np.append(rows, np.full(rows.shape, field))
         f = ceil_div(field, rows)
         groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
         outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
@@ -255,7 +265,7 @@ def _best(
             problem,
             machine,
             unit,
-            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups),
+            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g),
         )
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
@@ -292,6 +302,7 @@ class _Candidates:
     ins: Array
     outs: Array
     groups: Array
+    group_parts: Array
 
 
 def _estimate(
@@ -311,38 +322,66 @@ def _estimate(
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
     partials = rows * width * padded_outs(problem, unit, method, outs) * groups * partial
-    arriving = inputs * problem.expansion
-    moved = arriving * np.where(problem.input_free, 1 - 1 / o, 1.0)
+    expand = problem.input_transform
+    arriving = inputs * (1.0 if expand else problem.expansion)
+    own = slices / o  # of the input, each tile's part of a copy that is put in order first
+    first_copied = (o > MOST_VIEWERS) & (not problem.input_free) | expand
+    there = first_copied | problem.input_free
+    moved = arriving * np.where(there, 1 - 1 / o, 1.0)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
-    moved = weights * np.where(problem.weight_free, 1 - 1 / f, 1.0)
+    exchange_in += np.where(first_copied, own * item / 4 + phase, 0)
+    exchange_in += own * 1.25 * expand
+    first_copied = (f > MOST_VIEWERS) & (not problem.weight_free)
+    there = first_copied | problem.weight_free
+    once = np.where(first_copied, serial * weights / f / 4 + phase, 0)
+    moved = weights * np.where(there, 1 - 1 / f, 1.0)
     exchange_weights = moved / 4 + phase * (moved > 0)
-    transform = np.zeros(rows.shape)
-    if problem.input_transform:
-        transform += slices * 1.25 / serial
-    if not (unit.half and problem.weight_free):
-        transform += weights / 8
+    transform = np.where(there, 0, weights / 8)
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
-    depth = np.unique(i)
-    stages = {int(d): amp.reduction_stages(int(d)) for d in depth}
-    reduction = np.zeros(rows.shape)
-    for d, radices in stages.items():
+    outputs = rows * width * outs * groups  # without padding
+    finishing = np.zeros(rows.shape)
+    for d in np.unique(i):
         here = i == d
-        size, left = partials[here].astype(np.float64), d
-        for radix in radices:
-            size_out = size / radix
-            reduction[here] += (
-                size / 4
-                + phase
-                + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
-            )
-            size, left = size_out, -(-left // radix)
-    cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
+        finishing[here] = _finishing_cycles(
+            machine, unit, partials[here], outputs[here], int(d), unit.out_group
+        )
+    if serial > 1:
+        used = np.maximum(1, f * o * i * candidates.group_parts)
+        stored = ceil_div(problem.groups * problem.in_channels * problem.taps, used)
+        slices_out = ceil_div(outputs, i) * item
+        finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
+        finishing += slice_cycles(slices_out)
+    cycles = exchange_in + once + serial * (exchange_weights + transform + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials, reducing)
-    if problem.input_transform:
-        temporary = np.maximum(temporary, arriving + inputs)
     return cycles, temporary
+
+
+def _finishing_cycles(
+    machine: Machine, unit: amp.Unit, partials: Array, outputs: Array, depth: int, grain: int
+) -> Array:
+    """Estimated cycles from partials to results, for ``partials`` bytes on each tile.
+
+    Where input channels were not split, a cast of the ``outputs`` if the result is narrower
+    ([PL, lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles).
+    """
+    if depth == 1:
+        narrower = unit.partial_bytes > unit.item_bytes
+        return costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0 * outputs
+    phase = SYNC_CYCLES + exchange_latency(machine.target)
+    cycles = np.zeros(partials.shape)
+    radices = amp.reduction_stages(depth)
+    held, left = partials // unit.partial_bytes, depth
+    for stage, radix in enumerate(radices):
+        made = ceil_div(ceil_div(held, radix), grain) * grain
+        out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
+        cycles += phase + held * unit.partial_bytes / 4
+        cycles += amp.reduce_partials_cycles(
+            made, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
+        )
+        held, left = made, -(-left // radix)
+    return cycles
 
 
 @dataclass(frozen=True)
@@ -422,6 +461,7 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
         problem.in_channels,
         problem.out_channels,
         problem.kernel,
+        *((problem.flipped,) if problem.flipped else ()),
     )
 
 
@@ -439,9 +479,14 @@ def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array
     return np.clip(taken - share.field_index * each, 0, each)
 
 
-def piece(total: Array, index: Array, parts: int) -> Array:
-    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it."""
-    return (index + 1) * total // parts - index * total // parts
+def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
+    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it.
+
+    They are of whole grains, except the last.
+    """
+    grains = ceil_div(total, grain)
+    begin, end = (np.minimum(k * grains // parts * grain, total) for k in (index, index + 1))
+    return end - begin
 
 
 @dataclass(frozen=True)
@@ -531,9 +576,12 @@ def add_product(
     share = share_out(problem, machine, unit, splits)
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
-    first = steps.send_inputs(inputs, turned[0])
+    first, gathered = steps.send_inputs(inputs, turned[0])
     last = steps.convolve(steps.weight_traffic(weights, turned[1]))
-    build.hold(f"{name}/inputs", steps.padded_inputs * unit.item_bytes, first, last)
+    build.hold(f"{name}/inputs", gathered, first, last)
+    for copy, nbytes, since in steps.copies:
+        # an exchange belongs to the step that it feeds: what it reads is there until that ends
+        build.hold(copy, nbytes, since, last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)
@@ -554,6 +602,7 @@ class _WeightTraffic:
     sent: Array
     messages: Array
     in_place: bool  # they lie as planned
+    sliced: Array  # what lies there of a step's weights
 
 
 @dataclass(frozen=True)
@@ -567,6 +616,8 @@ class _ProductSteps:
     unit: amp.Unit
     splits: Splits
     share: Share
+    # name, bytes and first step of what is put in order before it is sent
+    copies: list[tuple[str, Array, int]] = field(default_factory=list)
 
     @property
     def half(self) -> str:
@@ -609,32 +660,59 @@ class _ProductSteps:
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
 
-    def send_inputs(self, inputs: int | Operand, turned: bool) -> int:
-        """Bring the inputs; returns the first step of that."""
+    def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
+        """Bring the inputs; returns the first step of that, and the bytes that tiles gather.
+
+        A tile that has all of its part reads it where it lies.
+        """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
         source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
         item = self.unit.item_bytes
-        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         lying = spread_of(source, build.machine.tiles).elements * item
+        expand = self.problem.input_transform
         if turned and not in_place and not _repeats(build, inputs):
             _turn(build, f"{name}/transpose inputs", source, self.half)
         first = build.next
+        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
+        if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
+            total = int(slices.sum()) // splits.outs if expand else source.elements
+            lying = self._put_in_order("inputs", total, slices, lying, expand)
+            in_place, arriving = True, arriving if not expand else slices * item
         even = splits.outs % 2 == 0
         if in_place:
             home = np.minimum(lying, arriving)
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
             build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+            here = (arriving == home) & (self.padded_inputs == slices)
         else:
             # split outputs take the same inputs, which are sent once
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
             build.exchange(f"{name}/inputs", arriving, lying, peers, even)
-        if self.problem.input_transform:
+            here = np.zeros(build.tiles, bool)
+        return first, np.where(here, 0, self.padded_inputs * item)
+
+    def _put_in_order(
+        self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
+    ) -> Array:
+        """Copy an operand to where the plan wants it, before tiles take their parts of the copy.
+
+        ``total`` elements go to tiles in proportion to ``wanted``; ``expand``: kernel elements
+        become channels on the way. Returns the bytes of the copy on each tile.
+        """
+        build, name = self.build, self.name
+        mine = apportion(total, wanted)
+        nbytes = mine * self.unit.item_bytes
+        unique = apportion(min(int(lying.sum()), int(nbytes.sum())), lying)
+        step = build.exchange(
+            f"{name}/rearrange {what}", nbytes, lying, messages(nbytes, unique, 2)
+        )
+        if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand inputs", kind, rearrange_cycles(slices))
-            build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
-        return first
+            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(mine))
+        self.copies.append((f"{name}/rearranged {what}", nbytes, step))
+        return nbytes
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
         """What a serial step needs of the weights.
@@ -648,17 +726,20 @@ class _ProductSteps:
         source, in_place = _operand(build, weights, self._about("weight"), stored)
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
-        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
         if turned and not in_place and not _repeats(build, weights):
             _turn(build, f"{self.name}/transpose weights", source, self.half)
         fields = splits.rows * splits.cols  # tiles that want the same weights
+        if not in_place and (turned or fields > MOST_VIEWERS):
+            lying = self._put_in_order("weights", source.elements, stored, lying)
+            in_place = True
+        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
         if in_place:
             home = np.minimum(lying, wanted)
             peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
-            return _WeightTraffic(wanted - home, home, peers, in_place)
+            return _WeightTraffic(wanted - home, home, peers, in_place, lying)
         unique = apportion(int(wanted.sum()) // fields, lying)
         peers = messages(wanted, unique, 2, block_of(source) * item)
-        return _WeightTraffic(wanted, lying, peers, in_place)
+        return _WeightTraffic(wanted, lying, peers, in_place, lying)
 
     def convolve(self, traffic: _WeightTraffic) -> int:
         """Compute the product, a serial step at a time; returns the last step that computes."""
@@ -667,23 +748,42 @@ class _ProductSteps:
         vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
         cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
         weight_bytes = self.step_weight_bytes
+        # a tile that has all of its weights reads them where they lie
+        here = (traffic.received == 0) & (traffic.sliced == weight_bytes) & traffic.in_place
+        gathered = np.where(here, 0, weight_bytes)
         last = build.next
+        first, done = last, self._step_outputs()
         for serial in range(splits.serial):
             tail = f"/{serial + 1}" if splits.serial > 1 else ""
+            if splits.serial > 1:
+                stored = traffic.sliced
+                kind = f"popops::DynamicSlice1d<{self.half}>"
+                at = build.compute(f"{name}/slice weights{tail}", kind, slice_cycles(stored))
+                build.hold(f"{name}/sliced weights{tail}", stored, at, at + 1)
             weights_step = build.exchange(
                 f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
             )
-            if not (self.unit.half and traffic.in_place):
-                # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it,
-                # its fp16 rows have none
+            if not traffic.in_place:
+                # what lies otherwise arrives in pieces, which are put in the vertex's order
                 kind = f"poplin::PreArrange<{self.half}>"
                 build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
             flops = 2 * self.problem.macs // splits.serial
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
-            build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, last)
-            partial = self.unit.partial_bytes
-            _reduce(build, f"{name}/reduce{tail}", outputs, share, splits, partial, last)
+            build.hold(f"{name}/weights{tail}", gathered, weights_step, last)
+            _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
+            if splits.serial > 1:
+                nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
+                kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
+                at = build.compute(f"{name}/update{tail}", kind, slice_cycles(nbytes))
+                build.hold(f"{name}/outputs{tail}", nbytes, at - 1, at)
+        if splits.serial > 1:  # the whole result, which each step writes a part of
+            whole = piece(share.field * share.outs * share.groups, share.in_index, splits.ins)
+            build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)
         return last
+
+    def _step_outputs(self) -> Array:
+        """Results of a serial step without padding, before they are shared over input splits."""
+        return self.share.field * self.step_outs * self.share.groups
 
     def _vertex_cycles(self) -> Array:
         """Of each tile in a serial step."""
@@ -784,34 +884,49 @@ def _operand(
 def _reduce(
     build: Builder,
     name: str,
+    padded: Array,
     outputs: Array,
     share: Share,
     splits: Splits,
-    partial: int,
+    unit: amp.Unit,
     convolve: int,
 ) -> None:
-    """Append exchange and addition of the partials, in the stages that the depth asks for."""
-    depth, held = splits.ins, outputs
-    since = convolve
-    kind = "half" if partial == 2 else "float"
-    for radix in amp.reduction_stages(splits.ins):
+    """Append exchange and addition of the partials, in the stages that the depth asks for.
+
+    ``padded`` and ``outputs``: elements of a tile's partials, and of them real ones. The last
+    stage writes results of the operands' type; where there is nothing to add they are cast if that
+    is narrower ([PL, lib/poplin/Convolution.cpp], reduceOrCastComputeSets).
+    """
+    partial, tile_bytes = unit.partial_bytes, build.machine.target.bytes_per_tile
+    types = {2: "half", 4: "float"}
+    if splits.ins == 1:
+        if partial > unit.item_bytes:
+            build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
+        build.hold(f"{name}/partials", padded * partial, convolve, build.next - 1, interleaved=True)
+        return
+    depth, held, since = splits.ins, padded, convolve
+    radices = amp.reduction_stages(splits.ins)
+    for stage, radix in enumerate(radices):
         left = -(-depth // radix)
-        arriving = piece(outputs * depth, share.in_index, splits.ins)
-        mine = piece(outputs * left, share.in_index, splits.ins)
+        out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
+        mine = piece(padded * left, share.in_index, splits.ins, unit.out_group)
+        arriving = mine * (radix - 1)  # one of the partials is there
         step = build.exchange(
-            f"{name}/exchange", arriving * partial, held * partial, np.where(arriving > 0, radix, 0)
+            f"{name}/exchange",
+            (arriving + mine) * partial,
+            held * partial,
+            np.where(arriving > 0, radix - 1, 0),
         )
-        build.hold(f"{name}/partials", held * partial, since, step, interleaved=True)
         build.compute(
             name,
-            f"poplin::ReduceAdd<{kind},{kind}>",
-            amp.reduce_partials_cycles(mine, radix, partial),
-            int((arriving - mine).sum()),
+            f"poplin::ReduceAdd<{types[out_bytes]},{types[partial]}>",
+            amp.reduce_partials_cycles(mine, radix, partial, out_bytes, tile_bytes),
+            int(arriving.sum()),
         )
-        build.hold(f"{name}/arriving partials", arriving * partial, step, build.next - 1)
-        held, depth, since = mine, left, build.next - 1
-    if splits.ins == 1:
-        build.hold(f"{name}/partials", outputs * partial, convolve, convolve, interleaved=True)
+        done = build.next - 1
+        build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
+        build.hold(f"{name}/arriving partials", arriving * partial, step, done)
+        held, depth, since = mine, left, done
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:

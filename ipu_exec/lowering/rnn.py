@@ -1,6 +1,8 @@
 """LSTM, GRU and plain recurrent layers.
 
-One product of all inputs, then a product and a few maps a time step.
+At each time step a product of its inputs and the state (an LSTM) or one of each (a GRU, whose
+reset follows the product), and a few maps ([PL, lib/popnn/Lstm.cpp], preCalcWeights, which is off
+by default and which PopART does not set).
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from ipu_exec.lowering.attention import transposed
-from ipu_exec.lowering.build import Builder, row_major
+from ipu_exec.lowering.build import Builder, placed, row_major
+from ipu_exec.lowering.costs import rearrange_cycles, slice_cycles
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.matmul import multiply, sides_of
@@ -73,7 +76,11 @@ def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[
 
 
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step, ``states`` elements of hidden state a tile."""
+    """The maps of one time step, ``states`` elements of hidden state a tile.
+
+    Of an LSTM: both gates' products at once, their sum, tanh and the output's product
+    ([PL, lib/popnn/Lstm.cpp], basicLstmCellForwardPass).
+    """
     if gates == 1:
         build.map(
             "activation", "relu" if base_name(build.spec) == "rnn_relu" else "tanh", states, dtype
@@ -81,11 +88,54 @@ def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
         return
     build.map("gates/sigmoid", "sigmoid", states * (gates - 1), dtype)
     build.map("candidate/tanh", "tanh", states, dtype)
-    build.map("forget", "mul", states, dtype)
-    build.map("update", "scaled_add", states, dtype)
+    build.map("forget", "mul", states * (2 if gates == 4 else 1), dtype)
+    build.map("update", "add_", states, dtype)
     if gates == 4:
         build.map("cell/tanh", "tanh", states, dtype)
         build.map("output", "mul", states, dtype)
+
+
+def _kernel(
+    build: Builder, name: str, left: Operand, indices: tuple[int, ...], columns: int
+) -> Operand:
+    """Weights of a step's product, one below the other, lying as its plan wants them.
+
+    Those that nobody placed lie so from the start ([PL, lib/popnn/Lstm.cpp],
+    createWeightsKernel); others are put in order once, before the loop, and are kept until it ends.
+    """
+    rows = left.shape[-1]
+    size = rows * columns
+    fused = Operand((rows, columns), left.dtype, (1, rows), 0, size, None, Role.WEIGHT)
+    probe = Builder(OpSpec(build.spec.name, (left, fused), (), ()), build.machine)
+    multiply(probe, name, sides_of(probe.spec, 0, 1), left.dtype)
+    layout = probe.wishes[1]
+    for position, index in enumerate(indices):
+        source = build.spec.operands[index]
+        share = apportion(max(source.storage_elements, source.elements), layout.bytes)
+        key = ("recurrent", 0, digest(layout.key, position, len(indices)))
+        wish = Spread(key, share).layout(left.dtype)
+        if source.layout is None:
+            build.wishes.setdefault(index, wish)
+        elif source.layout.key != key:
+            step = build.fetch(f"{name}/arrange weights {position}", source, share)
+            build.compute(
+                f"{name}/transpose weights {position}",
+                f"popops::Transpose2D<{'half' if source.item_bytes == 2 else 'float'}>",
+                rearrange_cycles(share),
+            )
+            build.hold(f"{name}/weights {position}", wish.bytes, step, _END)
+    return placed(fused, layout)
+
+
+def _beside(build: Builder, rows: int, parts: tuple[Operand, ...], columns: int) -> Operand:
+    """Operands side by side as one matrix: their shares of the tiles, together."""
+    nbytes = np.sum([part.layout.bytes for part in parts if part.layout is not None], axis=0)
+    dtype = parts[0].dtype
+    spread = Spread(
+        ("beside", 0, digest(*(part.layout.key for part in parts if part.layout is not None))),
+        apportion(rows * columns, nbytes),
+    )
+    return row_major((rows, columns), dtype, spread.layout(dtype))
 
 
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
@@ -113,40 +163,60 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     gates = w_hidden.shape[0] // hidden
     steps = data.shape[0]
     batch = data.elements // steps // data.shape[-1]
-    x = _matrix(build.place(0), data.shape[-1])
-    kernel = [replace(build.place(i), role=Role.WEIGHT) for i in (1, 2)]
-    all_gates, done = _product(build, "inputs", x, transposed(kernel[0]))
-    assert all_gates.layout is not None
-    build.hold("gates of inputs", all_gates.layout.bytes, max(0, build.next - 1), _END)
+    source, dtype = build.place(0), data.dtype
+    inputs = data.shape[-1]
+    one = row_major(
+        (batch, inputs), dtype, build.linear(batch * inputs, dtype).layout(dtype), source.role
+    )
+    states = build.linear(batch * hidden, dtype)
+    state = row_major((batch, hidden), dtype, states.layout(dtype))
+    products: list[tuple[str, Operand, Operand]] = []
+    columns = gates * hidden
+    if gates == 4:  # one product of inputs and state with both weights
+        both = _beside(build, batch, (one, state), inputs + hidden)
+        products.append(("units", both, _kernel(build, "units", both, (1, 2), columns)))
+    else:
+        products.append(("inputs", one, _kernel(build, "inputs", one, (1,), columns)))
+        products.append(("recurrent", state, _kernel(build, "recurrent", state, (2,), columns)))
     first = build.next
-    state = row_major(
-        (batch, hidden), data.dtype, build.linear(batch * hidden, data.dtype).layout(data.dtype)
-    )
-    recurrent, again = _product(build, "recurrent", state, transposed(kernel[1]))
-    mine = again.outputs.elements
-    step = build.fetch(
-        "gates",
-        replace(all_gates, shape=recurrent.shape, storage_elements=all_gates.elements),
-        mine,
-    )
-    build.hold("gates", mine * data.item_bytes, step, build.next)
-    build.map("add gates", "add_", mine, data.dtype)
-    _cell(build, apportion(batch * hidden, mine), gates, data.dtype)
+    # a time step's inputs, of the copy that is cut into time steps
+    share = build.linear(batch * inputs, dtype).elements * data.item_bytes
+    kind = "half" if data.item_bytes == 2 else "float"
+    build.compute("slice inputs", f"popops::DynamicSlice1d<{kind}>", slice_cycles(share))
+    build.hold("step's inputs", share, build.next - 1, _END)
+    worklists = np.zeros(build.tiles, np.int64)
+    for name, left, right in products:
+        result, again = _product(build, name, left, right)
+        worklists = worklists + again.worklists
+        begin = build.next
+        step = build.fetch(f"{name}/gates", result, states.elements * gates)
+        build.hold(f"{name}/gates", states.elements * gates * data.item_bytes, step, _END)
+        assert result.layout is not None
+        build.hold(f"{name}/units", result.layout.bytes, begin - 1, step)
+        build.map(f"{name}/add", "add_", states.elements * gates, dtype)
+    mine = states.elements
+    _cell(build, mine, gates, dtype)
     workspace = spec.outputs[3]
-    if workspace is not None and workspace.dtype == data.dtype and workspace.elements:
-        build.map("keep", "copy", apportion(workspace.elements // steps, mine), data.dtype, flops=0)
+    if workspace is not None and workspace.dtype == dtype and workspace.elements:
+        kept = apportion(workspace.elements // steps, mine) * data.item_bytes
+        build.compute("keep", f"popops::DynamicUpdateSlice1d<{kind}>", slice_cycles(kept))
+    build.compute(
+        "write output",
+        f"popops::DynamicUpdateSlice1d<{kind}>",
+        slice_cycles(mine * data.item_bytes),
+    )
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
         spread = (
             None
             if out is None
-            else Spread(("states", 0, digest(again.outputs.key)), apportion(out.elements, mine))
+            else Spread(("states", 0, digest(states.key)), apportion(out.elements, mine))
         )
         layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
     return build.plan(
         tuple(layouts),
-        constants=done.worklists + again.worklists,
+        constants=worklists,
         note=f"{steps} steps; {again.splits}",
     )
 

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from rich.console import Console
@@ -47,7 +47,8 @@ class Planning:
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end there."""
-        _planned(call, self.asked, self.args, shlex.join(self.words))
+        command = shlex.join(self.words)
+        _planned(call, replace(self.asked, command=command), self.args, command)
         raise SystemExit(0)
 
 

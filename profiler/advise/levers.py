@@ -22,6 +22,7 @@ from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
+_MOST_ESTIMATES = 4  # kept at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 
@@ -162,6 +163,8 @@ class Basis:
         if not half and ratio == 1:
             return self.costs
         if (half, ratio) not in self._estimates:
+            if len(self._estimates) >= _MOST_ESTIMATES:  # each has bytes of all Blocks and tiles
+                self._estimates.pop(next(iter(self._estimates)))
             self._estimates[half, ratio] = estimated(self.costs, self.sizes, half, ratio)
         return self._estimates[half, ratio]
 

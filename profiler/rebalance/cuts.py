@@ -58,7 +58,7 @@ class Ties:
             first.setdefault(tensor, row)
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
         return cls(
-            tuple(str(variables["name"][first[tensor]]) for tensor in tied),
+            tuple(report.variable_name(int(variables["id"][first[tensor]])) for tensor in tied),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
             tuple(size[tensor] for tensor in tied),
             tuple(tied),

@@ -54,18 +54,19 @@ def least_update(
     known: Assignment,
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
+    bottleneck: int = 0,
 ) -> LeastUpdate:
     """The quickest split onto the IPUs of ``known``, which fits, as far as can be proven.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
-    must be on one IPU.
+    must be on one IPU; ``bottleneck``: cycles that the busiest IPU of no split is below.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
     most = least.total // counted_micro_batches(costs, len(known.ipus))
     apart = len(set(known.ipus)) == len(known.ipus)
     table = interval_costs(costs, len(known.ipus), choices, max(1, most), together if apart else ())
-    search = _Search(costs, table, known.ipus, together)
+    search = _Search(costs, table, known.ipus, together, bottleneck)
     width = table.final.shape[1]
     for ways in (_ALL // len(known.ipus), *_WAYS):
         many = ways > _WAYS[0]
@@ -130,8 +131,11 @@ class _Weights:
         return cls(count - stages + 1, 1, 1, cycles)
 
 
-def fixed_cycles(costs: Costs, ipus: Sequence[int]) -> int:
-    """Cycles of every split onto these IPUs: syncs, the host's transfers, the weight update."""
+def fixed_cycles(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
+    """Cycles of every split onto these IPUs: syncs, the host's transfers, the weight update.
+
+    ``choices``: ways of saving memory that stages may take (default: any).
+    """
     streams, count = costs.streams, counted_micro_batches(costs, len(ipus))
     sync = costs.machine.sync if max(ipus) else 0
 
@@ -148,10 +152,43 @@ def fixed_cycles(costs: Costs, ipus: Sequence[int]) -> int:
     if streams.out_once:
         fixed += most(streams.stream_out)
     update = costs.cycles.update
+    if choices and all(choice.offload for choice in choices):
+        update = update + costs.moves
     if costs.training and update.any():
         share = -(-int(update.sum()) // len(set(ipus)))
         fixed += costs.least_reduce(len(set(ipus))) + max(share, int(update.max()))
     return fixed
+
+
+def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
+    """Cycles of the exchange between these IPUs at the least, whichever split is on them.
+
+    That of a micro-batch over the widest link, and over each IPU's own links what goes over any
+    cut.
+    """
+    stages, machine = len(ipus), costs.machine
+    if stages < 2 or any(a == b for a, b in pairwise(ipus)):
+        return 0
+    apart = len(set(ipus)) == stages
+    spared = np.zeros(len(costs), dtype=np.int64)
+    ties = costs.cuts.ties
+    for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
+        for reader in readers[1:] if apart else readers:
+            spared[home:reader] += nbytes
+    ahead, back = (np.maximum(0, way - spared)[:-1] for way in (costs.cuts.ahead, costs.cuts.back))
+    crossed = np.sort(np.maximum(ahead, back))[stages - 2]
+    least = int(copies_bound(costs, np.array([crossed]))[0])
+    forward, backward = int(ahead.min()), int(back.min())
+    if not forward + backward:
+        return least
+    rates = [machine.link_rate(a, b) for a, b in pairwise(ipus)]
+    latencies = [machine.hop_latency(a, b) for a, b in pairwise(ipus)]
+    for k in range(stages - 2):  # the IPUs between two others
+        left, right = rates[k], rates[k + 1]
+        ways = backward / left + forward / right, forward / left + backward / right
+        latency = max(latencies[k], latencies[k + 1])
+        least = max(least, int(np.ceil(latency + max(ways))))
+    return least
 
 
 class _Search:
@@ -163,7 +200,9 @@ class _Search:
         table: IntervalCosts,
         ipus: tuple[int, ...],
         together: Sequence[Sequence[int]],
+        bottleneck: int,
     ) -> None:
+        self.bottleneck, self.least_copies = bottleneck, least_copies(costs, ipus)
         self.costs, self.table, self.ipus, self.together = costs, table, ipus, together
         self.stages, self.count = len(ipus), len(costs)
         self.apart = len(set(ipus)) == self.stages
@@ -171,7 +210,7 @@ class _Search:
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
         self.usable = [self._usable(k) for k in range(self.stages)]
-        self.fixed = fixed_cycles(costs, ipus)
+        self.fixed = fixed_cycles(costs, ipus, table.choices)
         self._bounds_of_the_rest()
 
     # -- of stages ---
@@ -281,7 +320,7 @@ class _Search:
     def _bound(self, k: int, ways: _Ways) -> np.ndarray:
         """No split that goes on from these ways, whose next stage is k, takes less."""
         at, weights = ways.begin, self.weights
-        slowest = np.maximum(ways.both, self.slowest[k][at])
+        slowest = np.maximum(np.maximum(ways.both, self.bottleneck), self.slowest[k][at])
         link = np.maximum(ways.link, self.links[k][at])
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
@@ -289,13 +328,14 @@ class _Search:
             self.work[at] - self.table.most if still else 0,
         )
         behind = self.behind[k][at] if k < self.stages else 0
+        copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
         total: np.ndarray = (
             self.fixed
             + weights.main * slowest
             + ways.ramps
             + weights.ahead * ahead
             + weights.behind * behind
-            + weights.each * copies_bound(self.costs, np.minimum(link, 1 << 50))
+            + weights.each * np.maximum(copies, self.least_copies)
         )
         return np.where(slowest < INFINITE, total, INFINITE)
 

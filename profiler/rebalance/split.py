@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -27,10 +26,9 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
     memory_of_all,
 )
-from profiler.rebalance.least_update import fixed_cycles, least_update
+from profiler.rebalance.least_update import fixed_cycles, least_copies, least_update
 from profiler.rebalance.many_splits import (
     assignment_cycles,
-    copies_bound,
     counted_micro_batches,
 )
 from profiler.rebalance.proof import does_not_fit
@@ -119,9 +117,10 @@ def best_split(
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     near = _better_neighbours(costs, assignment, together)
-    searched = least_update(costs, near, allowed, together)
+    searched = least_update(costs, near, allowed, together, least)
     prediction = what_if(costs, searched.assignment)
-    split = Split(prediction, prediction.bottleneck, least, free, searched.bound, ())
+    bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
+    split = Split(prediction, prediction.bottleneck, least, free, bound, ())
     return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
 
 
@@ -262,51 +261,38 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
 
     ``choices``: ways of saving memory that stages may take (default: any).
 
-    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
-    once, but for the last stage's.
+    A pipeline's busiest IPU does its work for each micro-batch; and what the ramps take grows with
+    the work of all stages (`_at_least_with_ramps`).
     """
     count = counted_micro_batches(costs, len(ipus))
     work = costs.cycles.work if costs.training else costs.cycles.forward
     whole = int(work.sum())
     if not costs.pipelined:
         return count * whole
+    fixed = fixed_cycles(costs, ipus, choices)
     share = -(-whole // len(set(ipus)))
     if len(set(ipus)) < len(ipus):
-        return count * max(share, int(work.max()))
+        return count * max(share, int(work.max())) + fixed
     slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
     cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
-    fixed = fixed_cycles(costs, ipus)
-    return (count - 1) * slowest + whole + cycles * _least_copies(costs, ipus) + fixed
+    ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
+    return ramps + cycles * least_copies(costs, ipus) + fixed
 
 
-def _least_copies(costs: Costs, ipus: Sequence[int]) -> int:
-    """Cycles of the exchange between these IPUs, one stage each, at the least.
+def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, training: bool) -> int:
+    """Cycles of a pipeline's work at the least.
 
-    That of a micro-batch over the widest link, and over each IPU's own links what goes over any
-    cut.
+    ``slowest``: that the longest stage takes at the least; ``whole``: of all stages, a micro-batch.
+    With a longest stage of c cycles it is G c or more, as one IPU does all of that. And of
+    `profiler.schedules.training_cycles` the main part is (G - 2K + 2) c, to fill and to flush take
+    what all stages but the last do, the rest twice what all but the first do: (G - 2K - 1) c + 3
+    times the whole or more, as neither of these stages is longer than c. Likewise in inference.
     """
-    stages, machine = len(ipus), costs.machine
-    if stages < 2:
-        return 0
-    spared = np.zeros(len(costs), dtype=np.int64)
-    ties = costs.cuts.ties
-    for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-        for reader in readers[1:]:
-            spared[home:reader] += nbytes
-    ahead, back = (np.maximum(0, way - spared)[:-1] for way in (costs.cuts.ahead, costs.cuts.back))
-    crossed = np.sort(np.maximum(ahead, back))[stages - 2]
-    least = int(copies_bound(costs, np.array([crossed]))[0])
-    forward, backward = int(ahead.min()), int(back.min())
-    if not forward + backward:
-        return least
-    rates = [machine.link_rate(a, b) for a, b in pairwise(ipus)]
-    latencies = [machine.hop_latency(a, b) for a, b in pairwise(ipus)]
-    for k in range(stages - 2):  # the IPUs between two others
-        left, right = rates[k], rates[k + 1]
-        ways = backward / left + forward / right, forward / left + backward / right
-        latency = max(latencies[k], latencies[k + 1])
-        least = max(least, int(np.ceil(latency + max(ways))))
-    return least
+    times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
+    if count >= lost:
+        return max(count * slowest, (count - lost) * slowest + times * whole)
+    # The latter is less the longer the longest stage is: where both are as much is the least.
+    return max(count * slowest, times * count * whole // lost)
 
 
 def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:

@@ -242,7 +242,7 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
-    from profiler import units
+    from profiler import confidence, units
     from profiler.rebalance import Assignment, what_if
     from reports.tables import (
         Column,
@@ -294,7 +294,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         Column("forward", "forward"),
         Column("backward", "backward"),
         Column("cycles", "cycles"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
     )
     change = wanted.total / now.total - 1 if now.total else 0.0
     turn = "weight update" if costs.training else "device iteration"
@@ -303,6 +303,8 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
             f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%})."
         )
     ]
+    if within := confidence.likely(report):
+        lines.append(say(f"Cycles are {within}; two splits share most of that."))
     proof = Facts(
         "best",
         (

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Answer = Callable[[Report, Costs, Split, Sequence[Choice], argparse.Namespace], list[Part]]
 
 
+AS_MEASURED = -1.0  # of --robust without a number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ask further questions about a split."""
     group = parser.add_argument_group("more answers")
@@ -38,8 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--robust",
         type=_percent,
+        nargs="?",
+        const=AS_MEASURED,
         metavar="PERCENT",
-        help="the split with the least regret if costs are off by this much",
+        help="the split with the least regret if costs are off by this much (without a number: by"
+        " as much as the profile says they likely are)",
     )
     group.add_argument("--prove", action="store_true", help="why no split is quicker")
     group.add_argument(
@@ -127,7 +133,7 @@ def _pareto(
     columns = [
         Column("split", "Blocks a stage", sentence),
         Column("cycles", "cycles of the\nslowest stage"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("fits", "fits", text),
     ]
     if any(frame["saves"]):
@@ -228,14 +234,24 @@ def _bubble(
 def _robust(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
+    from profiler import confidence
     from profiler.rebalance.robust import least_regret
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
-    robust = least_regret(costs, _stages(split), args.robust)
+    off = args.robust
+    if off == AS_MEASURED:
+        measured = confidence.likely_error(report)
+        if measured is None:
+            raise common.CommandError(
+                f"{report.path} does not say how far its cycles likely are off: compile it again,"
+                " or say it, as in --robust 10"
+            )
+        off = measured
+    robust = least_regret(costs, _stages(split), off)
     sizes = _sizes(costs, robust.assignment.starts)
     facts = (
-        Fact("off", args.robust),
+        Fact("off", off),
         Fact("split", sizes),
         Fact("regret", robust.regret),
         Fact("regret_of_best", robust.regret_of_best),
@@ -248,7 +264,7 @@ def _robust(
     return [
         Facts("robust", facts),
         say(
-            f"Where every Block's cycles may be off by {args.robust:.0%}, the slowest stage with"
+            f"Where every Block's cycles may be off by {off:.0%}, the slowest stage with"
             f" {sizes} Blocks a stage takes {distance} {robust.regret:,} cycles a micro-batch more"
             " than the least possible; with the split whose slowest stage is shortest for the costs"
             f" as they are it {at_most} {robust.regret_of_best:,}. At worst it takes"

@@ -185,6 +185,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
             f"{cycles:,} cycles, {units.seconds(seconds)}, with"
             f" {units.count(micro_batches, 'micro-batch')}",
         ),
+        *_confidence(report),
         Fact(
             "samples_per_second",
             per_second,
@@ -199,6 +200,20 @@ def _speed(report: Report) -> tuple[Fact, ...]:
             stages.slowest_stage(report) if len(report.stages) > 1 else "",
         ),
     )
+
+
+def _confidence(report: Report) -> tuple[Fact, ...]:
+    """How far the cycles likely are from the truth; nothing where the profile does not say."""
+    from profiler import confidence
+    from reports.tables import Fact
+
+    error = confidence.likely_error(report)
+    if error is None:
+        return ()
+    said = confidence.likely(report)
+    if share := confidence.unmeasured(report):
+        said += f"; {share:.0%} are of operators that nobody measured, judged by likeness"
+    return (Fact("likely_error", round(error, 4), "cycles are", said),)
 
 
 def _slowest(report: Report) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
+  ipu-report view plan.json                            what ipu-run --plan 16 --write found
   ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
   ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
@@ -39,7 +40,10 @@ EXAMPLES = """  ipu-report view demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     parser.add_argument(
-        "profiles", nargs="?", metavar="PROFILE", help="profile.pop, or a directory of one"
+        "profiles",
+        nargs="?",
+        metavar="PROFILE",
+        help="profile.pop, or a directory of one; or a plan.json",
     )
     parser.add_argument(
         "--follow",
@@ -86,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError("give a PROFILE, or --follow DIR", common.USAGE)
     if args.follow is not None:
         return _follow(args)
+    if args.profiles.endswith(".json"):
+        return _plan(args)
     with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
@@ -94,6 +100,25 @@ def run(args: argparse.Namespace) -> int:
         guard = Guard.bound_to(args.host, args.allow_host)
         app = create_app(report, other, guard, prepare=True, script=args.script or ())
         _serve(args, app, guard, str(report.path), port)
+    return common.OK
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """A plan's candidates (ipu-run --plan ... --write)."""
+    from planner import PlanError, load
+
+    if args.other is not None:
+        raise common.CommandError("a plan is viewed alone", common.USAGE)
+    try:
+        plan = load(args.profiles)
+    except PlanError as error:
+        raise common.CommandError(str(error)) from error
+    port = free_port(args.host, args.port)
+    from viewer.guard import Guard
+    from viewer.plan_app import create_plan_app
+
+    guard = Guard.bound_to(args.host, args.allow_host)
+    _serve(args, create_plan_app(plan, args.profiles, guard), guard, args.profiles, port)
     return common.OK
 
 

@@ -62,7 +62,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     import pandas as pd
 
-    from profiler import units
+    from profiler import confidence, units
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
     from profiler.units import percent
     from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
@@ -95,7 +95,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("pipeline_cycle", "pipeline\ncycle"),
         Column("samples_per_second", "samples/s"),
         Column("ipus", "IPUs", identity),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("legal", "com-\npiles", words),
         Column("memory", "memory", sentence),
     )
@@ -107,13 +107,15 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("forward", "forward"),
         Column("backward", "backward"),
         Column("cycles", "cycles"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
     )
     lines = [
         say(f"{text}: {problem}." if several else f"{units.sentence(problem)}.")
         for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]
+    if within := confidence.likely(report):
+        lines.append(say(f"Cycles are {within}; two splits share most of that."))
     return Page(
         str(report.path),
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),

@@ -374,8 +374,9 @@ def test_compound_operators_are_several_compute_sets() -> None:
 
 def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
     plan = lower(NETWORK["lstm"]("float32"), MK2)
-    assert sum(step.name == "recurrent/convolve" for step in plan.steps) == 8
-    assert sum(step.name == "inputs/convolve" for step in plan.steps) == 1
+    names = [step.name for step in plan.steps]
+    # of an LSTM one product of inputs and state a step, as popnn without preCalcWeights
+    assert names.count("units/convolve") == names.count("write output") == 8
 
 
 def test_a_recurrent_layer_keeps_what_its_backward_needs_at_each_step() -> None:
@@ -534,7 +535,7 @@ def test_a_tile_touches_as_many_outputs_as_its_box_is_wide() -> None:
 def test_every_vertex_type_has_code_and_state() -> None:
     plan = lower(NETWORK["bmm"]("float16"), MK2)
     types = [v.type for step in plan.steps if isinstance(step, Compute) for v in step.vertices]
-    assert any(t.startswith("poplin::ConvPartial1x1Out<half,half") for t in types)
+    assert any(t.startswith("poplin::ConvPartial1x1Out<half,float") for t in types)
     for vertex_type in types:
         code, state = vertex_info(vertex_type)
         assert code > 0

@@ -16,7 +16,13 @@ from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Ties
 from profiler.rebalance.many_splits import ManySplits, total_cycles
 from profiler.rebalance.robust import least_regret, scenario
-from profiler.rebalance.split import ALL_CHOICES, one_an_ipu, quickest_split, returning
+from profiler.rebalance.split import (
+    ALL_CHOICES,
+    at_least,
+    one_an_ipu,
+    quickest_split,
+    returning,
+)
 from profiler.rebalance.tile_memory import ipu_bytes
 
 
@@ -148,6 +154,25 @@ def _fits(costs: Costs, tried: Assignment) -> bool:
         if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
             return False
     return True
+
+
+def test_no_split_is_below_what_is_known_without_looking() -> None:
+    """Whatever all stages do to save memory: what they move and run again is in the bound."""
+    random = np.random.default_rng(5)
+    near = 0
+    for number in range(200):
+        count = int(random.integers(2, 8))
+        stages = int(random.integers(1, min(count, 4) + 1))
+        costs, ipus = model(random, count, stages), stage_lists(random, stages)
+        choice = ALL_CHOICES[number % len(ALL_CHOICES)]
+        splits = [
+            Assignment(starts, ipus, (choice,) * stages) for starts in all_starts(count, stages)
+        ]
+        least = min(_quick(costs, split) for split in splits)
+        bound = at_least(costs, ipus, (choice,))
+        assert at_least(costs, ipus) <= bound <= least
+        near += bound > 0.9 * least
+    assert near > 20
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,0 +1,62 @@
+"""What the rows say of each class of operator, for `ipu_exec.lowering.measured`.
+
+Rows of cycles and of throughput of single operators count, each benchmark once: not those that are
+marked as other work than ours, nor those measured on software of 2019 [JIA], nor whole models.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ipu_exec.lowering.measured import FILE
+
+if TYPE_CHECKING:
+    from benchmarks.fidelity.__main__ import Result
+    from benchmarks.fidelity.cases import Row
+
+CLASSES = {
+    "products": "product",
+    "layers": "product",
+    "convolutions": "convolution",
+    "depthwise": "grouped convolution",
+    "LSTM": "recurrent",
+    "GRU": "recurrent",
+    "reductions": "reduction",
+    "pooling": "pooling",
+}
+OLD = ("JIA",)
+
+
+def class_of(row: Row) -> str | None:
+    """The class that a row measures; None where it counts for none."""
+    if row.source in OLD or row.unit == "bytes" or row.quantity.startswith("tiles"):
+        return None
+    if row.mark and row.operator not in ("GRU", "reductions"):
+        return None
+    if row.group == "whole models":
+        return None
+    return CLASSES.get(row.operator)
+
+
+def by_class(results: Sequence[Result]) -> dict[str, list[float]]:
+    """|ln ratio| of the rows of each class."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        name = class_of(result.row)
+        if name is not None and result.ratio is not None:
+            found.setdefault(name, []).append(result.error)
+    return found
+
+
+def write(results: Sequence[Result]) -> None:
+    """Write measured.csv: rows, median, and what four in five rows are within."""
+    with FILE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["class", "rows", "median", "likely"])
+        for name, errors in sorted(by_class(results).items()):
+            likely = statistics.quantiles(errors, n=5)[-1]
+            row = (name, len(errors), f"{statistics.median(errors):.3f}", f"{likely:.3f}")
+            writer.writerow(row)

@@ -1,0 +1,72 @@
+"""Laws that every prediction keeps: `benchmarks.laws` on shapes that hypothesis draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.laws import laws
+from benchmarks.laws.cases import FLOAT, HALF, KINDS, Case, cycles, plan_of
+from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.machine import Machine
+from tests.operands import MK2
+
+# `python -m benchmarks.laws --cases 1000` holds more cases than a test has time for
+EXAMPLES = 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_shapes_keep_the_laws(kind: str) -> None:
+    about = KINDS[kind]
+    extents = st.tuples(*map(st.integers, about.low, about.high))
+
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+    @given(extents, st.sampled_from((HALF, FLOAT)), st.integers(0, 1000))
+    def hold(drawn: tuple[int, ...], dtype: str, seed: int) -> None:
+        assert laws.check(Case(kind, drawn, dtype), MK2, seed) == []
+
+    hold()
+
+
+def test_work_that_takes_no_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("product", (1, 512, 512, 512), FLOAT)
+    plan = plan_of(case, MK2)
+    idle = tuple(
+        replace(step, cycles=np.zeros_like(step.cycles))
+        for step in plan.steps
+        if isinstance(step, Compute)
+    )
+    assert laws.check(case, MK2, 0) == []
+    monkeypatch.setattr(laws, "plan_of", lambda *_: replace(plan, steps=idle))
+    assert {"never faster than the units", "never faster than the memory"} <= {
+        one.law for one in laws.check(case, MK2, 0)
+    }
+
+
+def test_what_nobody_sent_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("sum", (64, 4096), FLOAT)
+    plan = plan_of(case, MK2)
+
+    def robbed(of: Case, machine: Machine) -> Plan:
+        steps = tuple(
+            replace(step, bytes_out=np.zeros_like(step.bytes_out))
+            if isinstance(step, Exchange)
+            else step
+            for step in plan.steps
+        )
+        return replace(plan, steps=steps)
+
+    monkeypatch.setattr(laws, "plan_of", robbed)
+    broken = laws.check(case, MK2, 0)
+    assert "received as sent" in {one.law for one in broken}
+
+
+def test_rows_that_are_cut_are_compared_with_rows_that_are_cut() -> None:
+    cut, whole = Case("softmax", (2972, 15), HALF), Case("softmax", (2972, 16), HALF)
+    assert laws.cuts_rows(cut, MK2) and not laws.cuts_rows(whole, MK2)
+    assert not laws.comparable(cut, whole, MK2)
+    assert cycles(plan_of(whole, MK2), MK2) < cycles(plan_of(cut, MK2), MK2)

@@ -1,0 +1,76 @@
+"""Where compiles run makes no difference; a worker that dies costs another try."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.plan.brute_force import Case
+from ipu_exec.errors import Error
+from ipu_exec.planning.workers import Cluster, Here, Processes
+from planner import Plan
+
+CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def killed_once(number: int, mark: str) -> int:
+    """Kill the worker that has the first task, the first time."""
+    path = Path(mark)
+    if number == 0 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number + 1
+
+
+def always_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def two() -> Iterator[Processes]:
+    workers = Processes(2)
+    yield workers
+    workers.close()
+
+
+def test_results_come_in_the_order_of_the_tasks(two: Processes) -> None:
+    tasks = [(square, (number,)) for number in range(5)]
+    assert list(two.run(tasks)) == list(Here().run(tasks)) == [0, 1, 4, 9, 16]
+
+
+def test_a_killed_worker_costs_another_try(two: Processes, tmp_path: Path) -> None:
+    mark = str(tmp_path / "mark")
+    assert list(two.run([(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
+
+
+def test_a_task_that_kills_every_worker_is_an_error(two: Processes) -> None:
+    with pytest.raises(Error, match="died 3 times"):
+        list(two.run([(always_killed, ())]))
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether two plans are the same but for the time they took."""
+    return (one.candidates, one.why, one.left_out) == (other.candidates, other.why, other.left_out)
+
+
+def test_two_workers_give_the_answer_of_one() -> None:
+    assert same(CASE.plan(workers=2), CASE.plan())
+
+
+def test_ray_gives_the_same_answer(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    cluster = Cluster("local", 2)
+    try:
+        mark = str(tmp_path / "mark")
+        assert list(cluster.run([(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
+    finally:
+        cluster.close()
+    assert same(CASE.plan(ray="local", workers=2), CASE.plan())

@@ -1,0 +1,35 @@
+"""Random costs of a few Blocks, small enough for brute force, and small models of equal layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import ipu_exec
+from benchmarks.rebalance.random_costs import random_costs
+from ipu_exec import PipelinedExecution, Stage
+from profiler import Report, open_report
+from profiler.rebalance import Costs
+from tests.models import LayersInBlocks
+
+
+def random_case(random: np.random.Generator, stages: int, most: int = 8, **more: object) -> Costs:
+    count = int(random.integers(stages, most))
+    full = float(random.uniform(0.8, 1.6))
+    return random_costs(random, count, 4, stages=stages, full=full, **more)  # type: ignore[arg-type]
+
+
+def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> Report:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
+        False
+    )
+    options.Training.gradientAccumulation(16)
+    options.setExecutionStrategy(
+        PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages)))
+    )
+    model = LayersInBlocks(sizes)
+    training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
+    return open_report(folder)

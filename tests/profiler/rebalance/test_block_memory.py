@@ -1,0 +1,80 @@
+"""Code that equal Blocks share, in memory once an IPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiler import Report
+from profiler.rebalance import Assignment, Costs, what_if
+from tests.profiler.rebalance.cases import deep
+
+EQUAL = {f"B{k}": 1 for k in range(8)}
+SPLITS = ((0,), (0, 3), (0, 1, 3, 5), tuple(range(8)))
+
+
+@pytest.fixture(scope="module")
+def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    """The same model in each of the splits."""
+    names = list(EQUAL)
+    return [
+        deep(
+            tmp_path_factory.mktemp("equal"),
+            EQUAL,
+            [tuple(names[a:b]) for a, b in zip(starts, (*starts[1:], 8), strict=True)],
+        )
+        for starts in SPLITS
+    ]
+
+
+def of_blocks_alone(costs: Costs) -> Costs:
+    """Without gaps, and without what the profile's own IPUs are known to hold besides."""
+    memory = replace(costs.memory, residual=np.zeros((0, 0), dtype=np.int64))
+    return replace(costs, memory=memory, machine=replace(costs.machine, region0_bytes=0))
+
+
+@pytest.mark.parametrize("profiled", range(len(SPLITS)))
+def test_code_that_equal_blocks_share_is_counted_once_an_ipu(
+    equal_layers: list[Report], profiled: int
+) -> None:
+    """From any split to any other, to more stages and to fewer.
+
+    Memory is what the other's own profile has. Without gaps: in a model as small as this one they
+    hide it.
+    """
+    costs = of_blocks_alone(Costs.from_report(equal_layers[profiled]))
+    assert (costs.memory.code_users.sum(axis=1) >= 6).any()
+    for starts, report in zip(SPLITS, equal_layers, strict=True):
+        split = Assignment(starts, tuple(range(len(starts))))
+        own = of_blocks_alone(Costs.from_report(report))
+        assert what_if(costs, split).fullest == pytest.approx(
+            what_if(own, split).fullest, rel=0.025
+        )
+
+
+def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> None:
+    report = equal_layers[1]
+    header = report.meta
+    said = header["code"]
+    assert len(said["calls"]) == 8 and said["shared"]
+    first = said["shared"][0]
+    strange = (
+        [],
+        7,
+        {},
+        {**said, "calls": [1]},
+        {**said, "calls": [-1] * 8},
+        {**said, "calls": [1 << 40] * 8},
+        {**said, "shared": [[[99], *first[1:]]]},
+        {**said, "shared": [[first[0], [1 << 70], []]]},
+        {**said, "shared": [first, first]},
+        {**said, "shared": [[first[0], first[1]]]},
+    )
+    for wrong in strange:
+        report.__dict__["meta"] = {**header, "code": wrong}
+        costs = Costs.from_report(report)
+        assert what_if(costs, Assignment((0, 3), (0, 1))).fullest[0] > 0
+        assert costs.memory.always.min() >= 0 and costs.memory.shared.min() >= 0
+    report.__dict__["meta"] = header

@@ -1,0 +1,48 @@
+"""The split whose worst regret over uncertain costs is least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.rebalance.random_costs import random_costs
+from profiler.rebalance import Assignment, what_if
+from profiler.rebalance.choice import Choice
+from profiler.rebalance.robust import least_regret, scenario
+from profiler.rebalance.split import least_bottleneck
+from tests.profiler.rebalance.test_split import brute_force, splits
+
+
+def test_the_least_regret_is_brute_forces() -> None:
+    """Against all corners of the box, each Block up or down; without recomputation it is exact."""
+    random = np.random.default_rng(4)
+    better = 0
+    for _ in range(12):
+        stages = int(random.integers(2, 4))
+        costs = random_costs(random, 5, 4, stages=stages, full=1.3, recompute=False, most=3_000)
+        none = np.zeros_like(costs.cycles.backward)
+        costs = replace(costs, cycles=replace(costs.cycles, backward=none))
+        choices = (Choice.profiled(costs),)
+        if brute_force(costs, range(stages), choices) is None:
+            continue
+        corners = [
+            scenario(costs, [b for b in range(5) if corner >> b & 1], 0.2) for corner in range(32)
+        ]
+        optima = [least_bottleneck(case, stages, choices) for case in corners]
+        regrets = {}
+        for spans in splits(5, stages):
+            assignment = Assignment(tuple(a for a, _ in spans), tuple(range(stages)))
+            if max(what_if(costs, assignment).fullest) > costs.machine.bytes_per_tile:
+                continue
+            regrets[assignment.starts] = max(
+                what_if(case, assignment).bottleneck - best
+                for case, best in zip(corners, optima, strict=True)
+            )
+        found = least_regret(costs, stages, 0.2)
+        assert found.regret == min(regrets.values()) == regrets[found.assignment.starts]
+        assert found.regret <= found.regret_of_best
+        better += found.regret < found.regret_of_best
+        assert found.worst == what_if(corners[-1], found.assignment).bottleneck
+    assert better > 0
+    assert least_regret(costs, 2, 0.0).regret == 0

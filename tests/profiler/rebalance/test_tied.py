@@ -1,0 +1,77 @@
+"""A weight that two Blocks read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import PipelinedExecution, Stage
+from profiler import Report, open_report
+from profiler.rebalance import Assignment, Costs, best_split, what_if
+from reports.cli import main as ipu_report
+from tests.models import TiedWords
+from tests.synthetic import synthetic_profile
+
+
+def tied(folder: Path, words: int = 64, head: int = 1) -> Report:
+    model = TiedWords(words, 32, (0, 1, 1, head))
+    options = ipu_exec.Options(
+        autoreport=True, autoreport_dir=str(folder)
+    ).showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(8)
+    names = (
+        [("words",), ("layer0", "layer1", "head")]
+        if head
+        else [("words",), ("layer0", "layer1"), ("head",)]
+    )
+    stages = [Stage(*mine).ipu(k % 2) for k, mine in enumerate(names)]
+    options.setExecutionStrategy(PipelinedExecution(*stages))
+    executor = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor(*(torch.randint(0, words, (8 * 4, 8)) for _ in range(2)))
+    return open_report(folder / "training")
+
+
+def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
+    apart, home = tied(tmp_path / "apart", 4096, 1), tied(tmp_path / "home", 4096, 0)
+    splits = Assignment((0, 1), (0, 1)), Assignment((0, 1, 3), (0, 1, 0))
+    for profiled in (apart, home):
+        costs = Costs.from_report(profiled)
+        assert costs.cuts.ties.nbytes == (4096 * 32 * 4,)
+        for split, obtained in zip(splits, (apart, home), strict=True):
+            assert what_if(costs, split).total == pytest.approx(
+                int(obtained.runs["cycles"].iloc[0]), rel=0.01
+            )
+        spared = costs.cuts.crossing((0, 1, 3), (0, 1, 0))
+        assert [int(way[1]) for way in spared] == [
+            4 * 8 * 32 * 4
+        ] * 2  # the activation and its gradient
+
+
+def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
+    tied(tmp_path)
+    costs = Costs.from_report(open_report(tmp_path / "training"))
+    assert costs.names == ("words", "layer0", "layer1", "head")
+    assert (costs.cuts.ties.names, costs.cuts.ties.blocks) == (("words.weight",), ((0, 3),))
+    assert ipu_report(["rebalance", "--stages", "2", str(tmp_path / "training")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "words.weight is read by words, head, which would be on different IPUs" in words
+    assert (
+        ipu_report(
+            ["rebalance", "--stage-ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]
+        )
+        == 0
+    )
+    words = " ".join(capsys.readouterr().out.split())
+    assert "different IPUs" not in words
+    split = best_split(costs, ipus=(0, 1, 0), together=[[0, 3]])
+    ipus = [split.prediction.assignment.ipus[k] for k in split.prediction.assignment.stage_of(4)]
+    assert ipus[0] == ipus[3] == 0
+
+
+def test_together_tied_needs_a_shared_weight(tmp_path: Path, capsys) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    assert ipu_report(["rebalance", "--together", "tied", str(path)]) != 0
+    assert "no weight is read by more than one Block" in capsys.readouterr().err

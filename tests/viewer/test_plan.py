@@ -1,0 +1,44 @@
+"""The page of a plan: its figure, its front and the commands it gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner import Obtained
+from tests.planner.test_plan_file import candidate, plan
+from viewer.figures import theme as themes
+from viewer.figures.plan import candidates, pareto
+from viewer.plan_app import command_of, create_plan_app, facts_of
+
+
+def test_the_front_has_what_no_other_beats_in_speed_and_memory() -> None:
+    slow, fast = candidate(5.0), candidate(10.0)
+    small = replace(candidate(4.0), fullest=1000)
+    broken = candidate(50.0, Obtained(1000, 5000, "out of memory"))
+    assert pareto([slow, fast, small, broken]) == [2, 1]
+
+
+def test_every_candidate_is_a_point_that_says_its_mapping() -> None:
+    figure = candidates(plan(), themes.theme("dark"), (1, 0))
+    points = [trace for trace in figure.data if trace.mode == "markers"]
+    positions = sorted(position for trace in points for position in trace.customdata)
+    assert positions == [0, 1]
+    assert "micro-batch 4 x 8" in points[0].text[0]
+    assert [note.text for note in figure.layout.annotations[:2]] == ["<b>A</b>", "<b>B</b>"]
+
+
+def test_the_best_is_run_by_its_file_and_others_are_planned_with_their_numbers() -> None:
+    made = plan()
+    best, other = made.candidates
+    assert command_of(made, best, "plan.json") == "ipu-run --placement plan.json train.py"
+    words = command_of(made, other, "plan.json")
+    assert words.startswith("ipu-run --plan 4 --global-batch 64 --micro-batches 4")
+    assert "--proportions 0.2 --fix t=1 --fix p=2 --fix r=2 --fix rts=no" in words
+
+
+def test_the_app_answers() -> None:
+    app = create_plan_app(plan(), "plan.json")
+    answer = app.server.test_client().get("/_dash-layout", headers={"Host": "localhost"})
+    assert answer.status_code == 200
+    assert b"Samples a second over memory" in answer.data
+    assert dict(facts_of(plan().candidates[0]))["t x p x r"] == "1 x 2 x 2"

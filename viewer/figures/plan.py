@@ -1,0 +1,110 @@
+"""A plan: samples a second over the fullest tile of every candidate, and the Pareto front."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from planner import Candidate, Plan
+from planner.plan import SHARES
+from viewer.figures.theme import Theme
+
+KIB = 1024
+_HEIGHT = 460
+# of numbers of IPUs in a replica; Okabe and Ito's colours, which the colour-blind tell apart
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B0A000", "#808080")
+
+
+def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figure:
+    """Every candidate as a point; ``chosen`` ones are ringed and named A and B.
+
+    A point's ``customdata`` is its position in the plan.
+    """
+    figure = go.Figure()
+    pipelines = sorted({one.mapping.pipeline for one in plan.candidates})
+    for number, pipeline in enumerate(pipelines):
+        mine = [k for k, one in enumerate(plan.candidates) if one.mapping.pipeline == pipeline]
+        figure.add_scatter(
+            x=[_fullest(plan.candidates[k]) for k in mine],
+            y=[plan.candidates[k].rate for k in mine],
+            mode="markers",
+            name=f"p = {pipeline}",
+            customdata=mine,
+            text=[hover(plan.candidates[k], k) for k in mine],
+            hovertemplate="%{text}<extra></extra>",
+            marker={
+                "size": 11,
+                "color": _COLOURS[number % len(_COLOURS)],
+                "symbol": [_symbol(plan.candidates[k], number) for k in mine],
+                "line": {"width": 1, "color": theme.card},
+            },
+        )
+    front = pareto(plan.candidates)
+    figure.add_scatter(
+        x=[_fullest(plan.candidates[k]) for k in front],
+        y=[plan.candidates[k].rate for k in front],
+        mode="lines",
+        name="Pareto front",
+        hoverinfo="skip",
+        line={"color": theme.muted, "width": 1, "dash": "dot", "shape": "vh"},
+    )
+    for name, k in zip("AB", chosen, strict=False):
+        one = plan.candidates[k]
+        figure.add_annotation(
+            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-26, ax=14, arrowwidth=1
+        )
+    limit = plan.candidates[0].limit / KIB
+    figure.add_vline(x=limit, line={"color": theme.limit, "width": 1, "dash": "dash"})
+    figure.update_layout(
+        theme.layout(
+            _HEIGHT,
+            xaxis={"title": {"text": "fullest tile, KiB (the line: all of a tile)"}},
+            yaxis={"title": {"text": "samples a second"}, "rangemode": "tozero"},
+            clickmode="event",
+        )
+    )
+    return figure
+
+
+def _symbol(one: Candidate, number: int) -> str:
+    """A cross for what does not run; where colours come again, another form."""
+    if not one.runs:
+        return "x"
+    return ("circle", "square", "diamond")[number // len(_COLOURS) % 3]
+
+
+def _fullest(one: Candidate) -> float:
+    nbytes = one.obtained.fullest if one.obtained is not None else one.fullest
+    return (nbytes or one.fullest) / KIB
+
+
+def pareto(every: Sequence[Candidate]) -> list[int]:
+    """Positions of those that no other beats in speed without taking more memory, by memory."""
+    front: list[int] = []
+    running = [k for k, one in enumerate(every) if one.runs]
+    for k in sorted(running, key=lambda k: (_fullest(every[k]), -every[k].rate)):
+        if not front or every[k].rate > every[front[-1]].rate:
+            front.append(k)
+    return front
+
+
+def hover(one: Candidate, position: int) -> str:
+    """What a point says of its mapping."""
+    mapping = one.mapping
+    shares = ", ".join(f"{name} {one.shares[name]:.0%}" for name in SHARES if one.shares[name])
+    lines = [
+        f"<b>{position + 1}: {one.rate:,.0f} samples/s</b>"
+        f"{', compiled in full' if one.obtained is not None else ''}",
+        f"t={mapping.shards} p={mapping.pipeline} r={mapping.replicas}, {mapping.attached} IPUs",
+        f"Blocks {_short(mapping.split)}",
+        f"micro-batch {mapping.micro_batch} x {mapping.accumulation}",
+        f"recompute {mapping.recomputation}; state {mapping.state}",
+        shares,
+    ]
+    return "<br>".join(lines[:1] + [html.escape(line) for line in lines[1:]])
+
+
+def _short(words: str, most: int = 60) -> str:
+    return words if len(words) <= most else f"{words[: most - 1]}…"
