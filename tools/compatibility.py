@@ -446,6 +446,52 @@ _OWN = {
 }
 
 
+# (what, how it was run, what came of it) on 2026-11-22
+RAN = (
+    (
+        "poptorch_geometric (graphcore/poptorch)",
+        "tests/gnn/nn/test_linear.py, test_masker.py, ops/test_to_dense_batch.py, torch_geometric"
+        " 2.4",
+        "it imports, and its replacements run in models; 26 of 26 tests pass",
+    ),
+    (
+        "torch_scatter 2.1.2",
+        "tests/pyg_torch_scatter_test.py of graphcore/poptorch",
+        "21 of 23 pass; the two others read PopTorch's compiler in its log",
+    ),
+    (
+        "torchmetrics 1.9",
+        "in a forward and in Lightning (tests/ipu_exec)",
+        "metrics compile, and count each call once",
+    ),
+    ("PyTorch Lightning 2.6", "tests/ipu_exec/lightning", "[its page](lightning.md)"),
+    (
+        "PopTorch's examples: simple_adder.py, lstm.py",
+        "`ipu-run`",
+        "both run; mnist.py and bert_ipu.py need downloads",
+    ),
+    (
+        "PopTorch's user guide: debugging.py, phased_execution.py, poptorch_training_simple.py,"
+        " precompilation.py, replica_grouped_weights.py, sumAnchorReturnType.py, trainingModel.py",
+        "`ipu-run`",
+        "all seven run; device_iterations.py ran beyond 90 s and was ended, error_handling.py asks"
+        " the C++ core for errors, api.py needs a file of its build, inferenceModel.py and"
+        " pipeline_simple.py torchvision's compiled part",
+    ),
+    (
+        "PopTorch's user guide: buffers.py",
+        "`ipu-run`",
+        "its first half differs: a tensor that is no buffer is counted up at each call, by PopTorch"
+        " once, when it compiles",
+    ),
+    (
+        "graphcore/examples: popdist_training.py, pytorch_demo.py, anchor_tensor_example.py",
+        "`ipu-run`",
+        "not decided: torchvision's compiled part did not load in the environment",
+    ),
+)
+
+
 def classify(group: Group, name: str) -> tuple[str, str]:
     """Status and reason of a name.
 
@@ -551,6 +597,20 @@ def lines() -> Iterator[str]:
         + ", ".join(f"`{name}`" for name in theirs() if not resolves(name))
         + ". What its own tests make of the others is in [its suite](poptorch-suite.md)."
     )
+    yield ""
+    yield "## Libraries and programs of others"
+    yield ""
+    yield (
+        "What was run, unchanged, with IPUscope in PopTorch's place; programs by"
+        " `ipu-run PROGRAM`, test suites by `python -m tools.poptorch_suite` or pytest. Not run:"
+        " the other applications of graphcore/examples, and optimum-graphcore, whose data sets,"
+        " pretrained weights and compiled dependencies are not here."
+    )
+    yield ""
+    yield "| what | how | what came of it |"
+    yield "| --- | --- | --- |"
+    for what, how, result in RAN:
+        yield f"| {what} | {how} | {result} |"
     yield ""
     yield "## Refused on purpose"
     yield ""

@@ -27,10 +27,10 @@ python -m tools.poptorch_suite CHECKOUT --outcomes OUTCOMES --page > docs/poptor
 
 where `CHECKOUT` has graphcore/poptorch (branch sdk-release-3.4), in an environment with
 pytest-timeout, pillow, torchvision, transformers, torch_geometric, torch_scatter and nbconvert
-besides IPUscope's own; poptorch_geometric is the checkout's. It takes hours on one core and goes
-on where it stopped, so that outcomes of several commits may stand side by side; a test is run again
-where its lines are taken out of `OUTCOMES`. The suite was written for PyTorch 2.0 and torch_geometric
-2.4; `tools/poptorch_suite/plugin.py` says what of it is put back.
+besides IPUscope's own; poptorch_geometric is the checkout's. It takes hours on one core and goes on
+where it stopped, so that outcomes of several commits may stand side by side; a test is run again
+where its lines are taken out of `OUTCOMES`. The suite was written for PyTorch 2.0 and
+torch_geometric 2.4; `tools/poptorch_suite/plugin.py` says what of it is put back.
 `tests/poptorch/internals.txt` lists the tests that cannot pass, with a reason each.
 """
 
