@@ -18,7 +18,6 @@ from pathlib import Path
 import ipu_exec
 from benchmarks.rebalance.__main__ import PAGE, PUBLISHED, compiled, profile
 from examples.models import Example, build
-from profiler import analysis
 from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.split import quickest
 
@@ -76,7 +75,7 @@ NOT_HERE = (
 
 @dataclass(frozen=True)
 class Obtained:
-    """What a compile of a split says: cycles an update, and bytes of its fullest tile."""
+    """What a compile of a split says: cycles an update, bytes of its fullest tile with gaps."""
 
     cycles: int
     fullest: int
@@ -89,11 +88,11 @@ def obtained(example: Example, assignment: Assignment, folder: Path) -> tuple[Ob
         ipu_exec.Stage(*names[first : last + 1]).ipu(ipu)
         for (first, last), ipu in zip(assignment.spans(len(names)), assignment.ipus, strict=True)
     ]
-    ipus = max(assignment.ipus) + 1
     strategy = ipu_exec.PipelinedExecution(*stages)
-    made = compiled(example, strategy, ipus, ACCUMULATION)
+    made = compiled(example, strategy, max(assignment.ipus) + 1, ACCUMULATION)
     with profile(made, folder) as report:
-        fullest = int(analysis.fullest_tiles(report).max())
+        ipus = range(report.target.ipus_per_replica)
+        fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
         return Obtained(made.cycles_per_call, fullest), Costs.from_report(report)
 
 
