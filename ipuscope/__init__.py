@@ -4,6 +4,6 @@ What it does is in four packages: `profiler` reads and writes profiles, `viewer`
 them, `ipu_exec` compiles and runs models. Only the last needs PyTorch.
 """
 
-__version__ = "0.1.0"  # the one place: pyproject.toml reads it from here
+__version__ = "0.1.0.dev0"  # the one place: pyproject.toml reads it from here
 
 __all__ = ["__version__"]

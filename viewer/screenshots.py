@@ -79,6 +79,19 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     page.wait_for_timeout(pause)
 
 
+def whole_page(page: Any, file: Path) -> None:
+    """A picture of the page in a window as high as it is.
+
+    (In a lower one chromium leaves out of a full picture what was never in sight.)
+    """
+    for _ in range(2):  # what comes into sight may make it higher
+        high = page.evaluate("() => document.documentElement.scrollHeight")
+        page.set_viewport_size({**SIZE, "height": max(high, SIZE["height"])})
+        settled(page)
+    page.screenshot(path=file)
+    page.set_viewport_size(SIZE)
+
+
 def take(
     address: str,
     pages: Sequence[tuple[str, str]],
@@ -102,7 +115,7 @@ def take(
                 page.goto(address + path, timeout=timeout)
                 settled(page, timeout)
                 file = folder / f"{name}-{theme}.png"
-                page.screenshot(path=file, full_page=True)
+                whole_page(page, file)
                 paths.append(file)
         chromium.close()
     return paths

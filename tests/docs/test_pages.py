@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ipu_exec.lowering import elementwise, lower, operators, registry
+from ipuscope import __version__
 from profiler import open_report
 from reports.cli import COMMANDS, main
 from tests.ipu_exec.lowering import test_operators_probe
@@ -195,6 +196,21 @@ def test_every_example_of_the_readme_is_of_the_demo() -> None:
     assert f"{max(cycles):,} cycles a micro-batch" in words
     for (*_, share), count in zip(rows, cycles, strict=True):
         assert float(share) == pytest.approx(100 * count / max(cycles), abs=0.06)
+
+
+def test_the_sites_menu_has_each_page_once() -> None:
+    pages = re.findall(r"^\s+- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert len(pages) > 20
+    assert sorted(pages) == sorted(set(pages))
+
+
+def test_the_version_has_its_section_of_the_changelog() -> None:
+    """A release has one with its date; before it there is one of what comes."""
+    sections = re.findall(r"^## \[([^]]+)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    dates = dict(sections)
+    assert sections[0][0] == "Unreleased"
+    if ".dev" not in __version__:
+        assert re.fullmatch(r" - \d{4}-\d\d-\d\d", dates[__version__])
 
 
 def test_the_header_of_a_profile_is_described(demo: Path) -> None:

@@ -105,8 +105,19 @@ def test_the_commands_of_other_pages_are_there(page: Path) -> None:
             make_parser().parse_args(words[1:])
         elif name == "pip":
             check_install(words)
+        elif words[:3] == ["python", "-m", "pytest"]:
+            assert all((ROOT / one).exists() for word in words[3:] for one in expanded(word))
         else:  # what a command printed, below its "$ "
             assert "$ " in "".join(blocks(page, "console")), line
+
+
+def expanded(word: str) -> list[str]:
+    """A word as the shell makes several of its {a,b}."""
+    found = re.fullmatch(r"([^{]*)\{([^}]*)\}(.*)", word)
+    if found is None:
+        return [word]
+    before, choices, after = found.groups()
+    return [f"{before}{choice}{after}" for choice in choices.split(",")]
 
 
 def names_of(page: Path) -> dict[str, Any]:
