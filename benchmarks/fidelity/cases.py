@@ -117,18 +117,25 @@ class Convolution(nn.Module):
         stride: int,
         dtype: torch.dtype,
         back: bool,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.data = nn.Parameter(
-            torch.empty(batch, channels[0], *field, dtype=dtype), requires_grad=False
+            torch.empty(batch, groups * channels[0], *field, dtype=dtype), requires_grad=False
         )
-        self.weight = nn.Parameter(torch.empty(channels[1], channels[0], *kernel, dtype=dtype))
-        self.stride, self.padding, self.back = stride, padding, back
+        self.weight = nn.Parameter(
+            torch.empty(groups * channels[1], channels[0], *kernel, dtype=dtype)
+        )
+        self.stride, self.padding, self.back, self.groups = stride, padding, back, groups
 
     def forward(self, start: torch.Tensor) -> torch.Tensor:
         with ipu_exec.Block("convolution"):
             out = nn.functional.conv2d(
-                self.data, self.weight, stride=self.stride, padding=self.padding
+                self.data,
+                self.weight,
+                stride=self.stride,
+                padding=self.padding,
+                groups=self.groups,
             )
             return self.data.copy_(out) if self.back else out
 
@@ -237,11 +244,13 @@ def convolutions(row: Row) -> Compiled:
     kernel, field = kernel_and_field(row.case)
     channels = number(row.case, r"(\d+)\s*->"), number(row.case, r"->\s*(\d+)")
     batch, stride = number(row.case, r"batch (\d+)", 1), number(row.case, r"stride (\d+)", 1)
+    groups = number(row.case, r"groups (\d+)", 1)  # of so many channels each
     padding = padding_of(row.case, kernel)
     outs = [(f + 2 * p - k) // stride + 1 for f, k, p in zip(field, kernel, padding, strict=True)]
     back = "copy out to in" in row.case
-    model = Convolution(field, channels, kernel, padding, batch, stride, dtype_of(row), back)
-    flops = 2 * batch * channels[0] * channels[1] * kernel[0] * kernel[1] * outs[0] * outs[1]
+    about = batch, stride, dtype_of(row), back, groups
+    model = Convolution(field, channels, kernel, padding, *about)
+    flops = 2 * batch * groups * math.prod((*channels, *kernel, *outs))
     return infer(model, options_for(row), flops)
 
 

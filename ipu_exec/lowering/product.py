@@ -577,11 +577,14 @@ def add_product(
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
     first, gathered = steps.send_inputs(inputs, turned[0])
+    sent = build.next
     last = steps.convolve(steps.weight_traffic(weights, turned[1]))
     build.hold(f"{name}/inputs", gathered, first, last)
     for copy, nbytes, since in steps.copies:
-        # an exchange belongs to the step that it feeds: what it reads is there until that ends
-        build.hold(copy, nbytes, since, last)
+        # an exchange belongs to the step that it feeds: what it reads is there until that ends;
+        # inputs are sent before a loop over serial steps
+        looped = splits.serial > 1 and copy.endswith("inputs")
+        build.hold(copy, nbytes, since, sent if looped else last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)

@@ -55,6 +55,16 @@ def test_a_row_nobody_has_seen_runs() -> None:
     )
 
 
+def test_groups_of_channels_count_without_gradients_too() -> None:
+    """Twice the groups are twice the operations of a convolution, at no higher a rate."""
+    one, two = (
+        of(f"any 3x3 28x28 64->64 groups {groups} batch 4", quantity="throughput")
+        for groups in (1, 2)
+    )
+    assert one.predicted is not None and two.predicted is not None
+    assert one.predicted < two.predicted < 2 * one.predicted
+
+
 def test_time_is_cycles_over_the_targets_clock() -> None:
     fast, slow = of("512x384 @ 384x640"), of("512x384 @ 384x640", machine="mk2")
     assert fast.predicted is not None and slow.predicted is not None
