@@ -348,9 +348,40 @@ class ExecutionStrategy:
 
 
 class PipelinedExecution(ExecutionStrategy):
-    """Stages work at the same time, each on its own micro-batch. PopTorch's default strategy."""
+    """Stages work at the same time, each on its own micro-batch. PopTorch's default strategy.
+
+    Given `Phase`s, it has a pipeline for each, one after the other: a phase's weights come from
+    streaming memory, all micro-batches of the weight update go through its stages, and what they
+    leave waits in streaming memory for the next phase and for the backward, which takes the phases
+    in reverse. (PopTorch's has no phases.)
+    """
 
     kind = "pipelined"
+
+    def __init__(self, *args: AutoStage | Stage | str | Iterable[str] | Phase) -> None:
+        self.phases = tuple(arg for arg in args if isinstance(arg, Phase))
+        if self.phases and len(self.phases) < len(args):
+            other = next(arg for arg in args if not isinstance(arg, Phase))
+            raise UsageError(
+                f"PipelinedExecution takes stages or phases, not both: {other!r} is no Phase. Put"
+                " it into a Phase"
+            )
+        stages = [stage for phase in self.phases for stage in phase.stages]
+        super().__init__(*(stages or args))
+
+    def phase_of_stages(self) -> tuple[int, ...]:
+        """The phase of each of ``stages``; empty without phases."""
+        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
+
+    def default_ipu(self, stage: int) -> int:
+        """Where a stage of a phase is that nobody put anywhere: its place in the phase."""
+        of = self.phase_of_stages()
+        return stage - of.index(of[stage])
+
+    def __repr__(self) -> str:
+        if not self.phases:
+            return super().__repr__()
+        return f"PipelinedExecution({', '.join(map(repr, self.phases))})"
 
 
 class ShardedExecution(ExecutionStrategy):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from ipu_exec.enums import OutputMode
@@ -17,7 +18,8 @@ from ipu_exec.options import LEVERS_VARIABLE, Options, TensorLocationSettings
 
 _KNOWN = (
     "half, float, micro-batch=N, micro-batches=N (of a weight update; device iterations in"
-    " inference), recompute=yes|no, outputs=all|final|loss, state=on-chip|off-chip|in-parts"
+    " inference), recompute=yes|no, outputs=all|final|loss, state=on-chip|off-chip|in-parts, and"
+    " options that take a number, as Training.gradientAccumulation=16"
 )
 _OUTPUTS = ("all", "final", "loss")
 _STATES = ("on-chip", "off-chip", "in-parts")
@@ -40,6 +42,8 @@ class Levers:
     outputs: str = ""
     state: str = ""
     said: str = field(default="", compare=False)
+    # options by dotted name, and the number each is set to
+    options: tuple[tuple[str, int], ...] = ()
 
     def __bool__(self) -> bool:
         return self != Levers()
@@ -49,8 +53,20 @@ def parse(text: str) -> Levers:
     """Levers as ``--with`` takes them: words between commas. Error for what is none."""
     levers = Levers(said=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
-        levers = replace(levers, **_one(word))
+        pulled = _one(word)
+        pulled["options"] = (*levers.options, *pulled.get("options", ()))
+        levers = replace(levers, **pulled)
     return levers
+
+
+def _is_option(name: str) -> bool:
+    """Whether a dotted name is a method of the options, as "Training.gradientAccumulation"."""
+    place: Any = Options()
+    for part in name.split("."):
+        if part.startswith("_") or (not hasattr(type(place), part) and part not in vars(place)):
+            return False
+        place = getattr(place, part)
+    return callable(place)
 
 
 def _one(word: str) -> dict[str, Any]:
@@ -59,6 +75,8 @@ def _one(word: str) -> dict[str, Any]:
         return {"precision": word}
     if name in ("micro-batch", "micro-batches") and value.isdecimal() and int(value) > 0:
         return {name.replace("-", "_"): int(value)}
+    if _is_option(name) and value.isdecimal():
+        return {"options": ((name, int(value)),)}
     choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
     if value in choices.get(name, ()):
         return {name: value}
@@ -73,6 +91,9 @@ def asked() -> Levers:
 def changed_options(options: Options, levers: Levers, training: bool) -> Options:
     """A copy of the options with the levers pulled that are options."""
     options = options.clone()
+    for name, value in levers.options:
+        *groups, method = name.split(".")
+        getattr(reduce(getattr, groups, options), method)(value)
     if levers.micro_batches and training:
         options.Training.gradientAccumulation(levers.micro_batches)
     elif levers.micro_batches:

@@ -36,6 +36,7 @@ from ipu_exec.options import (
 )
 from ipu_exec.placement_file import load_stages
 from ipu_exec.planning import arguments as plans
+from ipu_exec.planning import sweeping as sweeps
 from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
 from ipuscope import __version__
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
         program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
         plans.check(args)
+        if args.sweep:
+            return sweeps.sweep(args, [*program.words, *args.args])
         _set_environment(args, program)
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
@@ -183,6 +186,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action="store_true",
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",
     )
+    sweeps.add_arguments(parser)
     plans.add_arguments(parser)
     launching.add_arguments(parser)
     parser.add_argument(

@@ -57,6 +57,9 @@ class BodyTask(StrEnum):
     RECOMPUTE = "recompute"
     LOAD = "load"  # as STREAM_IN, over I/O tiles, beside what the others do
     UNLOAD = "unload"  # as STREAM_OUT, over I/O tiles
+    ENTER = "enter forward"  # a pipeline's phase: what comes for all micro-batches of its forward
+    RETURN = "enter backward"  # ... of its backward
+    LEAVE = "leave backward"  # ... and what goes when they are through
 
 
 class Purpose(StrEnum):

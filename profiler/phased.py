@@ -5,16 +5,31 @@ what another makes. The backward takes the phases in reverse. A body begins with
 streaming memory and ends with what it stores there. Where two groups of IPUs take turns (parallel),
 the group that waits loads already while the other computes, and stores while the other goes on:
 about the sum of max(compute, transfer). Else it is the sum of all.
+
+`phased` takes micro-batches one by one through all phases; `pipelined_phases` takes all of them
+through the pipeline of a phase before the next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from profiler.enums import PipelinePhase
-from profiler.schedules import BACKWARD, FORWARD, Costs, Schedule, _finish, _host_of_each, _Tasks
+from profiler.schedules import (
+    BACKWARD,
+    ENTER,
+    FORWARD,
+    LEAVE,
+    RETURN,
+    Costs,
+    Schedule,
+    _finish,
+    _host,
+    _host_of_each,
+    _Tasks,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +46,136 @@ class Phases:
     store: dict[int, tuple[int, ...]]
     needs: frozenset[tuple[int, int, int]] = frozenset()
     parallel: bool = False
+    # of a phase that is a pipeline: cycles of each stage for what comes before all micro-batches
+    # (ENTER, RETURN) and goes behind them (LEAVE)
+    once: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
+    """The schedule in which all micro-batches go through a phase's pipeline before the next phase.
+
+    Pipeline cycle c of a phase of p stages has stage k at micro-batch c - k, and lasts as long as
+    its slowest stage: M + p - 1 cycles a phase and direction. What an IPU loads for its next stage
+    comes as soon as it is through with the last one, beside the cycles in which others still work;
+    the first cycle of its next stage waits for it. The closed form is
+    `profiler.schedules.pipelined_phases_cycles`.
+    """
+    runs = _runs(costs, phases)
+    active = _activity(costs, runs, micro_batches)
+    micro = np.where(active.micro[FORWARD] >= 0, active.micro[FORWARD], 0)
+    host = _host(costs, active.micro[FORWARD] >= 0, micro, micro_batches)
+    first, before = host.first.max(axis=1), host.before.max(axis=1)
+    work = np.maximum(active.load, host.beside).max(axis=1)
+    after, last = host.after.max(axis=1), host.last.max(axis=1)
+    sync = costs.sync if costs.num_ipus > 1 else 0
+    length = first + before + work + sync + after + last
+
+    tasks = _Tasks()
+    ready, over = _cycle_starts(costs, phases, runs, micro_batches, length, tasks)
+    end = ready + length
+    start = np.append(0, end[:-1])
+    begins = ready + first + before
+    for kind, numbers in active.micro.items():
+        cost = costs.forward if kind == FORWARD else costs.backward
+        cycle, stage = np.nonzero(numbers >= 0)
+        lengths = np.array(cost or [0])[stage]
+        ipu = np.array(costs.ipus)[stage]
+        tasks.add(kind, ipu, cycle, begins[cycle], lengths, stage, numbers[cycle, stage])
+    where = {
+        "first": ready,
+        "before": ready + first,
+        "beside": begins,
+        "after": begins + work + sync,
+        "last": end - last,
+    }
+    host.place(tasks, where)
+    slowest = active.load.argmax(axis=1)
+    return _finish(costs, tasks, active.labels, start, end, slowest, host, over)
+
+
+Run = tuple[int, list[int]]  # FORWARD or BACKWARD, and the stages in the order of the pipeline
+
+
+def _runs(costs: Costs, phases: Phases) -> list[Run]:
+    """The pipelines one after another: each phase forward, then each backward in reverse."""
+    order = sorted(set(phases.of_stage))
+    stages = {p: [k for k, of in enumerate(phases.of_stage) if of == p] for p in order}
+    runs = [(FORWARD, stages[phase]) for phase in order]
+    if costs.backward:
+        runs += [(BACKWARD, stages[phase][::-1]) for phase in reversed(order)]
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Activity:
+    """Which stage runs what in each pipeline cycle."""
+
+    micro: dict[int, np.ndarray]  # by kind: the micro-batch [cycle, stage], -1 where there is none
+    load: np.ndarray  # cycles [cycle, IPU]
+    labels: list[PipelinePhase]  # of each cycle
+
+
+def _activity(costs: Costs, runs: list[Run], micro_batches: int) -> _Activity:
+    total = sum(micro_batches + len(stages) - 1 for _, stages in runs)
+    micro = {
+        kind: np.full((total, len(costs.ipus)), -1, dtype=np.int64) for kind in (FORWARD, BACKWARD)
+    }
+    load = np.zeros((total, costs.num_ipus), dtype=np.int64)
+    labels: list[PipelinePhase] = []
+    numbers, begin = np.arange(micro_batches), 0
+    for kind, stages in runs:
+        cost = costs.forward if kind == FORWARD else costs.backward
+        for place, stage in enumerate(stages):
+            cycles = begin + place + numbers
+            micro[kind][cycles, stage] = numbers
+            load[cycles, costs.ipus[stage]] += cost[stage]
+        fill = min(len(stages), micro_batches) - 1
+        cycles_of_run = micro_batches + len(stages) - 1
+        labels += [PipelinePhase.RAMP_UP] * fill
+        labels += [PipelinePhase.STEADY] * (cycles_of_run - 2 * fill)
+        labels += [PipelinePhase.RAMP_DOWN] * fill
+        begin += cycles_of_run
+    return _Activity(micro, load, labels)
+
+
+def _cycle_starts(
+    costs: Costs,
+    phases: Phases,
+    runs: list[Run],
+    micro_batches: int,
+    length: np.ndarray,
+    tasks: _Tasks,
+) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """When each pipeline cycle begins to work, and (IPU, start, end) of loads and stores, added."""
+    none = (0,) * len(costs.ipus)
+    free = [0] * costs.num_ipus
+    over: list[tuple[int, int, int]] = []
+    starts = np.zeros(len(length), dtype=np.int64)
+    now, begin = 0, 0
+
+    def move(task: int, stage: int, cycle: int) -> None:
+        ipu, cycles = costs.ipus[stage], phases.once.get(task, none)[stage]
+        if cycles:
+            at = free[ipu]
+            tasks.add(task, ipu, np.array([cycle]), np.array([at]), np.array([cycles]), stage)
+            over.append((ipu, at, at + cycles))
+            free[ipu] = at + cycles
+
+    for kind, stages in runs:
+        for stage in stages:
+            move(ENTER if kind == FORWARD else RETURN, stage, begin)
+        for place in range(micro_batches + len(stages) - 1):
+            if place < len(stages):  # the cycle in which this stage begins
+                now = max(now, free[costs.ipus[stages[place]]])
+            starts[begin + place] = now
+            now += int(length[begin + place])
+            through = place - micro_batches + 1
+            if through >= 0:
+                free[costs.ipus[stages[through]]] = now
+        begin += micro_batches + len(stages) - 1
+        for place, stage in enumerate(stages) if kind == BACKWARD else ():
+            move(LEAVE, stage, begin - len(stages) + place)
+    return starts, over
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
@@ -87,4 +232,4 @@ def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int
     return placed
 
 
-__all__ = ["Phases", "phased"]
+__all__ = ["Phases", "phased", "pipelined_phases"]

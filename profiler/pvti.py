@@ -235,9 +235,9 @@ class Graph:
 
 
 class HeatmapDouble:
-    """How many of the numbers added at a time lie between neighbouring ``edges``: a series a bin.
+    """Counts the numbers added at a time between neighbouring ``edges``, as a series for each bin.
 
-    What lies outside the edges counts in the first or last bin.
+    Numbers outside the edges count in the first or last bin.
     """
 
     def __init__(self, name: str, edges: Sequence[float], unit: str = "") -> None:

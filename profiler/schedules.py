@@ -33,6 +33,9 @@ TASKS = tuple(BodyTask)
     RECOMPUTE,
     LOAD,
     UNLOAD,
+    ENTER,
+    RETURN,
+    LEAVE,
 ) = range(len(TASKS))
 BESIDE = (LOAD, UNLOAD)
 
@@ -161,6 +164,38 @@ def training_cycles(
     from_stage = np.maximum.accumulate(both[::-1])[::-1][1:]
     mixed = (np.maximum(f.max(), from_stage) + np.maximum(b.max(), from_stage)).sum()
     return int(main + fill + flush + mixed + (micro_batches + 2 * stages - 2) * overhead)
+
+
+def phase_cycles(stages: int, micro_batches: int) -> int:
+    """Pipeline cycles of one phase, one way: M + p - 1."""
+    return micro_batches + stages - 1
+
+
+def pipelined_phases_cycles(
+    stages: int,
+    phases: int,
+    micro_batches: int,
+    forward: int,
+    backward: int = 0,
+    enter: int = 0,
+    back: int = 0,
+    leave: int = 0,
+) -> int:
+    """Exact cycles of Q phases that are pipelines of p equal stages, without update and host.
+
+    ``forward``, ``backward``: of a stage and micro-batch, with all that a pipeline cycle takes
+    besides. ``enter``, ``back``, ``leave``: of a stage, what comes before its forward and its
+    backward in a phase (``back`` is the last phase's too), and goes behind the latter. Between two
+    phases an IPU has p - 1 pipeline cycles, in which the others ramp down and up: what it moves
+    costs only what is longer than that. T = e + Q (M + p - 1) (f + b) + (Q - 1) (max(0, e - (p - 1)
+    f) + max(0, l + r - (p - 1) b)) + r + l; in inference no more than the parts in e and f.
+    """
+    run, shadow = phase_cycles(stages, micro_batches), stages - 1
+    total = enter + phases * run * forward + (phases - 1) * max(0, enter - shadow * forward)
+    if not backward:
+        return total
+    between = max(0, leave + back - shadow * backward)
+    return total + back + phases * run * backward + (phases - 1) * between + leave
 
 
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
@@ -594,11 +629,16 @@ def _finish(
     end: np.ndarray,
     slowest: np.ndarray,
     host: _Host,
+    over: Sequence[tuple[int, int, int]] = (),
 ) -> Schedule:
     """Append the weight update, fill the waits and sort.
 
-    The next device iteration's first inputs may arrive beside the update.
+    The next device iteration's first inputs may arrive beside the update. ``over``: (IPU, start,
+    end) of tasks that may go on over the end of a pipeline cycle; the last one lasts until all of
+    them are through.
     """
+    if over:
+        end = np.append(end[:-1], max(int(end[-1]), *(stop for _, _, stop in over)))
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
         at, cycle = int(end[-1]), len(phases)
@@ -632,6 +672,9 @@ def _finish(
     marks_ipu = np.repeat(np.arange(costs.num_ipus), 2 * len(start))
     marks_cycle = np.tile(np.repeat(np.arange(len(start)), 2), costs.num_ipus)
     marks_at = np.tile(np.stack([start, end], axis=1).ravel(), costs.num_ipus)
+    marks = _marks_outside(over, marks_ipu, marks_cycle, marks_at, end)
+    marks_ipu, marks_cycle, marks_at = marks
+    cycle_of = _cycle_of_start(over, ipu, cycle_of, begin, finish, end)
     all_ipu = np.concatenate([ipu, marks_ipu])
     all_start = np.concatenate([begin, marks_at])
     all_end = np.concatenate([finish, marks_at])
@@ -670,6 +713,43 @@ def _finish(
         head=host.head,
         tail=host.tail,
     )
+
+
+def _marks_outside(
+    over: Sequence[tuple[int, int, int]],
+    ipu: np.ndarray,
+    cycle: np.ndarray,
+    at: np.ndarray,
+    end: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The marks but those within a task that goes over them, and one where each of these ends."""
+    inside = np.zeros(len(at), dtype=bool)
+    for i, start, stop in over:
+        inside |= (ipu == i) & (at > start) & (at < stop)
+    stops = np.array([stop for _, _, stop in over], dtype=np.int64)
+    ipus = np.array([i for i, _, _ in over], dtype=np.int64)
+    cycles = np.searchsorted(end, stops)  # the cycle that the end belongs to
+    kept = (
+        np.append(column[~inside], more)
+        for column, more in ((ipu, ipus), (cycle, cycles), (at, stops))
+    )
+    return tuple(kept)  # type: ignore[return-value]
+
+
+def _cycle_of_start(
+    over: Sequence[tuple[int, int, int]],
+    ipu: np.ndarray,
+    cycle: np.ndarray,
+    start: np.ndarray,
+    stop: np.ndarray,
+    end: np.ndarray,
+) -> np.ndarray:
+    """The pipeline cycle of each task; of those in ``over`` the one in which they begin."""
+    cycle = cycle.copy()
+    for i, at, until in over:
+        here = (ipu == i) & (start == at) & (stop == until)
+        cycle[here] = np.searchsorted(end, at, side="right")
+    return cycle
 
 
 class _Tasks:

@@ -244,10 +244,7 @@ def _steps(frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
 
 
 def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
-    """Arrows from each micro-batch's task on an IPU to its next task on another.
-
-    They are numbered from ``arrow`` + 1 on.
-    """
+    """Arrows from a micro-batch's task to its next on another IPU, numbered from ``arrow`` + 1."""
     work = tasks[(tasks["direction"] != "") & (tasks["micro_batch"] >= 0)]
     work = work.sort_values(["iteration", "micro_batch", "start"], kind="stable")
     columns = (work[name].tolist() for name in ("iteration", "micro_batch", "ipu", "start", "end"))

@@ -353,7 +353,7 @@ GROUPS = (
             "getHostIpuLatency": (SAME, "on the modelled clock"),
             "getIpuHostLatency": (SAME, "on the modelled clock"),
             "getPerfCounters": (SAME, "on the modelled clock"),
-            "cycleCount": (SAME, "as modelled"),
+            "cycleCount": (SAME, "as modelled; with `logCycleCount(True)`, once the model ran"),
             "compilationTime": SAME,
             "rng_state": (SAME, "of PyTorch's generator"),
             "isCompiled": SAME,
@@ -560,7 +560,9 @@ def lines() -> Iterator[str]:
     )
     yield (
         "and maximize, several losses that are not marked as one, `one_hot` without a number of"
-        " classes, upsampling but the nearest (these three pass with `Options.lenient()`),"
+        " classes, linear and trilinear upsampling, an operator of tensors on the IPU and of one"
+        ' that PopTorch has on the CPU unless `.to("ipu")` moves it (these four pass with'
+        " `Options.lenient()`),"
     )
     yield ("inputs of other shapes or dtypes than compiled for, `backward()` on outputs, changes")
     yield (

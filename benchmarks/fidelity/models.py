@@ -60,10 +60,7 @@ def ipus(row: Row) -> int:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """In float16 with the types of Graphcore's public configurations.
-
-    Only a second moment is kept in float32.
-    """
+    """In float16 only a second moment is in float32, as in Graphcore's public configurations."""
     types = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
     first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
     velocity = {"velocity_accum_type": torch.float16} if row.dtype == "fp16" else {}

@@ -68,16 +68,37 @@ def comparable(case: Case, more: Case, machine: Machine) -> bool:
     """Whether the vendor's own rules leave the larger of two cases to cost no less.
 
     A small tensor lies on a tile for each 128 bytes ([PL, lib/poputil/TileMapping.cpp]): a larger
-    one has more tiles to work. Rows that are cut take an exchange that others do without. And a
-    table with more lookups may be copied, which the planner does only where it gains much.
+    one has more tiles to work. Rows that are cut take an exchange that others do without, and how
+    a reduction is done (its stages, whether workers share an output's elements) follows from
+    counts, not from cycles; poplibs' measured reductions are as dear as that says. And a table
+    with more lookups may be copied, which the planner does only where it gains much.
     """
     if case.kind in MAPPED and _used(case, machine) != _used(more, machine):
         return False
-    if cuts_rows(case, machine) and not cuts_rows(more, machine):
+    return done_alike(case, machine, more, machine)
+
+
+def done_alike(case: Case, machine: Machine, other: Case, there: Machine) -> bool:
+    """Whether two plans are of one kind: steps, copies, rows cut, workers that share outputs."""
+    if KINDS[case.kind].multiplies:
+        return True
+    first, second = plan_of(case, machine), plan_of(other, there)
+    if first.note != second.note:
         return False
-    if case.kind == "embedding":
-        return plan_of(case, machine).note == plan_of(more, machine).note
-    return True
+    if case.kind not in BY_ROWS:
+        return True
+    if [step.name for step in first.steps] != [step.name for step in second.steps]:
+        return False
+    if cuts_rows(case, machine) or cuts_rows(other, there):
+        return False
+    return few_rows(case, machine) == few_rows(other, there)
+
+
+def few_rows(case: Case, machine: Machine) -> bool:
+    """Whether the fullest tile has fewer rows than workers."""
+    item = 2 if case.dtype == HALF else 4
+    most = int(linear(prod(case.extents), item, machine.tiles).elements.max())
+    return most < machine.target.workers * case.extents[-1]
 
 
 def cuts_rows(case: Case, machine: Machine) -> bool:
@@ -115,9 +136,7 @@ def no_slower_on_more_tiles(case: Case, machine: Machine, random_: random.Random
     """On all tiles it takes at most 20 % longer than on some."""
     few = random_.randrange(machine.tiles // 8, machine.tiles)
     fewer = replace(machine, tiles=few)
-    if cuts_rows(case, machine) and not cuts_rows(case, fewer):
-        return ""
-    if case.kind == "embedding" and plan_of(case, machine).note != plan_of(case, fewer).note:
+    if not done_alike(case, machine, case, fewer):
         return ""
     some, every = (cycles(plan_of(case, one), one) for one in (fewer, machine))
     some += PHASE if KINDS[case.kind].multiplies else 0

@@ -4,16 +4,18 @@ Equal are members of a ``ModuleList`` or ``Sequential`` of one class, with the s
 submodules, parameters and buffers but for the values of the latter two. A layer whose code may see
 which one it is, or that does more than its forward says, is equal to none: one with hooks inside,
 with attributes that are no plain values and not shared with the others, or whose weights another
-module has too.
+module has too. An attribute that is the layer's number in its list (Hugging Face's ``layer_idx``)
+may differ, as long as nobody reads it while the layers run (`unread_numbers`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -33,6 +35,8 @@ class EqualLayers:
     """The paths of equal layers in a model, in the order of their list."""
 
     paths: tuple[str, ...]
+    # attributes that hold a layer's number: the submodule's path in the layer, the name
+    numbers: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def between(self) -> tuple[str, ...]:
@@ -57,16 +61,63 @@ def find_equal_layers(model: torch.nn.Module) -> list[EqualLayers]:
 
 def _groups(path: str, members: torch.nn.Module, shared: set[int]) -> Iterator[EqualLayers]:
     by_signature: dict[Hashable, list[str]] = {}
+    numbers = _numbers(list(members.children()))
     for name, member in members.named_children():
         if "forward" in vars(member) or any(id(p) in shared for p in member.parameters()):
             continue
-        signature = _signature(member, outermost=True)
+        signature = _signature(member, numbers, outermost=True)
         if signature is not None:
             child = f"{path}.{name}" if path else name
             by_signature.setdefault(signature, []).append(child)
     for paths in by_signature.values():
         if len(paths) >= _LEAST:
-            yield EqualLayers(tuple(paths))
+            yield EqualLayers(tuple(paths), numbers)
+
+
+def _numbers(members: list[torch.nn.Module]) -> frozenset[tuple[str, str]]:
+    """Attributes that hold, in each of the members, its number among them."""
+    if len(members) < _LEAST:
+        return frozenset()
+    first, *others = (
+        {
+            (path, name)
+            for path, module in member.named_modules()
+            for name, value in vars(module).items()
+            if name not in _OF_TORCH and type(value) is int and value == number
+        }
+        for number, member in enumerate(members)
+    )
+    return frozenset(first.intersection(*others))
+
+
+@contextlib.contextmanager
+def unread_numbers(
+    layer: torch.nn.Module, numbers: Collection[tuple[str, str]], read: Callable[[str], NoReturn]
+) -> Iterator[None]:
+    """Inside, ``read`` is called where the layer's code reads an attribute that is its number."""
+    names: dict[str, set[str]] = {}
+    for path, name in numbers:
+        names.setdefault(path, set()).add(name)
+    watched = [(layer.get_submodule(path), mine) for path, mine in names.items()]
+    before = [type(module) for module, _ in watched]
+    for module, mine in watched:
+        module.__class__ = _watching(type(module), mine, read)
+    try:
+        yield
+    finally:
+        for (module, _), own in zip(watched, before, strict=True):
+            module.__class__ = own
+
+
+def _watching(own: type, names: set[str], read: Callable[[str], NoReturn]) -> type:
+    def getattribute(module: Any, name: str) -> Any:
+        if name in names:
+            read(name)
+        return object.__getattribute__(module, name)
+
+    return type(
+        own.__name__, (own,), {"__getattribute__": getattribute, "__module__": own.__module__}
+    )
 
 
 def _shared_parameters(model: torch.nn.Module) -> set[int]:
@@ -80,18 +131,27 @@ def _shared_parameters(model: torch.nn.Module) -> set[int]:
     return shared
 
 
-def _signature(module: torch.nn.Module, outermost: bool = False) -> Hashable:
-    """Equal for modules that run the same; None: nothing can be said of this one."""
+def _signature(
+    module: torch.nn.Module,
+    numbers: Collection[tuple[str, str]] = (),
+    path: str = "",
+    outermost: bool = False,
+) -> Hashable:
+    """Equal for modules that run the same; None: nothing can be said of this one.
+
+    ``numbers``: attributes that may differ. ``path``: of the module in its layer.
+    """
     own = vars(module)
     hooked = any(own.get(name) for name in _HOOKS)
     if isinstance(module, torch.jit.ScriptModule) or (hooked and not outermost):
         return None
     attributes = []
     for name in sorted(own.keys() - _OF_TORCH):
-        attributes.append((name, _plain(own[name])))
+        attributes.append((name, None if (path, name) in numbers else _plain(own[name])))
     children = []
     for name, child in module._modules.items():
-        signature = None if child is None else _signature(child)
+        inside = f"{path}.{name}" if path else name
+        signature = None if child is None else _signature(child, numbers, inside)
         if child is not None and signature is None:
             return None
         children.append((name, signature))

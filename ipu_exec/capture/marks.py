@@ -22,6 +22,9 @@ def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
             graph.checkpoints.add(graph.values[value].storage)
 
 
+_COLLECTIVES = "_c10d_functional."
+
+
 def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
     """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
     proportions: dict[int, float] = {}  # by forward op
@@ -29,17 +32,27 @@ def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
         proportion = getattr(tensor, "_ipu_proportion", 0.0)
         op = _planned_maker(graph, value) if proportion else None
         if op is not None:
-            proportions[op.id] = proportion
+            proportions |= dict.fromkeys(_of_one_node(graph, op), proportion)
     for op in graph.ops:
         proportion = proportions.get(op.id, proportions.get(op.forward_op, 0.0))
         if proportion and not is_view(op.aten):
             op.attributes = replace(op.attributes, proportion=proportion)
 
 
+def _of_one_node(graph: Graph, op: OpNode) -> list[int]:
+    """The operator, and what DTensor's call of it ran before: it divides a bias by the shards.
+
+    The gradients are those of the call's first operator.
+    """
+    makers = (graph.values[value].producer for value in op.inputs)
+    divides = (m for m in makers if m >= 0 and graph.ops[m].aten == "aten.div.Tensor")
+    return [op.id, *(m for m in divides if graph.ops[m].module == op.module)]
+
+
 def _planned_maker(graph: Graph, value: int) -> OpNode | None:
     """The product or gather that made a value, or None where another operator did.
 
-    Views, casts and the addition of a bias in between are looked through.
+    Views, casts, collectives of shards and the addition of a bias in between are looked through.
     """
     while (producer := graph.values[value].producer) >= 0:
         op = graph.ops[producer]
@@ -49,7 +62,10 @@ def _planned_maker(graph: Graph, value: int) -> OpNode | None:
         if operator.uses_memory_proportion:
             return op
         seen_through = (
-            operator.view or operator.copy or (operator.addition and _adds_bias(graph, op))
+            operator.view
+            or operator.copy
+            or op.aten.startswith(_COLLECTIVES)
+            or (operator.addition and _adds_bias(graph, op))
         )
         if not op.inputs or not seen_through:
             return None

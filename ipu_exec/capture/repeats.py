@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ipu_exec.capture.equal_layers import EqualLayers
+from ipu_exec.capture.equal_layers import EqualLayers, unread_numbers
 from ipu_exec.capture.open_blocks import attributes, multi_conv
 from ipu_exec.capture.origins import SourceLine, source_line
 from ipu_exec.capture.recorder import Recorder
@@ -185,7 +185,13 @@ class Repeats:
         recorder, place = self.recorder, self._place(path)
         inputs = tuple(map(recorder.value, tensors))
         begin = self._now()
-        result = forward(*given[0], **given[1])
+        numbers = self.groups[group].numbers
+
+        def read(name: str) -> NoReturn:
+            raise NotRepeatable(f"{path} reads its number, {name}")
+
+        with unread_numbers(self.model.get_submodule(path), numbers, read):
+            result = forward(*given[0], **given[1])
         leaves, structure = tree_flatten(result)
         outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if len(outputs) < len(leaves) or any(not self._whole(one, begin[1]) for one in outputs):

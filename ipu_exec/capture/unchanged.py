@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _OF_TORCH = ("_parameters", "_modules")  # the forward does not change which there are
 _Undo = Callable[[], Any]
@@ -35,11 +37,28 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             put_back()
 
 
+@contextlib.contextmanager
+def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model may be captured; tensors beside its buffers are then what they were.
+
+    PyTorch computes with real tensors for real, also where fake ones stand for a model's own.
+    """
+    beside = [value for module in model.modules() for value in vars(module).values()]
+    undo = [
+        _tensor(value) for value in beside if _plain_tensor(value) and value.device.type == "cpu"
+    ]
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
+
+
 def _attributes(module: torch.nn.Module) -> _Undo:
     own = vars(module)
-    copied = detect_fake_mode() is None  # else nothing real can change
+    copied = detect_fake_mode() is None  # else buffers are fake ones
     undo = {
-        name: _tensor(value) if copied and _plain_tensor(value) else _state(value)
+        name: _tensor(value) if _plain_tensor(value) else _state(value)
         for name, value in own.items()
         if name not in _OF_TORCH
     }
@@ -67,15 +86,18 @@ def _state(value: Any) -> _Undo:
 
 
 def _plain_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    known = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    return known and not isinstance(value, FakeTensor)
 
 
 def _tensor(tensor: torch.Tensor) -> _Undo:
-    held = tensor.detach().clone()
+    # Also while fake tensors stand for the others: of real ones alone PyTorch computes for real.
+    with _disable_current_modes():
+        held = tensor.detach().clone()
 
     def put_back() -> torch.Tensor:
-        if not torch.equal(tensor, held):  # a batch norm does not count its version up
-            with torch.no_grad():
+        with _disable_current_modes(), torch.no_grad():
+            if not torch.equal(tensor, held):  # a batch norm does not count its version up
                 tensor.copy_(held)
         return tensor
 

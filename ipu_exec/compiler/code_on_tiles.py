@@ -18,7 +18,7 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Collective, Compute, Plan, Step
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from profiler import records
+from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
@@ -120,10 +120,20 @@ class SharedCode:
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
         self.first: dict[int, int] = {}
+        self.weights: dict[int, int] = {}  # operator of an update -> weight
 
     def code(self) -> Code:
         """What was gathered."""
         return Code(self.blocks, self.variables, self.calls, self.first)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Steps that are called as one where phases are outlined: a body, or a weight's update."""
+
+    weight: int = -1
+    keys: list[tuple[int, ...]] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)  # operators
 
 
 class CodeOfIpu:
@@ -134,27 +144,47 @@ class CodeOfIpu:
         self.control = np.zeros(tiles, np.int64)
         self.on_tile: dict[str, np.ndarray] = {}  # vertex type -> tiles that have its code
         self.seen: set[tuple[int, ...]] = set()
-        self.bodies: set[tuple[tuple[int, ...], ...]] = set()
+        self.pieces: set[tuple[tuple[int, ...], ...]] = set()
         self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
         self.digests = _Digests(shared.outlined)
 
     def body(self, body: Body, first_step: int) -> None:
         """Of its steps, ids from ``first_step`` on, and of the constants of its plans."""
         called: tuple[int, int] | None = None
-        calls, keys = [], []
+        piece = _Piece()
         for step_id, step in enumerate(body.steps, first_step):
+            if self._begins_piece(step, body, piece):
+                self._end(piece)
+                piece = _Piece(self._weight(step.op))
             if step.plan is not None and (step.op, id(step.plan)) != called:
                 called = (step.op, id(step.plan))
-                calls.append(step.op)
-            keys.append(self._step(body, step, step_id))
-        if self.shared.outlined and tuple(keys) in self.bodies:
-            calls = calls[:1]  # the body as a whole is a piece of code that is there already
-        self.bodies.add(tuple(keys))
-        for op in calls:
-            self._call(op)
+                piece.calls.append(step.op)
+            piece.keys.append(self._step(body, step, step_id))
+        self._end(piece)
         for plan, users in _plans(body):
             if plan.constants is not None:
                 self._constants(plan, plan.constants, users, body.stage)
+
+    def _begins_piece(self, step: ProgramStep, body: Body, piece: _Piece) -> bool:
+        """Whether another weight's update begins: of each the update is a piece of code."""
+        updates = self.shared.outlined and body.task == schedules.UPDATE
+        return updates and step.op >= 0 and self._weight(step.op) not in (-1, piece.weight)
+
+    def _weight(self, op: int) -> int:
+        """The weight that an operator of an update reads, or the state of which; -1: none."""
+        if op not in self.shared.weights:
+            graph = self.graph
+            read = (graph.storages[graph.values[v].storage] for v in graph.ops[op].inputs)
+            owners = (s.id if s.role == Role.WEIGHT else s.parameter for s in read)
+            self.shared.weights[op] = next((owner for owner in owners if owner >= 0), -1)
+        return self.shared.weights[op]
+
+    def _end(self, piece: _Piece) -> None:
+        """Count the calls of a piece of code: one for the whole where it is there already."""
+        known = self.shared.outlined and tuple(piece.keys) in self.pieces
+        self.pieces.add(tuple(piece.keys))
+        for op in piece.calls[:1] if known else piece.calls:
+            self._call(op)
 
     def rest(self) -> None:
         """What all bodies have in common: code of vertices, control code, stacks."""

@@ -8,7 +8,7 @@ and with it every step a *position*: liveness is a matter of positions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ipu_exec.compiler.bodies import ProgramStep, ProgramTree, slice_step
 from ipu_exec.compiler.body_builder import BodyBuilder
@@ -16,6 +16,7 @@ from ipu_exec.compiler.collectives import Collectives
 from ipu_exec.compiler.operator_steps import OperatorSteps
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.phases import Traffic
+from ipu_exec.compiler.pipelined_phases import PipelinedPhases
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import last_touch, sequence
 from ipu_exec.compiler.tile_mapping import TileMapping
@@ -58,14 +59,17 @@ class _Emitter:
         backwards: list[BodyBuilder] = []
         for stage in reversed(self.stages) if self.graph.training else ():
             backwards += self._backward(stage)
+        phased = PipelinedPhases(self.mapping, self.transfers) if self.in_phases else None
+        if phased is not None:
+            phased.hold_for_receivers([*forwards, *backwards])
         updates = [self._update(ipu) for ipu in self.ipus]
         streams_in, streams_out = self.transfers.streams(forwards)
         copies = [self.transfers.copies(ipu) for ipu in self.ipus]
         reduces = [self.collectives.reduce(ipu) for ipu in self.ipus]
         order = [
             *streams_in,
-            *forwards,
-            *backwards,
+            *(forwards if phased is None else self._with_ends(phased, forwards)),
+            *(backwards if phased is None else self._with_ends(phased, backwards)),
             *self._syncs(),
             *streams_out,
             *copies,
@@ -89,6 +93,34 @@ class _Emitter:
             frozenset(self.transfers.beside),
             residency.across,
         )
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether each phase is a pipeline."""
+        return self.placement.pipelined and bool(self.placement.phases)
+
+    def _with_ends(
+        self, phased: PipelinedPhases, bodies: Sequence[BodyBuilder]
+    ) -> Iterator[BodyBuilder]:
+        """The bodies of stages with what comes and goes once for all micro-batches of a phase."""
+        for position, body in enumerate(bodies):
+            forward = body.task == schedules.FORWARD
+            direction = Direction.FORWARD if forward else Direction.BACKWARD
+            if position == 0 or bodies[position - 1].stage != body.stage:
+                enter = phased.enter(direction, body.stage)
+                for storage in self._gathered(
+                    self._ops_of(direction, body.stage), direction, body.stage
+                ):
+                    self._bring(storage, body.stage, enter)
+                yield enter
+            yield body
+            if position + 1 == len(bodies) or bodies[position + 1].stage != body.stage:
+                yield phased.leave(direction, body.stage)
+
+    def _ops_of(self, direction: str, stage: int) -> list[OpNode]:
+        """The operators of a direction, with those that its backward runs again."""
+        again = self.residency.again[stage] if direction == Direction.BACKWARD else ()
+        return [*again, *self._ops(direction, stage)]
 
     def _syncs(self) -> list[BodyBuilder]:
         """With the other IPUs, at the end of a pipeline cycle."""
@@ -141,6 +173,8 @@ class _Emitter:
         priority there is).
         """
         traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
+        if traffic is not None and self.in_phases:
+            return self._backward_in_phase(stage, traffic)
         if traffic is not None:
             body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
             self._phase(Direction.BACKWARD, stage, body, traffic)
@@ -148,17 +182,37 @@ class _Emitter:
         away = set(self.residency.stashed[stage])
         bodies: list[BodyBuilder] = []
         for op, is_again in self._backward_order(stage):
-            task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
-            if not bodies or bodies[-1].task != task:
-                number = 1 + sum(body.task == task for body in bodies)
-                again = f" {number}" if number > 1 else ""
-                name = f"stage {stage} {schedules.TASKS[task]}{again}"
-                bodies.append(self._body(name, stage, task))
+            self._turn_to(bodies, stage, is_again)
             for storage in dict.fromkeys(self.mapping.storage(v) for v in read_values(op)):
                 if storage in away:
                     self._stash(storage, stage, bodies[-1], Purpose.RESTORE)
                     away.discard(storage)
             self._run(op, Direction.BACKWARD, stage, bodies[-1])
+        return bodies
+
+    def _turn_to(self, bodies: list[BodyBuilder], stage: int, is_again: bool) -> None:
+        """Begin another body where the last one is not of that task."""
+        task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
+        if bodies and bodies[-1].task == task:
+            return
+        number = 1 + sum(body.task == task for body in bodies)
+        again = f" {number}" if number > 1 else ""
+        bodies.append(self._body(f"stage {stage} {schedules.TASKS[task]}{again}", stage, task))
+
+    def _backward_in_phase(self, stage: int, traffic: Traffic) -> list[BodyBuilder]:
+        """That of one micro-batch: what waited for it, what runs again, what others wait for."""
+        bodies: list[BodyBuilder] = []
+        order = self._backward_order(stage)
+        self._turn_to(bodies, stage, bool(order) and order[0][1])
+        name, first = f"stage {stage} backward", bodies[0]
+        self.transfers.remote(traffic.load, f"{name}/load", stage, first, Purpose.REMOTE_LOAD)
+        self.transfers.receive(traffic.receive, stage, first)
+        for op, is_again in order:
+            self._turn_to(bodies, stage, is_again)
+            self.operators.append(op, bodies[-1])
+            self.collectives.share_statistics(op, stage, bodies[-1])
+        last = bodies[-1]
+        self.transfers.remote(traffic.store, f"{name}/store", stage, last, Purpose.REMOTE_STORE)
         return bodies
 
     def _backward_order(self, stage: int) -> list[tuple[OpNode, bool]]:
@@ -187,7 +241,8 @@ class _Emitter:
         first = [storage for storage in traffic.load if storage not in late]
         self.transfers.remote(first, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
         self.loads[body.task, stage] = body.cycles
-        for storage in self._gathered(ops, direction, stage):
+        gathered = () if self.in_phases else self._gathered(ops, direction, stage)
+        for storage in gathered:
             self._bring(storage, stage, body)
         self.transfers.receive(traffic.receive, stage, body)
         for op in ops:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ipu_exec.compiler.bodies import Body, ProgramTree
 from ipu_exec.compiler.placement import Placement, Transfer
 from profiler import schedules
@@ -9,6 +11,7 @@ from profiler.enums import Direction
 
 _PART = {
     schedules.STREAM_IN: Direction.FORWARD,
+    schedules.ENTER: Direction.FORWARD,
     schedules.FORWARD: Direction.FORWARD,
     schedules.REDUCE: Direction.UPDATE,
     schedules.UPDATE: Direction.UPDATE,
@@ -21,9 +24,15 @@ class Lifetimes:
     """Of tensors on one IPU. ``bodies``: the IPU's, each with its first position."""
 
     def __init__(
-        self, placement: Placement, tree: ProgramTree, bodies: list[tuple[Body, int]]
+        self,
+        placement: Placement,
+        tree: ProgramTree,
+        bodies: list[tuple[Body, int]],
+        weights: Collection[int],
     ) -> None:
+        """``weights``: their storages."""
         self.placement, self.tree, self.bodies = placement, tree, bodies
+        self.weights = weights
 
     def of(self, storage: int, stage: int) -> list[Span]:
         """Intervals in which a stage has the tensor.
@@ -83,8 +92,11 @@ class Lifetimes:
         """From being loaded (or made) to being stored (or last read).
 
         In phased execution phase by phase, or until the end of the forward or backward; else in the
-        forward, in recomputation with backward, and in the update.
+        forward, in recomputation with backward, and in the update. So it is where phases are
+        pipelines; the weights of the last stay for the backward.
         """
+        in_pipelines = self.placement.phases and self.placement.pipelined
+        stays = in_pipelines and stage in self.tree.turning and storage in self.weights
         spans: dict[int | str, Span] = {}
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
@@ -95,7 +107,9 @@ class Lifetimes:
                     schedules.BACKWARD,
                 )
                 phased = self.placement.phases and self.tree.moving[storage]
-                key = ("turn" if turns else number) if phased else part
+                key: int | str = ("turn" if turns else number) if phased else part
+                if in_pipelines:
+                    key = "turn" if stays and part != Direction.UPDATE else part
                 spans[key] = _union(spans.get(key), (at + first, at + last))
         return list(spans.values())
 

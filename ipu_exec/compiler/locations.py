@@ -104,14 +104,15 @@ def locate(
     weights' optimiser state where it waits.
     """
     locations, groupings = options.locations, options.groupings
-    if placement.pipelined and graph.training and locations.activation.off_chip:
+    phased = bool(placement.phases)
+    in_pipeline = placement.pipelined and not phased
+    if in_pipeline and graph.training and locations.activation.off_chip:
         warn_once(
             "TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a"
             " pipeline: its stash stays on the chip. ShardedExecution and phased execution"
             " honour it"
         )
     shared = {transfer.storage for transfer in placement.transfers}
-    phased = bool(placement.phases)
     waits = set() if phased or placement.pipelined else _read_backward(graph, placement, ops, again)
     remote = _remote(graph, locations, shared, waits, phased)
     remote = _where_stages_say(graph, placement, options, remote)

@@ -92,6 +92,7 @@ class _Tensors:
     makers: dict[int, int]  # the operator that makes it first
     first_uses: dict[int, int]  # the operator that reads it first
     shapes: dict[int, str]  # of its first value, as JSON
+    weights: frozenset[int]
 
     @classmethod
     def of(cls, graph: Graph) -> _Tensors:
@@ -106,7 +107,8 @@ class _Tensors:
         for op in graph.ops:
             for used in op.inputs:
                 first_uses.setdefault(graph.values[used].storage, op.id)
-        return cls(makers, first_uses, shapes)
+        weights = (s.id for s in graph.storages.values() if s.role == Role.WEIGHT)
+        return cls(makers, first_uses, shapes, frozenset(weights))
 
 
 class _Maker:
@@ -128,7 +130,7 @@ class _Maker:
         self.start = _first_positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.first_step = _first_steps(tree)
-        self.lifetimes = Lifetimes(placement, tree, self.bodies)
+        self.lifetimes = Lifetimes(placement, tree, self.bodies, tensors.weights)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
         self.makers, self.first_uses = tensors.makers, tensors.first_uses

@@ -58,6 +58,8 @@ class StrategyOptions:
     parallel_phases: bool = False  # on two groups of IPUs in turn
     liveness: Liveness = Liveness.AlwaysLive  # of the activations that a phase's backward reads
     separate_backward_phase: bool = False  # the backward of the last phase is one of its own
+    # Each phase is a pipeline of its stages, through which all micro-batches of an update go.
+    pipelined_phases: bool = False
 
     def recomputes(self, blocks: Sequence[str]) -> bool | None:
         """What the stage of these Blocks says of recomputation; None: nothing."""

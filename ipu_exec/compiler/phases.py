@@ -5,16 +5,20 @@ memory after the backward, where the weight update finds them. Activations that 
 wait on the chip or in streaming memory, as `Liveness` says. The end of the last phase's forward and
 the beginning of its backward are one phase unless that is separate, so that nothing moves there
 (2P - 1 phases, docs/pipeline-schedules.md#phased-execution).
+
+Where each phase is a pipeline, its weights and accumulators come and go once for all micro-batches.
+What a stage keeps of each waits in streaming memory; the backward makes the rest again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
+from ipu_exec.compiler.recompute import made_by
 from ipu_exec.enums import Liveness
 from ipu_exec.graph import Graph, OpNode
 from profiler.enums import Direction, Role
@@ -24,12 +28,15 @@ from profiler.enums import Direction, Role
 class Traffic:
     """What one body of phased execution loads, receives and stores.
 
-    It loads and receives before it computes, and stores afterwards.
+    It loads and receives before it computes, and stores afterwards. ``enter`` and ``leave``: what
+    is loaded before all micro-batches of a pipeline's phase, and stored behind them.
     """
 
     load: tuple[int, ...] = ()
     receive: tuple[int, ...] = ()
     store: tuple[int, ...] = ()
+    enter: tuple[int, ...] = ()
+    leave: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +57,27 @@ class _Lists:
     load: list[int] = field(default_factory=list)
     receive: list[int] = field(default_factory=list)
     store: list[int] = field(default_factory=list)
+    enter: list[int] = field(default_factory=list)
+    leave: list[int] = field(default_factory=list)
+
+    def done(self) -> Traffic:
+        columns = (self.load, self.receive, self.store, self.enter, self.leave)
+        return Traffic(*map(tuple, columns))
 
 
 def moves(
     graph: Graph,
     placement: Placement,
     ops: Mapping[tuple[str, int], list[OpNode]],
+    again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Moves:
-    """What moves in one micro-batch, by the operators of each (direction, stage) but views."""
+    """What moves in one micro-batch, by the operators of each (direction, stage) but views.
+
+    ``again``: those of the forward that a stage runs again before its backward.
+    """
+    if placement.pipelined:
+        return _PipelineFinder(graph, placement, ops, options, again).find()
     return _Finder(graph, placement, ops, options).find()
 
 
@@ -100,11 +119,7 @@ class _Finder:
             self.traffic[key] = _Lists()
         for direction, stage in order:
             self._body(direction, stage)
-        traffic = {
-            key: Traffic(tuple(lists.load), tuple(lists.receive), tuple(lists.store))
-            for key, lists in self.traffic.items()
-        }
-        return Moves(traffic, self.moving)
+        return Moves({key: lists.done() for key, lists in self.traffic.items()}, self.moving)
 
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
@@ -214,3 +229,67 @@ class _Finder:
             if storage not in traffic.store:
                 traffic.store.append(storage)
             self.stored.add(storage)
+
+
+class _PipelineFinder(_Finder):
+    """Where each phase is a pipeline, through which all micro-batches go before the next."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Placement,
+        ops: Mapping[tuple[str, int], list[OpNode]],
+        options: CompileOptions,
+        again: Mapping[int, Sequence[OpNode]],
+    ) -> None:
+        super().__init__(graph, placement, ops, options)
+        self.again = again
+        self.seen = {  # by stage: what its forward has on the chip
+            stage: {s for op in ops.get((Direction.FORWARD, stage), ()) for s in self._touched(op)}
+            for stage in range(len(placement.stages))
+        }
+
+    def _touched(self, op: OpNode) -> set[int]:
+        return made_by(self.graph, op) | {self._storage(v) for v in read_values(op)}
+
+    def _reads(self, direction: str, stage: int) -> Iterable[int]:
+        """Of the backward also what it runs again reads, but not what that makes."""
+        again = self.again.get(stage, ()) if direction == Direction.BACKWARD else ()
+        made = {s for op in again for s in made_by(self.graph, op)}
+        ops = [*again, *self.ops.get((direction, stage), [])]
+        read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
+        return [storage for storage in read if storage not in made]
+
+    def _activation(self, storage: int, direction: str, stage: int) -> None:
+        """From the stage before, or from streaming memory, where it waits since another phase."""
+        traffic, ipus = self.traffic[direction, stage], self.placement.ipus
+        home = self.placement.home.get(storage, stage)
+        maker, source = self.made.get(storage, (Direction.FORWARD, home))
+        if direction == Direction.BACKWARD and maker == Direction.FORWARD:
+            keeper = stage if storage in self.seen[stage] else source
+            self._wait(storage, (Direction.FORWARD, keeper), traffic)
+            source = keeper
+        elif source == stage:
+            return
+        elif self._apart(source, stage):
+            self._wait(storage, (maker, source), traffic)
+        if ipus[source] != ipus[stage] and storage not in traffic.receive:
+            traffic.receive.append(storage)
+
+    def _wait(self, storage: int, keeper: tuple[str, int], traffic: _Lists) -> None:
+        kept = self.traffic[keeper].store
+        if storage not in kept:
+            kept.append(storage)
+        super()._load(traffic, storage, True)
+
+    def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
+        """Weights and accumulators come once for all micro-batches."""
+        if storage not in traffic.enter:
+            traffic.enter.append(storage)
+        self.moving[storage] = True
+
+    def _keep(self, traffic: _Lists, storage: int) -> None:
+        accumulates = self.graph.storages[storage].role == Role.ACCUMULATOR
+        kept = traffic.leave if accumulates else traffic.store
+        if storage not in kept:
+            kept.append(storage)

@@ -105,13 +105,16 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
         check_uses(graph.blocks, stages)
     phased = strategy.execution is Execution.PHASED
     phases = [phase for phase, _ in _named_places(strategy, graph.blocks)] if phased else ()
+    if strategy.pipelined_phases:
+        pipelined = True
+        check_stages_of_phases(stages, phases)
     placement = replace(place(graph, stages, pipelined), phases=tuple(phases))
     if placement.phases:
         check_phases(graph, placement)
     attached = round_ipus(placement.num_ipus, options.auto_round_ipus) * options.shards
     check_pod(attached, options)
     check_process(attached, options)
-    if pipelined:
+    if pipelined and not phased:
         name = "Training.gradientAccumulation" if options.training else "deviceIterations"
         check_depth(len(stages), options.micro_batches, options.training, name)
     return replace(placement, attached_ipus=attached)
@@ -330,6 +333,20 @@ def check_phases(graph: Graph, placement: Placement) -> None:
         for name in stage.blocks
     }
     _check_phase_order(graph, [block_phase[block.name] for block in graph.blocks])
+
+
+def check_stages_of_phases(stages: Sequence[StagePlace], phases: Sequence[int]) -> None:
+    """Error where two stages of a pipeline's phase are on one IPU."""
+    names: dict[tuple[int, int], str] = {}
+    for stage, phase in zip(stages, phases, strict=True):
+        blocks = ", ".join(map(repr, stage.blocks))
+        first = names.setdefault((phase, stage.ipu), blocks)
+        if first != blocks:
+            raise UsageError(
+                f"PipelinedExecution: in phase {phase} the stages of {first} and of {blocks} are"
+                f" both on IPU {stage.ipu}; a phase has one stage on an IPU. Make them one stage,"
+                " or give one another IPU with Stage.ipu(n)"
+            )
 
 
 def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:

@@ -62,7 +62,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
     """Cycles and bytes of each forward stage."""
     graph, placement, tree = executable.graph, executable.placement, executable.tree
     stages = len(placement.stages)
-    stashes = placement.pipelined and executable.options.training
+    stashes = placement.pipelined and not placement.phases and executable.options.training
     updates: dict[int, int] = {}
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
         if op.direction == Direction.UPDATE:

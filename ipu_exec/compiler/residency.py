@@ -90,7 +90,6 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
         if not graph.only_aliases(op):
             ops.setdefault((op.direction, stage), []).append(op)
-    phased = moves(graph, placement, ops, options) if placement.phases else Moves({}, {})
     kinds = _kinds(placement, options)
     stays = _stays(graph, placement, kinds)
     stashed: dict[int, list[int]] = {}
@@ -99,6 +98,7 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         stashed[stage], again[stage] = _stash(
             graph, placement, ops, stage, kinds[stage], stays[stage]
         )
+    phased = moves(graph, placement, ops, again, options) if placement.phases else Moves({}, {})
     places = locate(graph, placement, ops, again, options)
     away = places.remote | phased.moving.keys()
     states, shared = _states(graph, placement), _shared_between_weights(graph)
@@ -137,7 +137,8 @@ def _turning(placement: Placement, options: CompileOptions) -> frozenset[int]:
 
 def _waits(placement: Placement, stage: int) -> bool:
     """Whether other micro-batches come between a stage's forward and its backward."""
-    return placement.pipelined and stage != len(placement.stages) - 1
+    last = stage == len(placement.stages) - 1
+    return placement.pipelined and (bool(placement.phases) or not last)
 
 
 def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]:
@@ -182,9 +183,10 @@ def _stash(
 
     Without recomputation: whatever the backward reads of the forward. With it: what enters the
     stage and is kept, and the ops that make the rest from those. Where the backward follows at once
-    (the last stage, no pipeline) nothing is stashed (docs/pipeline-schedules.md#memory-of-a-stage).
+    (the last stage, no pipeline) nothing is stashed (docs/pipeline-schedules.md#memory-of-a-stage),
+    nor in phases, where it waits in streaming memory.
     """
-    if not graph.training or placement.phases:
+    if not graph.training or (placement.phases and not placement.pipelined):
         return [], []
     forward, backward = (
         ops.get((Direction.FORWARD, stage), []),
@@ -193,7 +195,7 @@ def _stash(
     made_here = {s for op in forward for s in made_by(graph, op)}
     stays = made_here if kind is Recomputation.NONE else left_alone
     again, needed = run_again(graph, forward, backward, set(stays))
-    if not _waits(placement, stage):
+    if placement.phases or not _waits(placement, stage):
         return [], again
     candidates = dict.fromkeys(
         graph.values[value].storage

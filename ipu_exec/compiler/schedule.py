@@ -14,15 +14,18 @@ from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from profiler import records, schedules
 from profiler.enums import Direction
-from profiler.phased import Phases, phased
+from profiler.phased import Phases, phased, pipelined_phases
 from profiler.schedules import (
     BACKWARD,
     COPY,
+    ENTER,
     FORWARD,
     IDLE,
+    LEAVE,
     LOAD,
     RECOMPUTE,
     REDUCE,
+    RETURN,
     STREAM_IN,
     STREAM_OUT,
     SYNC,
@@ -46,6 +49,9 @@ _KIND = {
     STREAM_OUT: "host I/O",
     LOAD: records.BESIDE,
     UNLOAD: records.BESIDE,
+    ENTER: "host I/O",
+    RETURN: "host I/O",
+    LEAVE: "host I/O",
 }
 
 
@@ -135,6 +141,7 @@ def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
         },
         frozenset(needs),
         parallel,
+        {task: tuple(tree.cycles(task, k) for k in stages) for task in (ENTER, RETURN, LEAVE)},
     )
 
 
@@ -147,20 +154,24 @@ def timeline(
     stages = range(len(placement.stages))
     micro_batches = options.micro_batches
     costs = stage_costs(placement, tree, options)
-    if placement.phases:
+    turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
+    if placement.phases and placement.pipelined:
+        phases = _phases(placement, tree, parallel=False)
+        schedule = schedules.split_backward(pipelined_phases(costs, micro_batches, phases), turns)
+    elif placement.phases:
         schedule = phased(
             costs, micro_batches, _phases(placement, tree, options.strategy.parallel_phases)
         )
     else:
         run = schedules.pipelined if placement.pipelined else schedules.sharded
-        turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
         schedule = schedules.split_backward(run(costs, micro_batches), turns)
     bodies: list[records.Body] = []
     at: dict[tuple[int, int, int, int], int] = {}
     turn: Counter[tuple[int, int]] = Counter()
     for body, ids in zip(tree.bodies, tree.step_ids, strict=True):
         starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
-        backward = body.task in (RECOMPUTE, BACKWARD) and not placement.phases
+        whole = placement.phases and not placement.pipelined
+        backward = body.task in (RECOMPUTE, BACKWARD) and not whole
         part = turn[body.ipu, body.stage] if backward else 0
         turn[body.ipu, body.stage] += backward
         at[body.task, body.ipu, body.stage, part] = len(bodies)

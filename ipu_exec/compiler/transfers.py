@@ -30,7 +30,7 @@ from ipu_exec.graph import OpNode
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Collective, Exchange, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
-from ipu_exec.topology import latency_cycles, link_latency_cycles, link_rate, ring_cycles
+from ipu_exec.topology import latency_cycles, link_rate, ring_cycles
 from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
@@ -226,14 +226,21 @@ class Transfers:
             return
         target = self.machines[body.ipu].target
         received = self.mapping.bytes(storages, stage)
-        busiest = int(received.sum()) / target.link_bytes_per_cycle
-        slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
-        cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
         moves = tuple(self._received(storages, body.ipu))
+        latency, on_links = 0.0, 0.0
+        for move in moves:
+            ends = move.source * self.options.shards, move.target * self.options.shards
+            latency = max(latency, latency_cycles(target, *ends))
+            on_links += self._bytes(move.storage, stage) / link_rate(target, *ends)
+        slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
+        cycles = ceil(latency + max(on_links, slowest_tile))
         none = np.zeros_like(received)
         body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
         for storage in storages:
             body.touch(storage, body.last, body.last)
+
+    def _bytes(self, storage: int, stage: int) -> int:
+        return int(self.mapping.bytes([storage], stage).sum())
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """What comes from the IPUs that make it."""

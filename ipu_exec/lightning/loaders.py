@@ -17,10 +17,7 @@ from ipu_exec.structures import learn
 
 
 class _ForReplicas:
-    """The batches of ``_inner``, joined so many at a time.
-
-    What does not fill all replicas is left out.
-    """
+    """Joins the batches of ``_inner``, one for each replica; what does not fill all is left out."""
 
     _inner: Iterable[Any]
     _replicas: int
@@ -74,9 +71,9 @@ class _Wrapped(_ForReplicas):
 
 @lru_cache
 def _for_steps(kind: Any) -> Any:
-    """``kind``, an `ipu_exec.DataLoader`, gives a call's samples; this gives a step's.
+    """A subclass of ``kind``, an `ipu_exec.DataLoader`, that gives a step's samples, not a call's.
 
-    With one base, so that a loader can become one.
+    It has one base, so that a loader can change its class to it.
     """
 
     def iterate(self: Any) -> Iterator[Any]:

@@ -86,10 +86,7 @@ _WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}
 
 
 def _choose_ipus(lib: Any, found: Names) -> None:
-    """``accelerator="auto"`` is "ipu" where IPUs are there, as up to 2.0.
-
-    Not with a strategy of another accelerator.
-    """
+    """Have ``accelerator="auto"`` mean "ipu", as up to 2.0, unless the strategy is another's."""
     connector = lib.AcceleratorConnector
     plain = connector._choose_auto_accelerator
 

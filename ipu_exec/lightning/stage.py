@@ -189,9 +189,9 @@ class StageModel:
         return _joined(returned)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
-        """Running statistics of a replica's own samples; None: the model's.
+        """The running statistics of a replica's own samples.
 
-        Those are the first replica's, and in inference everyone's.
+        None stands for the model's own: the first replica has these, and in inference all have.
         """
         buffers = dict(self.step.named_buffers())
         if replica == 0 or not buffers or self._optimizer is None:

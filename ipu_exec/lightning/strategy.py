@@ -366,10 +366,7 @@ class StrategyOnIpu:
 
     @contextlib.contextmanager
     def updating(self, optimizer: Any) -> Iterator[None]:
-        """Around clipping and the weight update.
-
-        Inside, gradients are scaled back, and float16 weights are float32 ones.
-        """
+        """Clip and update inside: gradients are scaled back, float16 weights are in float32."""
         plain = getattr(optimizer, "_optimizer", optimizer)
         scale = self.loss_scale()
         precision = self._stages[self.lib.RunningStage.TRAINING].executor.precision

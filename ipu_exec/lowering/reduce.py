@@ -23,12 +23,7 @@ from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
-from ipu_exec.machine import (
-    EXCHANGE_FRAGMENT_CYCLES,
-    SYNC_CYCLES,
-    Machine,
-    exchange_latency,
-)
+from ipu_exec.machine import Machine
 
 WORKERS = 6
 CONTINUOUS = (
@@ -37,6 +32,7 @@ CONTINUOUS = (
 )  # worker cycles of a call, and of an output whose elements follow each other in memory
 STRIDED = (15, 10)  # of a call, and of 8 bytes of outputs whose elements lie a stride apart
 PARTIAL_BYTES = 4  # sums are kept in fp32
+TWO_STAGES = 32  # more partials an output than this are added in two stages
 
 
 # worker cycles an element: 24 and the operation, in C++
@@ -53,7 +49,7 @@ def reduce_cycles(
     (getCyclesEstimateForStridedReduce: 3 + 5 + 3 a loop, and a cycle for each further partial).
     Else an output's elements lie side by side (getCycleEstimateReduceAllRegionsContinuous: 12 an
     output, and a cycle for 8 bytes). Outputs too few for six workers have their elements shared
-    out where that takes less time, and what the workers found is reduced by one of them.
+    out, and what the workers found is reduced by one of them.
     """
     call, each = STRIDED if strided else CONTINUOUS
     units = (
@@ -62,11 +58,11 @@ def reduce_cycles(
     inner = ceil_div(ceil_div(np.asarray(elements) * item_bytes, 8), WORKERS)
     if op in ("OR", "AND"):
         inner = LOGICAL * ceil_div(elements, WORKERS)
-    few = (units < WORKERS) & (elements > outputs)
-    worker = call + each * ceil_div(units, WORKERS) + inner
-    shared = worker + STRIDED[0] + (STRIDED[1] + WORKERS) * units
-    alone = worker - inner + ceil_div(inner * WORKERS, np.maximum(units, 1))
-    return np.where(elements > 0, WORKERS * np.where(few, np.minimum(shared, alone), worker), 0)
+    shared = (units < WORKERS) & (elements > outputs)
+    again = np.where(shared, STRIDED[0] + (STRIDED[1] + WORKERS) * units, 0)
+    return np.where(
+        elements > 0, WORKERS * (call + each * ceil_div(units, WORKERS) + inner + again), 0
+    )
 
 
 def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
@@ -138,24 +134,18 @@ def reduce_over(
     if total <= outputs:
         key = ("reduced", 0, digest(spread.key, operand.shape, operand.strides, dims))
         return Reduced(Spread(key, apportion(outputs, partials)), partials, True)
-    held, last = partials, output_spread(outputs, build.tiles)
-    middle = min(total, outputs * int(np.ceil(np.sqrt(total / outputs))))
-    between = output_spread(middle, build.tiles).elements
-    apart = _stage_cycles(build, total, between) + _stage_cycles(build, middle, last.elements)
-    several = apart < _stage_cycles(build, total, last.elements)
-    if several:
-        held = _stage(build, f"{name}/stage 1", op, held, between, 0)
-    _stage(build, f"{name}/stage {2 if several else 1}", op, held, last.elements, outputs)
+    depth = total / outputs
+    held = partials
+    if depth > TWO_STAGES:
+        middle = min(total, outputs * int(np.ceil(np.sqrt(depth))))
+        held = _stage(
+            build, f"{name}/stage 1", op, held, output_spread(middle, build.tiles).elements, 0
+        )
+    last = output_spread(outputs, build.tiles)
+    _stage(
+        build, f"{name}/stage {2 if depth > TWO_STAGES else 1}", op, held, last.elements, outputs
+    )
     return Reduced(last, partials, False)
-
-
-def _stage_cycles(build: Builder, partials: int, outputs: np.ndarray) -> int:
-    """Cycles of a stage, for choosing their number: its exchange and its vertex."""
-    arriving = apportion(partials, outputs)
-    fragments = ceil_div(arriving, np.maximum(outputs, 1)).max(initial=0)
-    words = max(int(arriving.max(initial=0)), EXCHANGE_FRAGMENT_CYCLES * int(fragments))
-    phase = SYNC_CYCLES + exchange_latency(build.machine.target)
-    return phase + words + int(reduce_cycles(arriving, outputs, PARTIAL_BYTES, True).max(initial=0))
 
 
 def _stage(

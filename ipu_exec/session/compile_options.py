@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipu_exec.annotations import ExecutionStrategy, PhasedExecution
+from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, PipelinedExecution
 from ipu_exec.compiler.options import (
     CompileOptions,
     Execution,
@@ -13,7 +13,7 @@ from ipu_exec.compiler.options import (
     StageOptions,
     StrategyOptions,
 )
-from ipu_exec.enums import ConnectionType, OutputMode
+from ipu_exec.enums import ConnectionType, Liveness, OutputMode
 from ipu_exec.instances import hosts
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -87,6 +87,8 @@ def strategy_options(
 
     ``choices``: how each saves memory, where a placement file says it.
     """
+    if isinstance(strategy, PipelinedExecution) and strategy.phases:
+        return _pipelined_phases(strategy)
     if not isinstance(strategy, PhasedExecution):
         ways = tuple(choices) or (StageChoice(),) * len(strategy.stages)
         stages = tuple(
@@ -112,6 +114,21 @@ def strategy_options(
         strategy.parallel,
         strategy.liveness,
         strategy.separate_backward_phase,
+    )
+
+
+def _pipelined_phases(strategy: PipelinedExecution) -> StrategyOptions:
+    of = strategy.phase_of_stages()
+    stages = tuple(
+        StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), of[index])
+        for index, stage in enumerate(strategy.stages)
+    )
+    return StrategyOptions(
+        Execution.PHASED,
+        strategy.auto_stage,
+        stages,
+        liveness=Liveness.OffChipAfterEachPhase,
+        pipelined_phases=True,
     )
 
 

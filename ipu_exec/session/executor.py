@@ -28,6 +28,7 @@ from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.capture.devices import Devices
+from ipu_exec.capture.unchanged import tensors_unchanged
 from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing, substituted
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
@@ -496,6 +497,7 @@ class PoplarExecutor:
             on_ipu(),
             in_modes(modes),
             substituted(),
+            tensors_unchanged(self._model),
             refusing(not self._options._values["lenient"]),
             _hooked(),
             _said_of_tensors(),

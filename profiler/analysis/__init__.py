@@ -11,12 +11,14 @@ from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import overflows
 from profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
+from profiler.analysis.pod import alike_ipus, loads, pod, shards_of
 from profiler.analysis.program import program_cycles
 from profiler.analysis.stages import ipu_costs, slowest
 
 __all__ = [
     "Bubble",
     "Pace",
+    "alike_ipus",
     "bubble",
     "compare",
     "compare_ops",
@@ -28,6 +30,7 @@ __all__ = [
     "held_at_peak",
     "host_tensors",
     "ipu_costs",
+    "loads",
     "memory_peaks",
     "movement",
     "movement_of_ops",
@@ -35,8 +38,10 @@ __all__ = [
     "operators",
     "overflows",
     "pace",
+    "pod",
     "program_cycles",
     "roofline",
+    "shards_of",
     "slowest",
     "step_balance",
     "turn",

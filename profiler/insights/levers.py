@@ -87,13 +87,13 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
             return "stages keep all their activations", detail, Waits(causes=("stash",))
         return (
             "stages run their forward again before the backward",
-            f"There is room to keep it all: {units.size(one.fullest)} of the fullest tile then.",
+            f"There is room to keep it all: the largest extent is {units.size(one.fullest)} then.",
             Waits(causes=WORK, directions=("recompute",)),
         )
     where = levers.state.replace("-", " ")
     return (
         f"optimiser state is {basis.state.replace('-', ' ')}",
-        f"There is room for it {where}: {units.size(one.fullest)} of the fullest tile then.",
+        f"There is room for it {where}: the largest extent is {units.size(one.fullest)} then.",
         Waits(
             causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
         ),

@@ -303,10 +303,9 @@ class Run(Shown):
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long.
+        """When it ran on the modelled device, by its cycles and clock: at least one microsecond.
 
-        From its cycles and the clock, for what the host took to compute the numbers says nothing
-        about an IPU.
+        How long the host took to compute the numbers says nothing about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
@@ -371,8 +370,8 @@ class Block(Shown):
 class ExecutionReport(Shown):
     """What is known from running.
 
-    Of a model that was only compiled the one run that its schedule predicts, which its name says;
-    empty where there is no schedule.
+    A model that was only compiled has the one run that its schedule predicts, and the run's name
+    says so. Without a schedule there is none.
     """
 
     _shown = ("runs", "totalCycles")

@@ -318,9 +318,9 @@ class Model:
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """Id of each variable's first lowered variable, and how many there are.
+        """The id of each variable's first lowered variable, and behind the last how many there are.
 
-        There is one for each tile that holds some of the variable.
+        A variable has a lowered one for each tile that holds some of it.
         """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
@@ -352,10 +352,7 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step.
-
-        Of all IPUs of a replica, of one, or of one tile of it.
-        """
+        """Not-always-live bytes at every step: of a replica's IPUs, of one, or of a tile of it."""
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
     def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
@@ -483,10 +480,7 @@ class Model:
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code.
-
-        What equal exchanges share is the first one's.
-        """
+        """Step -> row of the variable that is its code; equal exchanges share the first one's."""
         is_code = self.variables["category"] == "internalExchangeCode"
         rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()
         return {

@@ -186,10 +186,7 @@ class OperationAnalysis:
 
     @cached_property
     def _tensor_names(self) -> list[str]:
-        """Of each variable the name of its tensor.
-
-        Those that hold one tensor at different times have numbers behind it.
-        """
+        """The name of each variable's tensor, without the number that tells its variables apart."""
         variables = self._model.variables
         first: dict[int, str] = {}
         names = []

@@ -123,10 +123,7 @@ class Program(Shown):
 
     @property
     def name(self) -> str:
-        """Module path and what it does.
-
-        Of a sync "Internal" (of one chip's tiles) or "External" (with others).
-        """
+        """Module path and what it does; a sync is "Internal" (one chip's tiles) or "External"."""
         return self._model.program_names[self._at]
 
     @property
@@ -141,10 +138,7 @@ class Program(Shown):
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """Variables that the program's operator reads or writes and that are live at it.
-
-        There is one entry for each tile.
-        """
+        """Variables that its operator uses and that are live at it, with an entry for each tile."""
         from profiler.pva.variables import lowered
 
         step = self._step

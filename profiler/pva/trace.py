@@ -101,10 +101,7 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:
-    """The events among which a call of the model is.
-
-    In the innermost one that spans it, or else the first thread's.
-    """
+    """The events that a call belongs to: of the innermost around it, else the first thread's."""
     for events in threads.values():
         outer = _spanning(call, events)
         if outer is not None:

@@ -119,7 +119,7 @@ def _now(basis: Basis, advised: Advised) -> str:
         return f"As profiled it does not run: {'; '.join(present.problems)}."
     return (
         f"As profiled: {present.samples_per_second:,.0f} samples a second, {present.samples:,}"
-        f" samples {basis.turn}, {present.fullest:,} bytes on the fullest tile."
+        f" samples {basis.turn}, {present.fullest:,} bytes of extent on a tile."
     )
 
 
@@ -179,7 +179,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         columns.append(Column("came", "compiled", text))
     columns += [
         Column("samples", "samples\nan update"),
-        Column("fullest", "fullest\ntile KiB", kibibytes),
+        Column("fullest", "extent\nKiB", kibibytes),
         Column("memory", "memory", sentence),
         Column("title", "change", sentence),
     ]
@@ -226,7 +226,7 @@ def _rounds(steps: list[Step]) -> Table:
     columns = (
         Column("predicted", "samples/s\npredicted", lambda rate: f"{rate:,.0f}"),
         Column("came", "compiled", text),
-        Column("fullest", "fullest\ntile KiB", kibibytes),
+        Column("fullest", "extent\nKiB", kibibytes),
         Column("argument", "ipu-run --with", sentence),
     )
     frame = pd.DataFrame(rows, columns=pd.Index(names))

@@ -294,7 +294,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         Column("forward", "forward"),
         Column("backward", "backward"),
         Column("cycles", "cycles"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
     )
     change = wanted.total / now.total - 1 if now.total else 0.0
     turn = "weight update" if costs.training else "device iteration"

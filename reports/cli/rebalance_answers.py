@@ -133,7 +133,7 @@ def _pareto(
     columns = [
         Column("split", "Blocks a stage", sentence),
         Column("cycles", "cycles of the\nslowest stage"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("fits", "fits", text),
     ]
     if any(frame["saves"]):

@@ -117,7 +117,7 @@ def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, i
         for k, (promised, cycles) in enumerate(zip(promise.stage_cycles, stages, strict=False))
     ]
     rows += [
-        (f"the fullest tile of IPU {ipu}, bytes", size, int(after.tiles(ipu)["total"].max()))
+        (f"the extent of IPU {ipu}, bytes", size, int(after.tiles(ipu)["total"].max()))
         for ipu, size in enumerate(promise.fullest)
         if ipu in obtained.ipus
     ]
@@ -203,7 +203,7 @@ def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Li
         Column("predicted", "predicted"),
         Column("cycles", "compiled"),
         Column("off", "off by", str),
-        Column("fullest_predicted", "fullest tile\npredicted KiB", kibibytes),
+        Column("fullest_predicted", "extent\npredicted KiB", kibibytes),
         Column("fullest", "compiled\nKiB", kibibytes),
         Column("answer", "memory", sentence),
     )

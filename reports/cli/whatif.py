@@ -95,7 +95,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("pipeline_cycle", "pipeline\ncycle"),
         Column("samples_per_second", "samples/s"),
         Column("ipus", "IPUs", identity),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("legal", "com-\npiles", words),
         Column("memory", "memory", sentence),
     )
@@ -107,7 +107,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("forward", "forward"),
         Column("backward", "backward"),
         Column("cycles", "cycles"),
-        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
     )
     lines = [
         say(f"{text}: {problem}." if several else f"{units.sentence(problem)}.")

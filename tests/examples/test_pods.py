@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from examples import bert_large_pod16, gpt3_175b
-from profiler import open_report
+from profiler import analysis, open_report
+from reports import cli
 
 
-def test_gpt3_over_shards_stages_and_replicas(tmp_path: Path) -> None:
+def test_gpt3_over_shards_stages_and_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gpt3_175b.main(["--pod", "16", "--tiny", "--layers", "4", "--profile-dir", str(tmp_path)])
     report = open_report(tmp_path / "training" / "profile.pop")
     assert report.meta["tensor_sharding"] == 4
     assert (report.target.ipus_per_replica, report.target.num_replicas) == (2, 2)
-    assert len(report.stages) == 3 + 3 * 4  # embedding, three parts of each layer, norm, head
+    # embedding, four parts of each layer, norm, two halves of the head
+    assert len(report.stages) == 1 + 4 * 4 + 1 + 2
+    assert {"enter forward", "enter backward"} <= set(report.bodies["task"])
+    ipus = analysis.pod(report)
+    assert analysis.alike_ipus(report) == 8 and len(ipus) == 16
+    assert list(ipus["shard"]) == [0, 1, 2, 3] * 4
+    assert list(ipus["machine"]) == sorted([0, 1, 2, 3] * 4)
+    assert list(ipus["replica"]) == [0] * 8 + [1] * 8
+    assert list(ipus["ipu"][:8]) == [0] * 4 + [1] * 4
+    assert (ipus.groupby("ipu")[["busy", "memory", "link_bytes"]].nunique() == 1).all(axis=None)
+    capsys.readouterr()
+    assert cli.main(["pod", "--by", "links", str(tmp_path / "training")]) == 0
+    said = capsys.readouterr().out
+    assert "4 to a stage (t), 2 in a pipeline (p), 2 replicas (r)" in said and "r1 p1" in said
 
 
 def test_bert_over_four_and_eight_stages(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--causes", action="store_true", help="print failures by cause; run nothing"
     )
+    parser.add_argument("--note", default="", help="a paragraph for the page: which commits ran")
     args = parser.parse_intermixed_args()
     tests = args.checkout / "tests"
     # In the background a shell has its children ignore it, and tests send it to theirs.
@@ -55,7 +56,7 @@ def main() -> int:
             run(tests, file, outcomes)
     done, known = results.read(outcomes), results.reasons(INTERNALS)
     if args.page:
-        print(page(done, known, datetime.date.today()))
+        print(page(done, known, datetime.date.today(), args.note))
     elif args.causes:
         print_causes(done, known)
     counts = sum(results.by_file(done, known).values(), Counter())

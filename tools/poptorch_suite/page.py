@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -14,8 +15,8 @@ What comes of the tests that PopTorch's authors wrote [POPTORCH, tests/], unchan
 {total} tests that ran {passed} pass, {failed} fail, {internals} fail for want of what only the
 compiled PopTorch, PopART, real hardware or the network has, and {skipped} are skipped by the suite
 itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. {uncollected}
-files are not collected, since they import what is not here: poptorch_geometric and the libraries of
-graphs around it, data sets, operators in C++.
+files are not collected, since they import what is not here: libraries of graphs and operators that
+are compiled from C++.
 
 Made on {date} by
 
@@ -25,10 +26,11 @@ python -m tools.poptorch_suite CHECKOUT --outcomes OUTCOMES --page > docs/poptor
 ```
 
 where `CHECKOUT` has graphcore/poptorch (branch sdk-release-3.4), in an environment with
-pytest-timeout, pillow, torchvision, transformers and torch_geometric besides IPUscope's own. It
-takes hours on one core and goes on where it stopped, so that outcomes of several commits may stand
-side by side; a test is run again where its lines are taken out of `OUTCOMES`. The suite was written
-for PyTorch 2.0; `tools/poptorch_suite/plugin.py` says what of it is put back.
+pytest-timeout, pillow, torchvision, transformers, torch_geometric, torch_scatter and nbconvert
+besides IPUscope's own; poptorch_geometric is the checkout's. It takes hours on one core and goes
+on where it stopped, so that outcomes of several commits may stand side by side; a test is run again
+where its lines are taken out of `OUTCOMES`. The suite was written for PyTorch 2.0 and torch_geometric
+2.4; `tools/poptorch_suite/plugin.py` says what of it is put back.
 `tests/poptorch/internals.txt` lists the tests that cannot pass, with a reason each.
 """
 
@@ -37,8 +39,9 @@ def page(
     done: Mapping[str, results.Outcome],
     known: Sequence[results.Reason],
     today: datetime.date,
+    note: str = "",
 ) -> str:
-    """The whole page."""
+    """The whole page; ``note`` says more of how it was made."""
     files = results.by_file(done, known)
     total = sum(files.values(), Counter())
     rate = total["passed"] / max(1, total["passed"] + total["failed"])
@@ -48,7 +51,7 @@ def page(
     top = _TOP.format(
         total=ran, rate=rate, date=today.isoformat(), uncollected=uncollected, **words
     )
-    lines = [top]
+    lines = [top, *([textwrap.fill(note, 100), ""] if note else [])]
     lines += ["## By file", "", "| file | pass | fail | internals | skipped |"]
     lines += ["| --- | --- | --- | --- | --- |"]
     for file, counts in sorted(files.items()):

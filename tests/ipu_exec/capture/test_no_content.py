@@ -98,6 +98,22 @@ def test_a_constant_that_was_written_to_is_none() -> None:
         poptorch.inferenceModel(Doing(written), quiet).compile(torch.ones(2, 4))
 
 
+def test_a_tensor_beside_the_model_counts_each_call_once() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = torch.zeros(1)
+
+        def forward(self) -> torch.Tensor:
+            self.calls += 1
+            return self.calls
+
+    wrapped = poptorch.inferenceModel(
+        Counter(), poptorch.Options().showCompilationProgressBar(False)
+    )
+    assert [wrapped().item(), wrapped().item()] == [1, 2]
+
+
 def test_metrics_count_each_call_once() -> None:
     model = Doing(lambda m, y: m.mean.update(y.detach().mean())).eval()
     quiet = poptorch.Options().showCompilationProgressBar(False)

@@ -206,7 +206,7 @@ class Numbered(Residual):
         return super().forward(x) if self.number % 2 else torch.relu(x)
 
 
-def test_layers_that_are_not_equal_are_not_taken_for_it() -> None:
+def test_layers_that_are_not_equal_are_not_taken_for_it(runs: list[bool]) -> None:
     model = Stack()
     assert [group.paths for group in find_equal_layers(model)] == [
         tuple(f"layers.{number}" for number in range(LAYERS))
@@ -215,7 +215,10 @@ def test_layers_that_are_not_equal_are_not_taken_for_it() -> None:
     model.layers[3].inner.register_forward_hook(lambda *_: None)
     model.layers[4].inner.weight = model.layers[5].inner.weight
     assert find_equal_layers(model) == []  # two are left
-    assert find_equal_layers(Stack(make=Numbered)) == []
+    numbered = Stack(make=Numbered)  # each reads which it is
+    optimizer = torch.optim.SGD(numbered.parameters(), lr=0.1)
+    once, each = both(numbered, (torch.randn(4, WIDTH),), optimizer)
+    assert once == each and runs == [False, False]
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -223,3 +226,35 @@ def test_the_model_is_left_as_it_was() -> None:
     before = [dict(vars(module)) for module in model.modules()]
     both(model, (torch.randn(4, WIDTH),), torch.optim.SGD(model.parameters(), lr=0.1))
     assert [list(vars(module)) for module in model.modules()] == [list(one) for one in before]
+
+
+class Indexed(Residual):
+    """A layer of a library that tells its layers, and parts of them, which they are."""
+
+    def __init__(self, number: int, reads: bool) -> None:
+        super().__init__()
+        self.layer_idx, self.inner.layer_idx, self.reads = number, number, reads
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        if self.reads and self.inner.layer_idx == 2:  # neither the first nor the last
+            x = torch.sin(x)
+        return super().forward(x, scale)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_layers_that_hold_their_number_are_equal_until_they_read_it(
+    reads: bool, runs: list[bool]
+) -> None:
+    numbers = iter(range(LAYERS))
+    model = Stack(make=lambda: Indexed(next(numbers), reads))  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    once, each = both(model, (torch.randn(4, WIDTH),), optimizer)
+    assert once == each and runs == [not reads, False]
+    assert ("aten.sin.default" in {op.aten for op in once.ops}) is reads
+    assert all(type(layer) is Indexed for layer in model.layers)
+
+
+def test_a_number_that_is_not_the_layers_own_tells_layers_apart() -> None:
+    numbers = iter([0, 1, 2, 3, 5, 4])
+    model = Stack(make=lambda: Indexed(next(numbers), reads=False))  # type: ignore[arg-type]
+    assert not find_equal_layers(model)

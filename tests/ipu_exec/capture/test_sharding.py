@@ -124,7 +124,7 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
     with ipu_exec.no_weights():
         example = model_of(layers=4)
     options = ipu_exec.Options().replicationFactor(replicas)
-    half = 1 + 3 * 2  # two of four layers, behind the embedding
+    half = 1 + 4 * 2  # two of four layers, behind the embedding
     parts = example.blocks[:half], example.blocks[half:]
     two = (ipu_exec.Stage(*blocks).ipu(ipu) for ipu, blocks in enumerate(parts))
     options.setExecutionStrategy(ipu_exec.PipelinedExecution(*two))
@@ -135,7 +135,7 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
     matrices = [
         (name, p)
         for name, p in example.module.named_parameters()
-        if name.split(".")[0] in ("attention", "expand", "contract")
+        if name.split(".")[0] in ("qkv", "mix", "first", "second")
     ]
     names = {name for name, p in matrices if p.dim() > 1}
     nbytes = 4 * sum(p.numel() for name, p in matrices if name in names)
@@ -149,9 +149,9 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
 
 
 def test_equal_parts_of_sharded_layers_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first and the last of each of the three parts of a layer run, in one run of the model."""
+    """The first and the last of each part of a layer run, in one run of the model."""
     ran: dict[str, int] = {}
-    for part in (gpt3.Attention, gpt3.Expand, gpt3.Contract):
+    for part in (gpt3.Qkv, gpt3.Mix, gpt3.Inner):
         forward = part.forward
 
         def counted(self: Any, *args: Any, forward: Any = forward) -> Any:
@@ -162,8 +162,8 @@ def test_equal_parts_of_sharded_layers_are_captured_once(monkeypatch: pytest.Mon
     with ipu_exec.no_weights():
         example = model_of(layers=6)
     made = compiled(2, gpt3.plan(), example.module, example.inputs(1))
-    assert ran == {"Attention": 2, "Expand": 2, "Contract": 2}
-    assert {op.module for op in made.graph.ops} >= {f"contract.{layer}" for layer in range(6)}
+    assert ran == {"Qkv": 2, "Mix": 2, "Inner": 4}
+    assert {op.module for op in made.graph.ops} >= {f"first.{layer}" for layer in range(6)}
 
 
 def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:

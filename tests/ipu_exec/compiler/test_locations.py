@@ -104,10 +104,7 @@ def steps(executable: Executable, task: int, word: str = "") -> list[Any]:
 
 
 def ring(rounds: int, replicas: int, nbytes: int) -> int:
-    """One IPU a replica: neighbours on boards of four, slower beyond.
-
-    Both ways round from three replicas on.
-    """
+    """Replicas of one IPU: neighbours on boards of four, slower beyond, both ways from 3 on."""
     rate = link_rate(MK2, 0, replicas - 1)
     moved = rounds * (replicas - 1) * nbytes / replicas / (2 if replicas > 2 else 1)
     return ceil(rounds * (replicas - 1) * link_latency_cycles(MK2, link_hops(0, 1)) + moved / rate)

@@ -1,7 +1,4 @@
-"""The compiler end to end.
-
-What is placed, what it costs and what lies in memory, checked by arithmetic.
-"""
+"""The compiler end to end: placement, cycles and memory of small models, checked by arithmetic."""
 
 from __future__ import annotations
 

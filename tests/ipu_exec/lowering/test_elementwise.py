@@ -17,10 +17,7 @@ FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a wor
 
 
 def test_an_expanded_gradient_is_written_out_over_all_tiles_before_it_is_multiplied() -> None:
-    """The gradient of a sum is one element on one tile.
-
-    Each tile gets it (4 bytes) and copies it to its share.
-    """
+    """A sum's gradient is one element on one tile: each tile gets its 4 bytes and copies them."""
     one, dense, weight = tensor(1), tensor(512, 512), tensor(512, 512)
     grad = replace(dense, strides=(0, 0), storage_elements=1, layout=linear_layout(one, 1472))
     weight = replace(weight, layout=linear_layout(weight, 1472))

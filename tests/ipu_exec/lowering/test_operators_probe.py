@@ -474,10 +474,7 @@ function(
 
 
 class Probe(nn.Module):
-    """Calls a module or a function.
-
-    In training its floating inputs depend on a weight, and everything is summed.
-    """
+    """Calls a module or a function; in training its inputs depend on a weight, and it is summed."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()

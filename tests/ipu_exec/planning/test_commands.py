@@ -97,3 +97,21 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
     alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
     assert alone.returncode == 2 and "--verify goes with --plan N" in alone.stderr
+
+
+def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) -> None:
+    script, out = write(tmp_path / "train.py", TRAIN), tmp_path / "out"
+    asked = ("--sweep", "micro_batch=2,4", "--sweep", "Training.gradientAccumulation=4,8")
+    swept = ipu_run(*asked, "--profile-dir", str(out), str(script), cwd=tmp_path)
+    assert swept.returncode == 0, swept.stderr
+    rows = list(csv.DictReader((out / "runs.csv").open()))
+    asked_for = [(row["micro-batch"], row["Training.gradientAccumulation"]) for row in rows]
+    assert asked_for == [("2", "4"), ("2", "8"), ("4", "4"), ("4", "8")]
+    for row in rows:
+        with open_report(row["profile"]) as report:
+            assert report.options["Training.gradientAccumulation"] == int(
+                row["Training.gradientAccumulation"]
+            )
+            assert report.meta["micro_batch"] == int(row["micro-batch"])
+    wrong = ipu_run("--sweep", "Training.nothing=1", str(script), cwd=tmp_path)
+    assert wrong.returncode == 2 and "is no lever" in wrong.stderr

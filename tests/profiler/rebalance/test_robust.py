@@ -15,10 +15,7 @@ from tests.profiler.rebalance.test_split import brute_force, splits
 
 
 def test_the_least_regret_is_brute_forces() -> None:
-    """Over all corners of the box: every Block up or down.
-
-    Without recomputation, where it is exact.
-    """
+    """Against all corners of the box, each Block up or down; without recomputation it is exact."""
     random = np.random.default_rng(4)
     better = 0
     for _ in range(12):

@@ -113,10 +113,7 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """Where nothing is pipelined yet, a profile has no stash and no sync.
-
-    Those are the machine's constants.
-    """
+    """A profile without a pipeline has no stash and no sync: they are the machine's constants."""
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
     for starts in ((0, 2), (0, 1, 2, 3)):

@@ -1,0 +1,88 @@
+"""What the stages of a pipeline's phase do besides the work of each micro-batch.
+
+Before the first, weights and accumulators come from streaming memory; behind the last,
+accumulators go there. A result that waits for the next stage stays on the IPU that made it until
+that stage fetches it, at the beginning of its own micro-batch: one pipeline cycle later, or more
+where it skips stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import Use
+from ipu_exec.compiler.body_builder import BodyBuilder
+from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.compiler.transfers import Transfers
+from profiler import schedules
+from profiler.enums import Direction, Purpose, Role
+
+_FETCH = 2  # steps in which the next stage fetches: a sync, and the exchange
+
+
+class PipelinedPhases:
+    """Makes the bodies that run once for all micro-batches of a phase."""
+
+    def __init__(self, mapping: TileMapping, transfers: Transfers) -> None:
+        self.mapping, self.placement = mapping, mapping.placement
+        self.traffic, self.transfers = mapping.residency.traffic, transfers
+
+    def enter(self, direction: str, stage: int) -> BodyBuilder:
+        """What comes before the first micro-batch."""
+        task = schedules.ENTER if direction == Direction.FORWARD else schedules.RETURN
+        body = self._body(f"stage {stage} enters {direction}", stage, task)
+        storages = self.traffic[direction, stage].enter
+        self.transfers.remote(storages, f"{body.name}/load", stage, body, Purpose.REMOTE_LOAD)
+        return body
+
+    def leave(self, direction: str, stage: int) -> BodyBuilder:
+        """What goes behind the last one."""
+        body = self._body(f"stage {stage} leaves {direction}", stage, schedules.LEAVE)
+        storages = self.traffic[direction, stage].leave
+        self.transfers.remote(storages, f"{body.name}/store", stage, body, Purpose.REMOTE_STORE)
+        return body
+
+    def _body(self, name: str, stage: int, task: int) -> BodyBuilder:
+        return BodyBuilder(name, self.placement.ipus[stage], stage, task)
+
+    def hold_for_receivers(self, bodies: Sequence[BodyBuilder]) -> None:
+        """Keep what other stages of the phase fetch for as long as it waits for them."""
+        farthest: dict[tuple[str, int, int], int] = {}  # direction, stage, storage -> stages away
+        for (direction, stage), traffic in self.traffic.items():
+            for storage in traffic.receive:
+                source = self._source(storage)
+                if self._fetched_from(source, stage) and storage not in traffic.load:
+                    key = (direction, source, storage)
+                    farthest[key] = max(farthest.get(key, 0), abs(stage - source))
+        of_stage: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for (direction, source, storage), far in farthest.items():
+            of_stage.setdefault((direction, source), []).append((storage, far))
+        begun: set[tuple[str, int]] = set()
+        for body in bodies:
+            micro_batch = _direction(body), body.stage
+            for storage, far in of_stage.get(micro_batch, ()):
+                self._hold(storage, far, body, first=micro_batch not in begun)
+            begun.add(micro_batch)
+
+    def _source(self, storage: int) -> int:
+        maker = self.mapping.makers.get(storage)
+        return -1 if maker is None else self.placement.op_stage[maker]
+
+    def _fetched_from(self, source: int, stage: int) -> bool:
+        phases = self.placement.phases
+        return source >= 0 and phases[source] == phases[stage]
+
+    def _hold(self, storage: int, far: int, body: BodyBuilder, first: bool) -> None:
+        """In the ``first`` body of a micro-batch until it is fetched, for farther stages longer."""
+        nbytes = self.mapping.bytes([storage], body.stage)
+        name = f"{self.mapping.graph.storages[storage].name}/waits for the next stage"
+        if first:
+            body.hold(Use(name, Role.TEMPORARY, nbytes, 0, min(_FETCH, len(body.steps)) - 1))
+        if far > 1:
+            body.hold(Use(name, Role.TEMPORARY, nbytes * np.int64(far - 1), 0, body.last))
+
+
+def _direction(body: BodyBuilder) -> str:
+    return Direction.FORWARD if body.task == schedules.FORWARD else Direction.BACKWARD

@@ -1,0 +1,86 @@
+"""A map of the pod: racks, machines and IPUs, each IPU by how busy it is, its memory or its links.
+
+A line is an IPU-Machine of each rack: the replica (r) and the place in the pipeline (p) of its
+first IPU, then a number for each of its IPUs. The IPUs that share a stage's tensors lie side by
+side and are alike. JSON and CSV have a row for each IPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "a map of racks, machines and IPUs: who is busy, full, or sends most"
+EXAMPLES = """  ipu-report pod out/training                 per cent of the time that IPUs are busy
+  ipu-report pod --by memory out/training     of the memory of their fullest tile
+  ipu-report pod --by links out/training      of the bytes of the IPU that sends most
+  ipu-report pod --csv out/training > ipus.csv
+"""
+_COLUMNS = {"busy": "busy", "memory": "memory", "links": "link_bytes"}
+_SAID = {
+    "busy": "the time that an IPU is busy",
+    "memory": "the memory of its fullest tile",
+    "links": "the bytes over links of the IPU with most",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
+    common.add_profiles(parser)
+    parser.add_argument(
+        "--by", choices=tuple(_COLUMNS), default="busy", help="what is shown (default: busy)"
+    )
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+    return common.each_profile(args, partial(_map, by=args.by))
+
+
+def _map(report: Report, by: str) -> Page:
+    from profiler import analysis
+    from profiler.units import count
+    from reports.tables import Column, Page, Table, say, whole_text
+
+    ipus = analysis.pod(report)
+    share = ipus[_COLUMNS[by]]
+    if by == "links":
+        share = share / max(1, int(share.max()))
+    lines = _machines(ipus.assign(share=share))
+    racks = [name for name in lines.columns if name != "machine"]
+    columns = (Column("machine", "machine"), *(Column(name, name, whole_text) for name in racks))
+    shards, target = analysis.shards_of(report), report.target
+    replicas = count(target.num_replicas, "replica")
+    about = (
+        f"Per cent of {_SAID[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
+        f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
+    )
+    return Page(
+        str(report.path), (Table("ipus", ipus, ()), Table("map", lines, columns), say(about))
+    )
+
+
+def _machines(ipus: pd.DataFrame) -> pd.DataFrame:
+    """A row for each machine of a rack, a column for each rack."""
+    import pandas as pd
+
+    cells: dict[str, list[str]] = {}
+    for rack, of_rack in ipus.groupby("rack"):
+        for _, of_machine in of_rack.groupby("machine"):
+            first = of_machine.iloc[0]
+            shares = " ".join(f"{100 * share:3.0f}" for share in of_machine["share"])
+            where = f"r{first['replica']} p{first['ipu']}"
+            cells.setdefault(f"rack {rack}", []).append(f"{where:<7}{shares}")
+    most = max(map(len, cells.values()), default=0)
+    padded = {name: [*column, *[""] * (most - len(column))] for name, column in cells.items()}
+    return pd.DataFrame({"machine": range(most), **padded})

@@ -1,0 +1,232 @@
+"""Phases that are pipelines: what comes and goes once a phase, and with each micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ipu_exec
+import profiler
+from ipu_exec import Phase, Stage
+from ipu_exec.compiler.executable import Executable
+from profiler import schedules
+from profiler.enums import Purpose
+from profiler.phased import Phases, pipelined_phases
+from tests.models import Mlp
+
+WIDTH, LAYERS, BATCH = 64, 4, 8
+MICRO_BATCHES = 6
+TWO_BY_TWO = (("L0", "L1"), ("L2", "L3"))
+
+
+def strategy(phases: tuple[tuple[str, ...], ...] = TWO_BY_TWO) -> ipu_exec.PipelinedExecution:
+    return ipu_exec.PipelinedExecution(
+        *(Phase(*(Stage(name).ipu(ipu) for ipu, name in enumerate(mine))) for mine in phases)
+    )
+
+
+def wrapped(
+    how: Any = None, change: Callable[[ipu_exec.Options], Any] = lambda options: None
+) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    options = ipu_exec.Options().showCompilationProgressBar(False)
+    options.setExecutionStrategy(how or strategy())
+    options.Training.gradientAccumulation(MICRO_BATCHES)
+    change(options)
+    model = Mlp([WIDTH] * (LAYERS + 1), [None] * LAYERS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training = ipu_exec.trainingModel(model, options, optimizer)
+    samples = BATCH * MICRO_BATCHES * int(options.replication_factor)
+    return training, (torch.randn(samples, WIDTH), torch.randn(samples, WIDTH))
+
+
+def compiled(how: Any = None, **kwargs: Any) -> Executable:
+    training, batch = wrapped(how, **kwargs)
+    training.compile(*batch)
+    executable: Executable = training.executable
+    return executable
+
+
+def moved(made: Executable, task: int, stage: int, purpose: Purpose) -> set[str]:
+    """Names of what the bodies of a task of a stage load or store."""
+    return {
+        made.graph.storages[move.storage].name
+        for body in made.tree.all_of(stage, task)
+        for step in body.steps
+        if step.purpose is purpose
+        for move in step.moves
+    }
+
+
+def test_weights_come_once_for_all_micro_batches_of_a_phase() -> None:
+    made = compiled()
+    tasks = Counter(zip(*(made.timeline.schedule.kind, made.timeline.schedule.stage), strict=True))
+    for stage in range(LAYERS):
+        weights = {f"layers.{stage}.weight", f"layers.{stage}.bias"}
+        accumulators = {f"{name}/accumulator" for name in weights}
+        assert moved(made, schedules.ENTER, stage, Purpose.REMOTE_LOAD) == weights
+        # the last phase's backward follows its forward: its weights are there
+        back = accumulators | (set() if stage >= 2 else weights)
+        assert moved(made, schedules.RETURN, stage, Purpose.REMOTE_LOAD) == back
+        assert moved(made, schedules.LEAVE, stage, Purpose.REMOTE_STORE) == accumulators
+        for task in (schedules.ENTER, schedules.RETURN, schedules.LEAVE):
+            assert tasks[task, stage] == 1
+        assert tasks[schedules.FORWARD, stage] == tasks[schedules.BACKWARD, stage] == MICRO_BATCHES
+
+
+def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> None:
+    """The rest is made again; what ends a phase waits for the next one too."""
+    made = compiled()
+    entering = {0: "input.0", 1: "relu:0", 2: "relu_1:0", 3: "relu_2:0"}
+    for stage, name in entering.items():
+        assert name in moved(made, schedules.FORWARD, stage, Purpose.REMOTE_STORE)
+        again = moved(made, schedules.RECOMPUTE, stage, Purpose.REMOTE_LOAD)
+        assert name in again and again <= {name, "input.1", "layers.2/gradient/mm:0"}
+    # between phases: made on the last stage of the first, loaded by the first of the second
+    assert "relu_1:0" in moved(made, schedules.FORWARD, 1, Purpose.REMOTE_STORE)
+    assert moved(made, schedules.FORWARD, 2, Purpose.REMOTE_LOAD) == {"relu_1:0"}
+    assert not moved(made, schedules.FORWARD, 1, Purpose.REMOTE_LOAD)
+
+
+def test_weights_are_on_the_chip_in_their_phase_only() -> None:
+    """On an IPU with a stage of each of two phases one stage's weights are there at a time."""
+    made = compiled()
+    bytes_of = WIDTH * WIDTH * 4
+    for ipu in (0, 1):
+        mine = [v for v in made.variables if v.ipu == ipu and v.name.endswith(("weight", "ight/1"))]
+        mine = [v for v in mine if v.role == "weight"]
+        assert mine and not any(v.always_live for v in mine)
+        for v in mine:
+            others = [w for w in mine if w.tensor != v.tensor]
+            assert v.bytes == bytes_of
+            apart = all(w.stop <= v.start or v.stop <= w.start for w in others)
+            assert apart
+
+
+@pytest.mark.parametrize(
+    ("stages", "phases", "micro_batches", "moves"),
+    [
+        (4, 3, 6, (7, 9, 4)),  # loads in the shadow of the ramps
+        (4, 3, 6, (70, 90, 40)),  # loads that are longer
+        (2, 2, 5, (5, 0, 0)),
+        (1, 3, 4, (5, 6, 7)),
+        (4, 2, 2, (100, 6, 7)),  # fewer micro-batches than stages
+        (8, 4, 16, (100, 6, 7)),
+    ],
+)
+@pytest.mark.parametrize("backward", [0, 25])
+def test_the_closed_form_is_the_trace(
+    stages: int, phases: int, micro_batches: int, moves: tuple[int, int, int], backward: int
+) -> None:
+    forward, (enter, back, leave) = 10, moves
+    count = stages * phases
+    costs = schedules.Costs(
+        tuple(range(stages)) * phases, (forward,) * count, (backward,) * count if backward else ()
+    )
+    kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    once = {task: (cycles,) * count for task, cycles in zip(kinds, moves, strict=True)}
+    of_stage = tuple(phase for phase in range(phases) for _ in range(stages))
+    laid_out = pipelined_phases(costs, micro_batches, Phases(of_stage, {}, {}, once=once))
+    assert laid_out.total == schedules.pipelined_phases_cycles(
+        stages, phases, micro_batches, forward, backward, enter, back, leave
+    )
+    runs = phases * (2 if backward else 1)
+    assert len(laid_out.phases) == runs * schedules.phase_cycles(stages, micro_batches)
+    for ipu in range(stages):  # tasks tile each IPU's time
+        here = laid_out.ipu == ipu
+        start, end = laid_out.start[here], laid_out.end[here]
+        assert start[0] == 0 and end[-1] == laid_out.total
+        assert np.array_equal(start[1:], end[:-1])
+
+
+def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:
+    """With synthetic data and stages as slow as the slowest, no more than the closed form."""
+    made = compiled(change=lambda options: options.enableSyntheticData(True))
+    costs, tree = made.timeline.costs, made.tree
+    ends = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    enter, back, leave = (max(tree.cycles(task, k) for k in range(LAYERS)) for task in ends)
+    most = schedules.pipelined_phases_cycles(
+        2,
+        2,
+        MICRO_BATCHES,
+        max(costs.forward) + costs.sync,
+        max(costs.backward) + costs.sync,
+        enter,
+        back,
+        leave,
+    )
+    total = made.timeline.schedule.total - max(costs.update)
+    run = MICRO_BATCHES + 1
+    least = run * sum(costs.forward[k] for k in (0, 2)) + run * sum(
+        costs.backward[k] for k in (0, 2)
+    )
+    assert least < total <= most
+
+
+def test_a_phase_gathers_parts_of_weights_once() -> None:
+    def in_parts(options: ipu_exec.Options) -> None:
+        options.replicationFactor(2)
+        parts = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        parts.useReplicatedTensorSharding().minElementsForReplicatedTensorSharding(64)
+        options.TensorLocations.setWeightLocation(parts)
+
+    made = compiled(change=in_parts)
+    gathers = Counter(
+        body.task
+        for body in made.tree.bodies
+        for step in body.steps
+        if step.purpose is Purpose.ALL_GATHER and body.task != schedules.UPDATE
+    )
+    # weights and biases of four stages forward, and again of the two that are not the last phase's
+    assert gathers == {schedules.ENTER: 8, schedules.RETURN: 4}
+
+
+def test_recomputation_can_be_left_out() -> None:
+    """Everything that the backward reads then waits in streaming memory."""
+    made = compiled(change=lambda options: options._Popart.set("autoRecomputation", 0))
+    assert not any(body.task == schedules.RECOMPUTE for body in made.tree.bodies)
+    assert "relu:0" in moved(made, schedules.FORWARD, 0, Purpose.REMOTE_STORE)
+
+
+def test_numbers_are_those_without_phases() -> None:
+    phased, batch = wrapped()
+    plain, _ = wrapped(ipu_exec.ShardedExecution("L0", "L1", "L2", "L3"))
+    loss = phased(*batch)[1]
+    assert torch.isfinite(loss).all() and torch.equal(plain(*batch)[1], loss)
+    for one, other in zip(phased.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_its_profile_is_whole(tmp_path: Path) -> None:
+    training, batch = wrapped(change=lambda options: options.enableProfiling(tmp_path))
+    training.compile(*batch)
+    report = profiler.open_report(tmp_path / "training" / "profile.pop")
+    assert report.meta["strategy"] == "phased"
+    entered = report.bodies[report.bodies["task"] == "enter forward"]
+    assert list(entered["stage"]) == [0, 1, 2, 3] and (entered["cycles"] > 0).all()
+    assert (report.stages["recompute_cycles"] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda: ipu_exec.PipelinedExecution(Phase("L0"), "L1"), "'L1' is no Phase"),
+        (
+            lambda: ipu_exec.PipelinedExecution(
+                Phase(Stage("L0").ipu(0), Stage("L1").ipu(0)), Phase("L2", "L3")
+            ),
+            "in phase 0 the stages of 'L0' and of 'L1' are both on IPU 0",
+        ),
+        (lambda: strategy((("L2", "L3"), ("L0", "L1"))), "must not go back"),
+        (lambda: strategy((("L1", "L0"), ("L2", "L3"))), "must not go back"),
+    ],
+)
+def test_wrong_phases_are_errors(how: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ipu_exec.Error, match=words):
+        compiled(how())

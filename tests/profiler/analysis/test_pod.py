@@ -1,0 +1,33 @@
+"""The map of a pod: what each of its IPUs is like, and what that one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler import analysis, open_report
+
+
+def test_an_ipu_of_the_profile_does_what_its_tasks_say(demo: Path) -> None:
+    report = open_report(demo)
+    loads = analysis.loads(report).set_index("ipu")
+    moved = analysis.movement(report).set_index(["ipu", "kind"])
+    for ipu, row in loads.iterrows():
+        tasks = report.tasks(iteration=0, ipu=ipu)
+        waits = tasks.loc[tasks["task"] == "idle", "cycles"].sum()
+        assert row["busy"] == pytest.approx(1 - waits / tasks["cycles"].sum())
+        over_links = moved.loc[(ipu, "global exchange")]
+        assert row["link_bytes"] == over_links["bytes_in"] + over_links["bytes_out"]
+        fullest = report.tiles(ipu)["total"].max()
+        assert row["memory"] == fullest / report.target.bytes_per_tile
+
+
+def test_ipus_lie_replica_by_replica(demo: Path) -> None:
+    report = open_report(demo)
+    ipus, target = analysis.pod(report), report.target
+    assert len(ipus) == target.num_ipus * analysis.shards_of(report)
+    assert np.array_equal(ipus["machine"], ipus["number"] // 4)
+    assert list(ipus["ipu"]) == list(range(target.ipus_per_replica)) * target.num_replicas
+    assert analysis.alike_ipus(report) == target.num_replicas
