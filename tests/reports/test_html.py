@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from profiler import analysis, open_report
 from profiler.insights import insights
+from profiler.units import sentence
 from reports import html
 from reports.html import write_html
 from tests.strangers import HTML, named
@@ -34,7 +36,11 @@ def test_it_says_why_and_what_to_do(demo: Path) -> None:
         tables = {title: section.table for title, section in sections.items() if section.table}
         first = insights(report)[0]
         assert f"{analysis.pace(report).cycles:,} cycles" in waits.note
-        assert first.title in tables["What to do about it"][1][0]
+        gain, title, _, change = tables["What to do about it"][1][0]
+        assert title == sentence(first.title) and gain.endswith(f"{first.gain_cycles:,}")
+        said, _, code = change.partition("\n")
+        assert said == first.change_in_words and code == "\n".join(first.code)
+        assert f"<pre>{escape(code)}</pre>" in html._cell(change)
         assert tables["The longest waits"][1]
         assert len(tables["The quickest split of its Blocks"][1]) == 3
         options = dict(tables["Options"][1])
