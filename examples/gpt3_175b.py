@@ -49,7 +49,7 @@ def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) ->
     off_chip = poptorch.TensorLocationSettings().useOnChipStorage(False)
     made.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
     made.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
-    made.setAvailableMemoryProportion({f"IPU{ipu}": 0.3 for ipu in range(pipeline)})
+    made.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(pipeline)})
     made._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     return made
 
