@@ -252,7 +252,7 @@ def given(x: torch.Tensor) -> torch.Tensor:
         (
             lambda x: (x + 1, taken(x)),
             r"poptorch\.set_overlap_for_input must be the only op applied to an input\. This is not"
-            r" the case for input x "
+            r" the case for input 0 "
             r"to the model\.",
         ),
         (lambda x: (x, taken(x)), "must be the only op"),
