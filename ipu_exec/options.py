@@ -828,8 +828,8 @@ class Options(_Group):
     def lenient(self, enabled: bool = True) -> Self:
         """Let pass, with a warning, what PopTorch refuses and runs here all the same.
 
-        Losses made of several, ``one_hot`` without a number of classes, upsampling between pixels.
-        ``ipu-run --lenient`` does so for all options.
+        Losses made of several, ``one_hot`` without a number of classes, tensors that a forward has
+        on the CPU. ``ipu-run --lenient`` does so for all options.
         """
         return self._flag("lenient", lenient=enabled)
 

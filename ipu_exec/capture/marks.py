@@ -14,6 +14,8 @@ from profiler.enums import Role
 
 Tensors = Iterable[tuple[torch.Tensor, int]]  # each with its value
 
+_DIVIDES = "aten.div.Tensor"
+
 
 def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
     """Note the storages that ops.recomputationCheckpoint was called on."""
@@ -45,7 +47,7 @@ def _of_one_node(graph: Graph, op: OpNode) -> list[int]:
     The gradients are those of the call's first operator.
     """
     makers = (graph.values[value].producer for value in op.inputs)
-    divides = (m for m in makers if m >= 0 and graph.ops[m].aten == "aten.div.Tensor")
+    divides = (m for m in makers if m >= 0 and graph.ops[m].aten == _DIVIDES)
     return [op.id, *(m for m in divides if graph.ops[m].module == op.module)]
 
 

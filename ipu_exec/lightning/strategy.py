@@ -128,6 +128,9 @@ class StrategyOnIpu:
         """`training_opts` or `inference_opts`, and what the Trainer says besides."""
         options = self._opts(training).clone()
         options.showCompilationProgressBar(False)
+        # A LightningModule is written for any device: its forwards keep tensors that one of them
+        # made (a demo of Lightning's own does), which a later compile takes for the CPU's.
+        options.lenient()
         if training:
             options.Training.gradientAccumulation(accumulation)
             if options.output_mode is OutputMode.Default:

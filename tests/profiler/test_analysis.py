@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ipu_exec
-from profiler import Report, analysis, open_report
+from profiler import Report, analysis, open_report, units
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
 from tests.models import Mlp
@@ -135,8 +135,8 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
         states["name"].agg(lambda names: names.str.rpartition("/")[0].nunique()),
     )
     cycles = (2 * held / 5e9 * report.target.clock_hz + 2 * weights * 2 * 257).max()
-    about, _, rest = about_state[0].detail.partition(" bytes of the IPU with most would cost ")
-    assert about.endswith(f" {held.max():,}")
+    about, _, rest = about_state[0].detail.partition(" of the IPU with most would cost ")
+    assert about.endswith(f" {units.size(held.max())}")
     assert int(rest.partition(" ")[0].replace(",", "")) == pytest.approx(cycles, rel=1e-3)
     assert about_state[0].action.startswith("Leave it on the chip")
 

@@ -83,7 +83,6 @@ seen = {
     "gathered": hvd.allgather(torch.full((mine + 1,), mine)).tolist(),
     "object": hvd.broadcast_object({"from": mine}, 0),
     "rows": len(out),
-    "compiled": trained.compilationTime().total_seconds() > 0,
     "weights": [parameter.tolist() for parameter in model.parameters()],
 }
 (folder / f"{mine}.json").write_text(json.dumps(seen))
