@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(PIP) $(TORCH_ARGS) $(if $(TORCH),torch==$(TORCH),"$$(grep '^torch==' constraints.txt)")
-	$(PIP) -c $(VENV)/constraints.txt -e '.[dev,docs,examples,lightning]'
+	$(PIP) -c $(VENV)/constraints.txt -e '.[cluster,dev,docs,examples,lightning]'
 	@touch $@
 
 demo: $(STAMP) ## Train the example on four modelled IPUs and print its profile

@@ -30,7 +30,7 @@ def test_gpt3_over_shards_stages_and_replicas(
     assert (ipus.groupby("ipu")[["busy", "memory", "link_bytes"]].nunique() == 1).all(axis=None)
     capsys.readouterr()
     assert cli.main(["pod", "--by", "links", str(tmp_path / "training")]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "4 to a stage (t), 2 in a pipeline (p), 2 replicas (r)" in said and "r1 p1" in said
 
 

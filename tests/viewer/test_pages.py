@@ -270,7 +270,9 @@ def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, repo
             "memory-tiles", "plot._fullData.find(t => t.name === 'extent, with gaps').y[20]"
         )
         assert drawn * 1024 == pytest.approx(row["total"])
-        assert "control code" in page.inner_text("#memory-variables")
+        on_ipu = report.variables.query("ipu == 1")
+        largest = max(on_ipu.index, key=lambda variable: report.variable_tiles(variable)[20])
+        assert on_ipu["name"][largest] in page.inner_text("#memory-variables")
         assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text(
             "#memory-vertices"
         )
