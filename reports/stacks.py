@@ -39,13 +39,13 @@ def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.Da
     of_op = _of_source(report) if by == "source" else _of_module(report)
     by_stack = {}
     for ipu in sorted(set(steps["ipu"].tolist())):
-        mine = steps[steps["ipu"] == ipu]
-        columns = (mine[name].tolist() for name in ("op", "direction", "kind", "name"))
+        ipu_steps = steps[steps["ipu"] == ipu]
+        columns = (ipu_steps[name].tolist() for name in ("op", "direction", "kind", "name"))
         rows = [
             _stack(of_op, op, direction, kind, name)
             for op, direction, kind, name in zip(*columns, strict=True)
         ]
-        by_stack[ipu] = _merged(rows, mine["cycles"].to_numpy(np.int64))
+        by_stack[ipu] = _merged(rows, ipu_steps["cycles"].to_numpy(np.int64))
     return by_stack
 
 

@@ -219,16 +219,20 @@ def timeline(
     ]
     seen: set[int] = set()
     beside = tasks["kind"] == records.BESIDE
-    for (ipu, over), mine in tasks.groupby(["ipu", beside]):
-        pairs = zip(mine["kind"].tolist(), mine["direction"].tolist(), strict=True)
+    for (ipu, over), tasks_of_lane in tasks.groupby(["ipu", beside]):
+        pairs = zip(
+            tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
+        )
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
         longest = longest_task(
-            mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges
+            tasks_of_lane["start"].to_numpy(np.int64),
+            tasks_of_lane["end"].to_numpy(np.int64),
+            drawn.edges,
         )
         seen.update(code[longest[longest >= 0]].tolist())
         name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
         lines.append(
-            ((name.ljust(label), ""), *lane(longest, code, mine["micro_batch"].to_numpy()))
+            ((name.ljust(label), ""), *lane(longest, code, tasks_of_lane["micro_batch"].to_numpy()))
         )
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:

@@ -273,18 +273,18 @@ def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Eve
         ["position", "active_tiles", "bytes_out", "kind"]
     ]
     for ipu in sorted(set(frame["ipu"].tolist())):
-        mine = frame[frame["ipu"] == ipu]
-        known = mine["step"].to_numpy() >= 0
-        about = program.reindex(mine["step"])
+        steps_of_ipu = frame[frame["ipu"] == ipu]
+        known = steps_of_ipu["step"].to_numpy() >= 0
+        about = program.reindex(steps_of_ipu["step"])
         total = report.liveness(ipu)["total"].to_numpy()
         position = about["position"].fillna(0).to_numpy(np.int64)
         over_links = (about["kind"] == "global exchange").to_numpy() & known
         busy = np.where(known, about["active_tiles"].fillna(0), 0)
         sent = np.where(over_links, about["bytes_out"].fillna(0), 0)
         # waiting changes nothing that is live: what was so before it
-        last = np.maximum.accumulate(np.where(known, np.arange(len(mine)), 0))
-        live = total[position[last]] if len(total) else np.zeros(len(mine))
-        start = mine["start"].to_numpy()
+        last = np.maximum.accumulate(np.where(known, np.arange(len(steps_of_ipu)), 0))
+        live = total[position[last]] if len(total) else np.zeros(len(steps_of_ipu))
+        start = steps_of_ipu["start"].to_numpy()
         for name, unit, values in (
             ("live bytes", "bytes", live),
             ("busy tiles", "tiles", busy),

@@ -337,7 +337,7 @@ def _relief(view: View) -> Any:
         except ValueError:
             return []
 
-    found = view.profiles.made(view.report, "relief", made)
+    reliefs = view.profiles.made(view.report, "relief", made)
     rows = [
         html.Li(
             [
@@ -346,7 +346,7 @@ def _relief(view: View) -> Any:
                 html.Code(one.command),
             ]
         )
-        for one in found[:_MOST_RELIEFS]
+        for one in reliefs[:_MOST_RELIEFS]
     ]
     return html.Ol(rows, id="relief", className="insights")
 

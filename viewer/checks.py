@@ -61,8 +61,8 @@ class Checks:
         try:
             wanted = chosen(costs, shown)
             if wanted:
-                found = verify(costs, wanted, self.script, kind, progress=self._progress)
-                self._becomes(running=False, found=tuple(found))
+                verified = verify(costs, wanted, self.script, kind, progress=self._progress)
+                self._becomes(running=False, found=tuple(verified))
             else:
                 self._becomes(running=False, problem="no split near this one fits: none to compile")
         except Exception as error:  # the page says it: nobody waits for this thread

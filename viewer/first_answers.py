@@ -61,13 +61,13 @@ class FirstAnswers:
             tree = json.loads(self.ask(request))["response"]["page"]["children"]
         except (ValueError, KeyError):
             return
-        mine = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
-        held |= mine
+        components = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
+        held |= components
         for spec in self._specs:
             if spec is show or spec["clientside_function"]:
                 continue
             asked = _request(spec, held)
-            if asked is not None and any(key in spec["output"] for key in mine):
+            if asked is not None and any(key in spec["output"] for key in components):
                 yield _name(spec), asked
 
 
@@ -76,10 +76,10 @@ def _request(spec: dict[str, Any], held: dict[str, dict[str, Any]]) -> dict[str,
     parts: dict[str, list[Any]] = {"inputs": [], "state": []}
     for name, values in parts.items():
         for one in spec[name]:
-            found = _values(one, held)
-            if found is None or (isinstance(found, list) and not found and name == "inputs"):
+            value = _values(one, held)
+            if value is None or (isinstance(value, list) and not value and name == "inputs"):
                 return None
-            values.append(found)
+            values.append(value)
     outputs = _outputs(spec["output"], held)
     if outputs is None:
         return None
@@ -126,18 +126,18 @@ _FRAME = ("page", "head", "alert")  # of the app itself, on every page
 def _outputs(words: str, held: dict[str, dict[str, Any]]) -> list[Any] | None:
     """Ids and properties of ``..a.children...b.figure..``; None where one is not on the page."""
     names = words.strip(".").split("...") if words.startswith("..") else [words]
-    found: list[Any] = []
+    outputs: list[Any] = []
     for name in names:
         key, _, what = name.rpartition(".")
         what = what.split("@")[0]
         matching = _matching(key, held)
         if matching is not None:
-            found.append([{"id": _id(one), "property": what} for one in matching])
+            outputs.append([{"id": _id(one), "property": what} for one in matching])
         elif key in held or key in _FRAME:
-            found.append({"id": _id(key), "property": what})
+            outputs.append({"id": _id(key), "property": what})
         else:
             return None
-    return found
+    return outputs
 
 
 def _id(words: str) -> Any:

@@ -132,8 +132,8 @@ def _refusal(guard: Guard) -> Response | None:
     if length is not None and length > MAX_BODY_BYTES:
         return _plain(f"A request may have {MAX_BODY_BYTES:,} bytes, and this has {length:,}.", 413)
     known = guard.token
-    given = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
-    if known and not secrets.compare_digest(given.encode(), known.encode()):
+    token = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
+    if known and not secrets.compare_digest(token.encode(), known.encode()):
         return _plain(
             "This viewer is reached from other machines, and so wants the token in the address:"
             " open the whole address that it printed.",

@@ -120,14 +120,14 @@ class FollowedProfiles(Profiles):
 
 def _newest(directory: Path) -> list[Path]:
     """Profiles below a directory that is not hidden, the last to be written first."""
-    found: dict[Path, int] = {}
+    times: dict[Path, int] = {}
     for here, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         name = next((one for one in (PROFILE, f"{PROFILE}.partial") if one in files), None)
         if name is not None:
             with contextlib.suppress(OSError):
-                found[Path(here, name)] = os.stat(Path(here, name)).st_mtime_ns
-    return sorted(found, key=lambda path: -found[path])
+                times[Path(here, name)] = os.stat(Path(here, name)).st_mtime_ns
+    return sorted(times, key=lambda path: -times[path])
 
 
 def _stamp(report: Report) -> tuple[int, int, int] | None:

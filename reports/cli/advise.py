@@ -262,5 +262,7 @@ def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
         return [say("Nothing that was compiled is faster than the profile.")]
     times = f", {rate / now:.2f} times the profile's {now:,.0f}" if now else ""
     words = best.levers.argument
-    given = f": ipu-run --with {words}" if words else ""
-    return [say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{given}.")]
+    command = f": ipu-run --with {words}" if words else ""
+    return [
+        say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{command}.")
+    ]

@@ -35,9 +35,9 @@ class CommandError(Exception):
 
 def first_steps(here: str = ".") -> str:
     """What to begin with, where nothing was asked: with a profile that is below ``here``."""
-    found = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
-    if found is not None:
-        return f"what of it? Begin with: ipu-report summary {found.parent}"
+    profile = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
+    if profile is not None:
+        return f"what of it? Begin with: ipu-report summary {profile.parent}"
     return (
         "of which profile? Begin with: ipu-report summary PROFILE. To get one:"
         " ipu-run --profile-dir out script.py"
@@ -174,17 +174,17 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """
     paths: list[Path] = []
     for pattern in patterns:
-        given = Path(pattern)
+        argument = Path(pattern)
         named = (
-            [given]
-            if given.exists()
+            [argument]
+            if argument.exists()
             else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
         )
         if not named and glob.has_magic(pattern):
             raise CommandError(
                 f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE
             )
-        for path in named or [given]:
+        for path in named or [argument]:
             paths += _within(path)
     return list(dict.fromkeys(paths))
 

@@ -82,11 +82,11 @@ def _relief(report: Report) -> list[Table]:
     from reports.tables import Column, Table, kibibytes, sentence
 
     try:
-        found = relief(report)
+        reliefs = relief(report)
     except ValueError:
         return []
     names = list(Relief.__dataclass_fields__)
-    frame = pd.DataFrame([[getattr(one, name) for name in names] for one in found], columns=names)
+    frame = pd.DataFrame([[getattr(one, name) for name in names] for one in reliefs], columns=names)
     columns = (
         Column("freed", "frees\nKiB", kibibytes),
         Column("cycles", "cycles\nmore"),

@@ -73,8 +73,8 @@ def answers(
     ]
     parts: list[Part] = []
     try:
-        for given, answer in wanted:
-            if given:
+        for asked, answer in wanted:
+            if asked:
                 parts += answer(report, costs, split, choices, args)
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error

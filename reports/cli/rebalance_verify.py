@@ -152,15 +152,15 @@ def quickest_compiled(
     """
     from dataclasses import replace
 
-    from profiler.rebalance.verified import candidates, verify
+    from profiler.rebalance.splits import candidates, verify
 
     wanted = candidates(costs, split.prediction.assignment, count)
-    found = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
-    runs = [one for one in found if not one.problem]
+    splits = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    runs = [one for one in splits if not one.problem]
     if not runs:
-        problems = "; ".join(dict.fromkeys(one.problem for one in found))
+        problems = "; ".join(dict.fromkeys(one.problem for one in splits))
         raise common.CommandError(
-            f"none of {len(found)} splits compiled and fits: {problems or 'there is no candidate'}"
+            f"none of {len(splits)} splits compiled and fits: {problems or 'there is no candidate'}"
         )
     best = runs[0]
     reasons = split.why
@@ -169,7 +169,7 @@ def quickest_compiled(
     chosen = replace(
         split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons
     )
-    return chosen, _compiled_table(costs, found)
+    return chosen, _compiled_table(costs, splits)
 
 
 def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:

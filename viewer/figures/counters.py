@@ -37,7 +37,7 @@ class Track:
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
     """Of each row of steps whose IPU ``known`` has (`counters.of_steps`)."""
-    found = []
+    drawn_tracks = []
     for row in rows.rows_of_steps():
         of_ipu = known.get(int(rows.ipu[row]))
         if of_ipu is None:
@@ -48,8 +48,8 @@ def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
         live, tiles, sent = (
             counters.at_slices(of_ipu, step, name) for name in ("live", "tiles", "link")
         )
-        found.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
-    return found
+        drawn_tracks.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
+    return drawn_tracks
 
 
 def drawn(

@@ -148,8 +148,8 @@ def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, s
     mixed = [("several", theme.muted)] if MIXED in kinds else []
     kinds -= {MIXED}
     if bytes_of:
-        found = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
-        ordered = [(row[0], found[row[0]]) for row in KINDS if row[0] in found]
+        colours = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
+        ordered = [(row[0], colours[row[0]]) for row in KINDS if row[0] in colours]
         return [*ordered, *mixed]
     names = {_activity(kind) for kind in kinds}
     named = [(one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names]

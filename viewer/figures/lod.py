@@ -156,8 +156,8 @@ class Rows:
         if not 0 <= row < len(self):
             return -1
         here = self.of(row)
-        found = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
-        return found if found >= here.start and self.end[found] > time else -1
+        position = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
+        return position if position >= here.start and self.end[position] > time else -1
 
     def only(self, wanted: np.ndarray) -> Rows:
         """Some of the rows, in that order."""

@@ -487,15 +487,18 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
     start, stop = variables["start"].to_numpy(), variables["stop"].to_numpy()
     size = variables["bytes"].to_numpy()
     for at in sorted(set(kind.tolist())):
-        mine = np.flatnonzero(kind == at)
+        variables_of_kind = np.flatnonzero(kind == at)
         figure.add_bar(
             name=KINDS[at][0],
             orientation="h",
-            base=start[mine],
-            x=(stop - start)[mine],
-            y=[labels[i] for i in mine],
+            base=start[variables_of_kind],
+            x=(stop - start)[variables_of_kind],
+            y=[labels[i] for i in variables_of_kind],
             marker={"color": KINDS[at][3 if theme.name == "dark" else 2], "line": {"width": 0}},
-            customdata=[f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}" for i in mine],
+            customdata=[
+                f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}"
+                for i in variables_of_kind
+            ],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     if not len(labels):
@@ -619,13 +622,13 @@ def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> 
     stop = np.append(start[1:], position[-1] + 1)
     bars: list[go.Bar] = []
     for value in sorted(set(code.tolist())):
-        mine = code[first] == value
+        runs = code[first] == value
         activity = ACTIVITIES[value if value >= 0 else WAITING]
         bars.append(
             go.Bar(
-                base=start[mine],
-                x=(stop - start)[mine],
-                y=np.full(int(mine.sum()), 0.5),
+                base=start[runs],
+                x=(stop - start)[runs],
+                y=np.full(int(runs.sum()), 0.5),
                 width=1.0,
                 orientation="h",
                 name=activity.name if value >= 0 else "copies and waits",

@@ -313,9 +313,9 @@ def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
     on_strip = abs(row - lane - middle) <= height / 2
     order = (lanes.beside_rows, lanes.task_rows) if on_strip else (lanes.task_rows,)
     for rows in order:
-        found = rows.at(lane, time)
-        if found >= 0:
-            return int(rows.source[found])
+        position = rows.at(lane, time)
+        if position >= 0:
+            return int(rows.source[position])
     return None
 
 
@@ -555,20 +555,20 @@ def _drawn(
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for lane in range(len(lanes.task_rows)):
         rows = lanes.task_rows
-        found, shown = rows.around(lane, low, high, pixels, finest=finest)
-        wide = tasks.add(rows, found, lane + _TASK[0], _TASK[1])
-        bars = found.where(wide)
+        pieces, shown = rows.around(lane, low, high, pixels, finest=finest)
+        wide = tasks.add(rows, pieces, lane + _TASK[0], _TASK[1])
+        bars = pieces.where(wide)
         words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
         hover = _task_words(lanes, bars, clock, rows)
         tasks.add_bars(bars, lane + _TASK[0], _TASK[1], hover, words)
         rows = lanes.step_rows
-        found, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = found.where(steps.add(rows, found, lane + _STRIP[0], _STRIP[1]))
+        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = pieces.where(steps.add(rows, pieces, lane + _STRIP[0], _STRIP[1]))
         hover = _step_words(lanes, bars, clock)
         steps.add_bars(bars, lane + _STRIP[0], _STRIP[1], hover, [""] * len(bars))
         rows = lanes.beside_rows
-        found, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = found.where(steps.add(rows, found, lane + _BESIDE[0], _BESIDE[1]))
+        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = pieces.where(steps.add(rows, pieces, lane + _BESIDE[0], _BESIDE[1]))
         hover = _task_words(lanes, bars, clock, rows)
         steps.add_bars(bars, lane + _BESIDE[0], _BESIDE[1], hover, [""] * len(bars))
     return tasks, steps
@@ -577,8 +577,8 @@ def _drawn(
 def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     rows = lanes.task_rows
     return sum(
-        found.stop - found.start
-        for found in (
+        span.stop - span.start
+        for span in (
             inside(rows.start[here], rows.end[here], low, high)
             for here in map(rows.of, range(len(rows)))
         )
@@ -786,14 +786,14 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     An arrow from the end of each of its tasks to the start of the next.
     """
     code = codes(lanes.tasks, by_direction=True)
-    mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
-    mine = mine.sort_values(["iteration", "start"], kind="stable")
-    times = mine[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
+    tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
+    tasks = tasks.sort_values(["iteration", "start"], kind="stable")
+    times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
     first = np.arange(len(times)) % 2 == 0
     return [
         go.Scatter(
             x=times * clock.scale,
-            y=np.repeat(lanes.lane[mine["ipu"].to_numpy()], 2) + _TASK[0],
+            y=np.repeat(lanes.lane[tasks["ipu"].to_numpy()], 2) + _TASK[0],
             mode="lines+markers",
             line={"color": theme.text, "width": 1.5},
             marker={

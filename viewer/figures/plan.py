@@ -25,19 +25,19 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
     figure = go.Figure()
     pipelines = sorted({one.mapping.pipeline for one in plan.candidates})
     for number, pipeline in enumerate(pipelines):
-        mine = [k for k, one in enumerate(plan.candidates) if one.mapping.pipeline == pipeline]
+        positions = [k for k, one in enumerate(plan.candidates) if one.mapping.pipeline == pipeline]
         figure.add_scatter(
-            x=[_fullest(plan.candidates[k]) for k in mine],
-            y=[plan.candidates[k].rate for k in mine],
+            x=[_fullest(plan.candidates[k]) for k in positions],
+            y=[plan.candidates[k].rate for k in positions],
             mode="markers",
             name=f"p = {pipeline}",
-            customdata=mine,
-            text=[hover(plan.candidates[k], k) for k in mine],
+            customdata=positions,
+            text=[hover(plan.candidates[k], k) for k in positions],
             hovertemplate="%{text}<extra></extra>",
             marker={
                 "size": 11,
                 "color": _COLOURS[number % len(_COLOURS)],
-                "symbol": [_symbol(plan.candidates[k], number) for k in mine],
+                "symbol": [_symbol(plan.candidates[k], number) for k in positions],
                 "line": {"width": 1, "color": theme.card},
             },
         )

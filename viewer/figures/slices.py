@@ -152,9 +152,9 @@ class Canvas:
             else None
         )
         for code, look in looks.items():
-            if bars is not None and (mine := bars[2] == code).any():
-                scatters.append(self._bar(look, *(column[mine] for column in bars)))
-            if narrow is not None and (mine := narrow[2] == code).any():
+            if bars is not None and (of_code := bars[2] == code).any():
+                scatters.append(self._bar(look, *(column[of_code] for column in bars)))
+            if narrow is not None and (of_code := narrow[2] == code).any():
                 # the legend shows squares, whatever is drawn
                 if not scatters or scatters[-1].name != look.name:
                     scatters.append(
@@ -166,7 +166,7 @@ class Canvas:
                             marker=look.marker,
                         )
                     )
-                scatters.append(self._outline(look, *(column[mine] for column in narrow)))
+                scatters.append(self._outline(look, *(column[of_code] for column in narrow)))
         return scatters
 
     def _at(self, cycles: np.ndarray) -> np.ndarray:

@@ -281,9 +281,9 @@ def _drawn(
     """The rows at a level of detail."""
     canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
     for row in range(len(rows.rows)):
-        found, shown = rows.rows.around(row, low, high, pixels, code, finest)
-        wide = canvas.add(rows.rows, found, row, _HEIGHT, code)
-        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
+        pieces, shown = rows.rows.around(row, low, high, pixels, code, finest)
+        wide = canvas.add(rows.rows, pieces, row, _HEIGHT, code)
+        bars, source = pieces.where(wide), rows.rows.source[pieces.longest[wide]]
         words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
         hover = list(
             zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
@@ -372,9 +372,9 @@ def by_step(
         ids.append(rows.step[rows.rows.source[here][part]])
         cycles.append(np.minimum(end[part], high) - np.maximum(start[part], low))
     none = np.zeros(0, dtype=np.int64)
-    found, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
-    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(found))
-    return found, total.astype(np.int64), np.bincount(at, minlength=len(found))
+    ids_of_steps, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
+    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(ids_of_steps))
+    return ids_of_steps, total.astype(np.int64), np.bincount(at, minlength=len(ids_of_steps))
 
 
 def next_hit(
@@ -388,19 +388,19 @@ def next_hit(
     wanted = _wanted(rows, find)
     if wanted is None:
         return None
-    mine = np.flatnonzero(wanted[rows.label[rows.rows.source]])
-    if not len(mine):
+    hits = np.flatnonzero(wanted[rows.label[rows.rows.source]])
+    if not len(hits):
         return None
-    middles = (rows.rows.start[mine] + rows.rows.end[mine]) / 2 - rows.origin
+    middles = (rows.rows.start[hits] + rows.rows.end[hits]) / 2 - rows.origin
     order = np.argsort(middles, kind="stable")
-    middles, mine = middles[order], mine[order]
+    middles, hits = middles[order], hits[order]
     here = -1.0 if window is None else (window[0] + window[1]) / 2
     at = (
         int(np.searchsorted(middles, here + 1, side="right"))
         if forward
         else int(np.searchsorted(middles, here - 1, side="left")) - 1
-    ) % len(mine)
-    length = int(rows.rows.end[mine[at]] - rows.rows.start[mine[at]])
+    ) % len(hits)
+    length = int(rows.rows.end[hits[at]] - rows.rows.start[hits[at]])
     width = 40 * length if window is None else max(window[1] - window[0], length)
     low = max(0, int(middles[at] - width / 2))
     return low, int(low + width)
@@ -414,9 +414,9 @@ def matches(rows: Trace, find: str) -> tuple[int, int]:
     slices, cycles = 0, 0
     for row in rows.rows_of_steps():
         here = rows.rows.of(row)
-        mine = wanted[rows.label[rows.rows.source[here]]]
-        slices += int(mine.sum())
-        cycles += int((rows.rows.end[here] - rows.rows.start[here])[mine].sum())
+        hits = wanted[rows.label[rows.rows.source[here]]]
+        slices += int(hits.sum())
+        cycles += int((rows.rows.end[here] - rows.rows.start[here])[hits].sum())
     return slices, cycles
 
 

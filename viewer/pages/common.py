@@ -69,13 +69,13 @@ class View:
 
     def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
         """A whole number within bounds; the default where it is none, which is said."""
-        given = self.params.get(name, "")
-        number = whole(given, low - 1, low, high)
-        if given and number < low:
+        word = self.params.get(name, "")
+        number = whole(word, low - 1, low, high)
+        if word and number < low:
             most = f" to {high:,}" if high < 1 << 40 else " on"
             instead = f"this is {default}" if default >= low else "none is chosen"
             self.say(
-                f"There is no {_SAID.get(name, name)} {given}: there are {low}{most}; {instead}."
+                f"There is no {_SAID.get(name, name)} {word}: there are {low}{most}; {instead}."
             )
         return default if number < low else number
 

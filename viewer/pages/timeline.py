@@ -81,8 +81,8 @@ def pixels(where: Any) -> int:
 def numbers(value: Any, most: int) -> list[int]:
     """Whole numbers between commas, or of a list, each once; what is none is left out."""
     parts = value if isinstance(value, list) else str(value or "").split(",")
-    found = (common.whole(part, -1) for part in parts[: 4 * most])
-    return list(dict.fromkeys(number for number in found if number >= 0))[:most]
+    parsed = (common.whole(part, -1) for part in parts[: 4 * most])
+    return list(dict.fromkeys(number for number in parsed if number >= 0))[:most]
 
 
 def marks_of(value: Any, end: int) -> list[int]:
@@ -271,10 +271,10 @@ def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, Of
     """What the steps of the rows' IPUs hold, by IPU; replicas do as the first does."""
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
     in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
-    made = [
+    tracks = [
         profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
     ]
-    return dict(zip(ipus, made, strict=True))
+    return dict(zip(ipus, tracks, strict=True))
 
 
 # -- figures ---
