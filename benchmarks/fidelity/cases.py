@@ -234,10 +234,10 @@ def kernel_and_field(case: str) -> list[tuple[int, int]]:
 
 def padding_of(case: str, kernel: tuple[int, int]) -> tuple[int, int]:
     """As the case says (``pad 1`` or ``pad 3,0``), else half the kernel."""
-    found = re.search(r"pad (\d+)(?:,(\d+))?", case)
-    if found is None:
+    match = re.search(r"pad (\d+)(?:,(\d+))?", case)
+    if match is None:
         return kernel[0] // 2, kernel[1] // 2
-    return int(found.group(1)), int(found.group(2) or found.group(1))
+    return int(match.group(1)), int(match.group(2) or match.group(1))
 
 
 def convolutions(row: Row) -> Compiled:

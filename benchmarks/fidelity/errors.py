@@ -43,12 +43,12 @@ def class_of(row: Row) -> str | None:
 
 def by_class(results: Sequence[Result]) -> dict[str, list[float]]:
     """|ln ratio| of the rows of each class."""
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for result in results:
         name = class_of(result.row)
         if name is not None and result.ratio is not None:
-            found.setdefault(name, []).append(result.error)
-    return found
+            errors.setdefault(name, []).append(result.error)
+    return errors
 
 
 def write(results: Sequence[Result]) -> None:

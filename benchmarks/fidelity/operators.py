@@ -136,10 +136,10 @@ def octave_passes(row: Row) -> Compiled:
     kernel, field = kernel_and_field(row.case)
     stride, batch = (number(row.case, rf"{word} (\d+)", 1) for word in ("stride", "batch"))
     channels = [number(row.case, words) for words in (r"(\d+)\s*->", r"->\s*(\d+)")]
-    found = re.search(r"octave ([\d.]+) to ([\d.]+)", row.case)
-    if found is None:
+    match = re.search(r"octave ([\d.]+) to ([\d.]+)", row.case)
+    if match is None:
         raise CannotRun(f"{row.case!r} does not say 'octave 0.25 to 0.25'")
-    low = [int(float(part) * n) for part, n in zip(found.groups(), channels, strict=True)]
+    low = [int(float(part) * n) for part, n in zip(match.groups(), channels, strict=True)]
     padding, dtype = padding_of(row.case, kernel), dtype_of(row)
     settings = (None, [stride] * 2, list(padding), [1, 1], False, [0, 0], 1)
     fields = {"low": tuple(f // 2 for f in field), "high": field}
@@ -161,21 +161,23 @@ def octave_passes(row: Row) -> Compiled:
 
     def run(*given: torch.Tensor) -> Any:
         at = dict(zip(tensors, given, strict=True))
-        made: dict[str, torch.Tensor] = {}
+        tensors_out: dict[str, torch.Tensor] = {}
 
         def gather(key: str, value: torch.Tensor) -> None:
-            made[key] = made[key] + value if key in made else value
+            tensors_out[key] = tensors_out[key] + value if key in tensors_out else value
 
         for i, o in parts:
             x, grad = at[f"x {i}"], at[f"grad {o}"]
             x = nn.functional.avg_pool2d(x, 2) if (i, o) == DOWN else x
             grad = nn.functional.avg_pool2d(grad, 2) if (i, o) == UP else grad
-            out, back, made[f"{i} {o}"] = three_passes(x, at[f"weight {i} {o}"], grad, settings)
+            out, back, tensors_out[f"{i} {o}"] = three_passes(
+                x, at[f"weight {i} {o}"], grad, settings
+            )
             wider = nn.functional.interpolate(out, scale_factor=2) if (i, o) == UP else out
             gather(f"out {o}", wider)
             wider = nn.functional.interpolate(back, scale_factor=2) if (i, o) == DOWN else back
             gather(f"grad {i}", wider)
-        return tuple(made.values())
+        return tuple(tensors_out.values())
 
     return infer(OnChip(run, *tensors.values()), options_for(row), 0)
 

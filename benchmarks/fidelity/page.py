@@ -114,10 +114,10 @@ def coverage(results: Sequence[Result]) -> str:
         of = [result for result in results if result.row.source == source]
         timed = [result for result in of if result.row.unit != "bytes"]
         there = THERE.get(source, "not counted")
-        taken = len(of) if source == "TUT4" else len(timed)
+        counted = len(of) if source == "TUT4" else len(timed)
         predicted = sum(r.predicted is not None for r in (of if source == "TUT4" else timed))
         lines.append(
-            f"| {source} | {there} | {taken} | {predicted} | {RULES.get(source, '')} |"
+            f"| {source} | {there} | {counted} | {predicted} | {RULES.get(source, '')} |"
             f" {signed([result for result in timed if not result.row.mark])} |"
         )
     return "\n".join(lines)
@@ -163,9 +163,9 @@ def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
 
 def head(results: Sequence[Result]) -> str:
     """What users need in five lines, from the rows themselves."""
-    kept = [result for result in results if result.ratio is not None and not result.row.mark]
-    timed = [result for result in kept if result.row.unit != "bytes"]
-    memory = sorted(r.error for r in kept if r.row.quantity == "total memory without code")
+    unmarked = [result for result in results if result.ratio is not None and not result.row.mark]
+    timed = [result for result in unmarked if result.row.unit != "bytes"]
+    memory = sorted(r.error for r in unmarked if r.row.quantity == "total memory without code")
 
     def percent(*names: str) -> str:
         errors = [r.error for r in timed if any(name in r.row.group for name in names)]

@@ -48,9 +48,9 @@ def _convolution(extents: tuple[int, ...], dtype: str) -> OpSpec:
     data = tensor(batch, ins, size, size, dtype=dtype)
     weight = tensor(outs, ins, kernel, kernel, dtype=dtype, role="weight")
     edge = kernel // 2
-    made = size + 2 * edge - kernel + 1
+    out_size = size + 2 * edge - kernel + 1
     settings = (None, (1, 1), (edge, edge), (1, 1), False, (0, 0), 1)
-    out = tensor(batch, outs, made, made, dtype=dtype)
+    out = tensor(batch, outs, out_size, out_size, dtype=dtype)
     return _call("aten.convolution.default", (data, weight, *settings), out)
 
 
@@ -90,10 +90,10 @@ def _norm(extents: tuple[int, ...], dtype: str) -> OpSpec:
 
 def _pool(extents: tuple[int, ...], dtype: str) -> OpSpec:
     batch, channels, size = extents
-    made = tensor(batch, channels, size // 2, size // 2, dtype=dtype)
+    pooled = tensor(batch, channels, size // 2, size // 2, dtype=dtype)
     settings = ((2, 2), (2, 2))
     data = tensor(batch, channels, size, size, dtype=dtype)
-    return _call("aten.avg_pool2d.default", (data, *settings), made)
+    return _call("aten.avg_pool2d.default", (data, *settings), pooled)
 
 
 @dataclass(frozen=True)

@@ -171,12 +171,12 @@ def memory_holds_the_tensors(case: Case, machine: Machine, random_: random.Rando
     """What lies on tiles is all elements of each operand that was placed and of each result."""
     spec, plan = spec_of(case), plan_of(case, machine)
     wished = [(spec.operands[index], layout) for index, layout in plan.input_layouts]
-    made = [
+    results = [
         (out, layout)
         for out, layout in zip(spec.outputs, plan.output_layouts, strict=True)
         if out is not None and layout is not None
     ]
-    for operand, layout in (*wished, *made):
+    for operand, layout in (*wished, *results):
         if int(layout.bytes.sum()) < operand.nbytes:
             return f"{int(layout.bytes.sum()):,} bytes of {operand.nbytes:,} lie somewhere"
     return ""
@@ -209,8 +209,8 @@ LAWS: dict[str, Law] = {
 
 def check(case: Case, machine: Machine, seed: int) -> list[Broken]:
     """All laws that a case breaks."""
-    found = []
+    broken = []
     for name, law in LAWS.items():
         if said := law(case, machine, random.Random(seed)):
-            found.append(Broken(name, case, said))
-    return found
+            broken.append(Broken(name, case, said))
+    return broken

@@ -96,26 +96,26 @@ def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
         losses = {
             what: [loop(), loop()] for what, loop in updates.items()
         }  # compiles; and the second run is profiled
-        taken: dict[str, list[float]] = {what: [] for what in updates}
+        seconds: dict[str, list[float]] = {what: [] for what in updates}
         for _ in range(rounds):
             for what, loop in updates.items():
                 start = time.perf_counter()
                 losses[what].append(loop())
-                taken[what].append(time.perf_counter() - start)
+                seconds[what].append(time.perf_counter() - start)
     if len({tuple(values) for values in losses.values()}) > 1:
         raise SystemExit(f"{name}: the three loops do not compute the same losses: {losses}")
-    middle = {what: statistics.median(values) for what, values in taken.items()}
+    middle = {what: statistics.median(values) for what, values in seconds.items()}
     # A round's three times are neighbours: the median of their ratios is steadier than the ratio of
     # medians.
     added = (
         statistics.median(
-            b / a for a, b in zip(taken["plain PyTorch"], taken["engine"], strict=True)
+            b / a for a, b in zip(seconds["plain PyTorch"], seconds["engine"], strict=True)
         )
         - 1
     )
     traced = (
         statistics.median(
-            b / a for a, b in zip(taken["engine"], taken["engine and profile"], strict=True)
+            b / a for a, b in zip(seconds["engine"], seconds["engine and profile"], strict=True)
         )
         - 1
     )

@@ -157,25 +157,25 @@ def measure(name: str, micro_batch: int, accumulation: int, updates: int, turns:
         "PopTorch's loop": called(copy.deepcopy(module), batches, accumulation),
         "Trainer, ipu": trained(copy.deepcopy(module), batches, accumulation, "ipu"),
     }
-    taken: dict[str, list[float]] = {what: [] for what in loops}
+    times_of: dict[str, list[float]] = {what: [] for what in loops}
     for _ in range(turns):
         losses = {}
         for what, loop in loops.items():
             seconds, losses[what] = loop()
-            taken[what].append(seconds)
+            times_of[what].append(seconds)
         if losses["Trainer, ipu"] != losses["Trainer, cpu"]:
             raise SystemExit(f"{name}: the Trainers do not compute the same losses: {losses}")
         if len(losses["PopTorch's loop"]) != len(losses["Trainer, ipu"]):
             raise SystemExit(f"{name}: the loops do not make the same number of weight updates")
-    middle = {what: statistics.median(times) for what, times in taken.items()}
+    middle = {what: statistics.median(times) for what, times in times_of.items()}
     cells = (
         name,
         str(micro_batch),
         str(accumulation),
         *(f"{middle[w] * 1e3:,.1f} ms" for w in loops),
-        _over(taken, "Trainer, cpu", "plain PyTorch"),
-        _over(taken, "Trainer, ipu", "Trainer, cpu"),
-        _over(taken, "Trainer, ipu", "PopTorch's loop"),
+        _over(times_of, "Trainer, cpu", "plain PyTorch"),
+        _over(times_of, "Trainer, ipu", "Trainer, cpu"),
+        _over(times_of, "Trainer, ipu", "PopTorch's loop"),
     )
     return f"| {' | '.join(cells)} |"
 

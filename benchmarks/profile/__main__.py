@@ -130,12 +130,12 @@ def dense(path: Path, target: Path) -> tuple[float, int]:
 
 def median(measured: Callable[[], Any]) -> float:
     """Seconds, of five times."""
-    taken = []
+    seconds = []
     for _ in range(TIMES):
         start = time.perf_counter()
         measured()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def readings(path: Path) -> dict[str, float]:
@@ -195,7 +195,7 @@ def measure(case: Case, folder: Path) -> list[str]:
 
     executable = compiled(case)
     path = folder / f"{case.model}-{case.ipus}.pop"
-    taken = write(executable, path)
+    write_seconds = write(executable, path)
     del executable
     report = profiler.open_report(path)
     slices = int(len(report.steps(0, iteration=0)) * report.runs["iterations"].iloc[0])
@@ -208,7 +208,7 @@ def measure(case: Case, folder: Path) -> list[str]:
         f"{len(report.program_steps()):,} program steps, {len(report.variables):,} variables.",
         "",
     ]
-    mine = {"write": taken, **readings(path)}
+    figures = {"write": write_seconds, **readings(path)}
     size = path.stat().st_size
     plain: dict[str, float] = {}
     plain_size = 0
@@ -225,7 +225,7 @@ def measure(case: Case, folder: Path) -> list[str]:
             seconds(plain[name]) if name in plain else "",
             plain.get(name, 0) / value,
         )
-        for name, value in mine.items()
+        for name, value in figures.items()
     ]
     lines += [
         "| | profile.pop | dense .npz | dense / profile.pop |",

@@ -89,11 +89,11 @@ def obtained(example: Example, assignment: Assignment, folder: Path) -> tuple[Ob
         for (first, last), ipu in zip(assignment.spans(len(names)), assignment.ipus, strict=True)
     ]
     strategy = ipu_exec.PipelinedExecution(*stages)
-    made = compiled(example, strategy, max(assignment.ipus) + 1, ACCUMULATION)
-    with profile(made, folder) as report:
+    executable = compiled(example, strategy, max(assignment.ipus) + 1, ACCUMULATION)
+    with profile(executable, folder) as report:
         ipus = range(report.target.ipus_per_replica)
         fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
-        return Obtained(made.cycles_per_call, fullest), Costs.from_report(report)
+        return Obtained(executable.cycles_per_call, fullest), Costs.from_report(report)
 
 
 def row(case: Published, folder: Path) -> str:
@@ -164,12 +164,12 @@ def section(rows: Sequence[str]) -> str:
 
 def written(page: str, rows: Sequence[str]) -> str:
     """The page with these rows; those of other models stay as they are."""
-    before, found, rest = page.partition(PUBLISHED)
-    old, *behind = _END.split(rest, maxsplit=1) if found else [""]
+    before, heading, rest = page.partition(PUBLISHED)
+    old, *behind = _END.split(rest, maxsplit=1) if heading else [""]
     known = {line.split("|")[1].strip(): line for line in old.splitlines() if line.startswith("| ")}
     known |= {line.split("|")[1].strip(): line for line in rows}
-    kept = [known[case.name] for case in CASES if case.name in known]
-    return f"{before.rstrip()}\n\n{section(kept)}\n{''.join(behind)}".rstrip() + "\n"
+    known_rows = [known[case.name] for case in CASES if case.name in known]
+    return f"{before.rstrip()}\n\n{section(known_rows)}\n{''.join(behind)}".rstrip() + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,9 +184,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.only and case.model not in args.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            made = row(case, Path(folder))
-        print(made, flush=True)
-        PAGE.write_text(written(PAGE.read_text(), [made]))
+            line = row(case, Path(folder))
+        print(line, flush=True)
+        PAGE.write_text(written(PAGE.read_text(), [line]))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def quickest_compiled(
     """
     from dataclasses import replace
 
-    from profiler.rebalance.splits import candidates, verify
+    from profiler.rebalance.verified import candidates, verify
 
     wanted = candidates(costs, split.prediction.assignment, count)
     splits = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)

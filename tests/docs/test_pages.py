@@ -72,13 +72,15 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
         "FILE": tmp_path / "placement.json",
     }
     for_words |= {name: tmp_path / name for name in ("report.html", "trace.json")}
-    name, *given = shlex.split(command)
+    name, *arguments = shlex.split(command)
     argv = (
-        [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
+        [name, *(str(for_words.get(word, word)) for word in arguments)]
+        if arguments
+        else [name, str(path)]
     )
     # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
     if name == "view":
-        assert given == ["PROFILE"]
+        assert arguments == ["PROFILE"]
     else:
         assert main(argv) == 0
 

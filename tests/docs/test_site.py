@@ -113,10 +113,10 @@ def test_the_commands_of_other_pages_are_there(page: Path) -> None:
 
 def expanded(word: str) -> list[str]:
     """A word as the shell makes several of its {a,b}."""
-    found = re.fullmatch(r"([^{]*)\{([^}]*)\}(.*)", word)
-    if found is None:
+    match = re.fullmatch(r"([^{]*)\{([^}]*)\}(.*)", word)
+    if match is None:
         return [word]
-    before, choices, after = found.groups()
+    before, choices, after = match.groups()
     return [f"{before}{choice}{after}" for choice in choices.split(",")]
 
 

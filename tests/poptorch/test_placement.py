@@ -33,8 +33,8 @@ def forward_ops(
 
 def places(ops: pd.DataFrame, name: str) -> list[tuple[int, int]]:
     """(stage, IPU) of the operators of that PopART name, in order."""
-    mine = ops[ops["popart_name"].str.fullmatch(rf"(.*/)?{name}(/\d+)?")]
-    return list(zip(mine["stage"].tolist(), mine["ipu"].tolist(), strict=True))
+    matching = ops[ops["popart_name"].str.fullmatch(rf"(.*/)?{name}(/\d+)?")]
+    return list(zip(matching["stage"].tolist(), matching["ipu"].tolist(), strict=True))
 
 
 def blocks_on(ipus: Iterable[int]) -> Callable[..., torch.Tensor]:

@@ -18,8 +18,8 @@ def of_adagrad() -> tuple[list[Any], list[Any]]:
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     graph = training_graph(model, *mnist_batch(4), optimizer=optimizer)
     ops = [(op.aten, op.direction) for op in graph.ops]
-    kept = [(one.name, one.role, one.elements, one.dtype) for one in graph.storages.values()]
-    return ops, kept
+    storages = [(one.name, one.role, one.elements, one.dtype) for one in graph.storages.values()]
+    return ops, storages
 
 
 def test_an_adagrad_that_begins_with_its_state_is_captured_alike(

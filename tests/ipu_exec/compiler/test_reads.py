@@ -84,11 +84,11 @@ class Blinded(TorchDispatchMode):
         self.blinded: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = list(args)
+        operands = list(args)
         for position in info(str(func)).unread_operands(args):
-            given[position] = torch.full_like(args[position], torch.nan)
+            operands[position] = torch.full_like(args[position], torch.nan)
             self.blinded.append(str(func))
-        return func(*given, **(kwargs or {}))
+        return func(*operands, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("pool", "rank"), POOLS, ids=lambda item: type(item).__name__)

@@ -186,8 +186,8 @@ def data(replicas: int, first: int, total: int, seed: int):
     steps = UPDATES * ACCUMULATION
     x = torch.randn(steps, total, SAMPLES, 12, generator=generator)
     y = torch.randint(0, 5, (steps, total, SAMPLES), generator=generator)
-    mine = slice(first, first + replicas)
-    return x[:, mine].reshape(-1, 12), y[:, mine].reshape(-1)
+    replicas_here = slice(first, first + replicas)
+    return x[:, replicas_here].reshape(-1, 12), y[:, replicas_here].reshape(-1)
 
 
 def train(case: tuple[str, str, str], instances: int, together: Instances | None):

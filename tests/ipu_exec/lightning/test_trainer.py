@@ -41,10 +41,10 @@ QUIET: dict[str, Any] = {
 
 
 def trainer_of(folder: Path, **settings: Any) -> Trainer:
-    given = {**QUIET, "default_root_dir": folder, "accelerator": "ipu", "devices": 1}
+    arguments = {**QUIET, "default_root_dir": folder, "accelerator": "ipu", "devices": 1}
     if isinstance(settings.get("strategy"), IPUStrategy):
-        del given["accelerator"]
-    return Trainer(**(given | settings))
+        del arguments["accelerator"]
+    return Trainer(**(arguments | settings))
 
 
 def reported(folder: Path, **settings: Any) -> IPUStrategy:

@@ -177,8 +177,8 @@ def plain_loop(
     losses = []
     for i in range(iterations):
         for one in copies[1:]:
-            for mine, theirs in zip(one.parameters(), model.parameters(), strict=True):
-                mine.data.copy_(theirs.data)
+            for parameter, theirs in zip(one.parameters(), model.parameters(), strict=True):
+                parameter.data.copy_(theirs.data)
         for r, one in enumerate(copies):
             one.zero_grad()
             for a in range(accumulation):
@@ -597,8 +597,8 @@ def test_inputs_and_outputs_have_32_bits_and_no_gradient(caplog: pytest.LogCaptu
 def test_a_returned_buffer_is_what_it_was_then() -> None:
     model = model_of(lambda self, x: self.sum.add_(x), sum=torch.zeros(1))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
-    given = options(iterations=2, replicas=2).broadcastBuffers(False)
-    assert poptorch.inferenceModel(model, given)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
+    replicated = options(iterations=2, replicas=2).broadcastBuffers(False)
+    assert poptorch.inferenceModel(model, replicated)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
