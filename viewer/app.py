@@ -108,9 +108,9 @@ def create_app(
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over what runs write below a directory: pages are drawn anew when that is new.
+    """The viewer over the profiles that runs write below a directory; redraws for a new one.
 
-    `FollowedProfiles.refresh` found a profile already.
+    `FollowedProfiles.refresh` must have found a profile already.
     """
     app = _app(profiles, _title(profiles.get(0)), guard)
     app.layout = lambda: html.Div(

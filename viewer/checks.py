@@ -47,9 +47,9 @@ class Checks:
             return self._now
 
     def begin(self, costs: Costs, shown: Assignment, kind: str) -> None:
-        """Compile ``shown`` and the quickest splits near it; nothing while a check is running.
+        """Compile ``shown`` and the quickest splits near it, unless a check is already running.
 
-        ``kind``: "training" or "inference".
+        ``kind`` is "training" or "inference".
         """
         with self._lock:
             if self._now.running or not self.script:

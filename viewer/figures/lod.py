@@ -175,13 +175,13 @@ class Rows:
         code: np.ndarray | None = None,
         finest: float = FINEST,
     ) -> tuple[Pieces, np.ndarray]:
-        """The items of a row between ``low`` and ``high``, with a margin for dragging.
+        """The pieces of a row between ``low`` and ``high``, with a margin for dragging.
 
-        The margin is half as much on either side.
+        The margin on either side is half as wide as the window.
 
-        Pieces end at the window's edges, so that what is written on them is in view; True in the
-        mask for those in it. Pieces of several slices stay apart (for `bands`). ``first`` and
-        ``longest`` are positions in these rows. ``code`` may stand in for the rows' own.
+        Pieces are split at the window's edges, so that their text is in view; the mask is True for
+        those inside. Pieces of several slices are not joined (for `bands`). ``first`` and
+        ``longest`` are positions in these rows. ``code`` may replace the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]

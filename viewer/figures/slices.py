@@ -209,9 +209,9 @@ class Canvas:
         y: np.ndarray,
         height: np.ndarray,
     ) -> go.Scatter:
-        """All narrow pieces of an activity as one filled outline, with gaps between.
+        """All narrow pieces of an activity as one filled outline with gaps.
 
-        A single element of the page.
+        It is a single element of the page.
         """
         left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
         # Half as many bytes where that moves nothing by a pixel.

@@ -286,7 +286,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
 
 
 def _details(app: Dash, profiles: Profiles) -> None:
-    """What is known of what was clicked."""
+    """What is known about the clicked slice."""
 
     @app.callback(
         Output(common.param_id(NAME, "step"), "value"),
@@ -322,7 +322,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for: the report, the rows, and what they are of."""
+    """What an address asks for: the report, its rows, and the run they belong to."""
 
     report: Report
     rows: Trace
@@ -365,7 +365,7 @@ def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
 
 
 def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
-    """The slice at a point of the figure: its position in ``rows.rows``, -1 where none is."""
+    """Position in ``rows.rows`` of the slice at a point of the figure; -1 if there is none."""
     return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
 
 
