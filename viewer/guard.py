@@ -68,7 +68,7 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Where a browser keeps the token: two viewers of one host do not take each other's."""
+        """The name of the cookie for the token: two viewers on one host do not share it."""
         return f"ipuscope-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
 

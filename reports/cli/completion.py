@@ -52,7 +52,7 @@ class Command:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
-    """What can be completed, read off a parser with subcommands."""
+    """The possible completions, read from a parser with subcommands."""
     commands = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -202,7 +202,7 @@ def fish(commands: list[Command]) -> str:
 
 
 def _quoted(words: str, fish: bool = False) -> str:
-    """In single quotes, as the shell has them."""
+    """Quote text in single quotes for the shell."""
     return (
         "'"
         + (words.replace("\\", "\\\\").replace("'", "\\'") if fish else words.replace("'", "'\\''"))

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _form(path: Path, asked: str | None) -> str:
-    """What to write: of `FORMATS`."""
+    """The output format, one of `FORMATS`."""
     name = path.name.lower()
     known = [form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)]
     form = asked or (known[0] if known else "")

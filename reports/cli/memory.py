@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _relief(report: Report) -> list[Table]:
-    """What frees most of the worst tile; nothing where the profile has no costs of Blocks."""
+    """What frees most memory on the worst tile; nothing if the profile has no costs of Blocks."""
     import pandas as pd
 
     from profiler.advise import Relief, relief

@@ -70,7 +70,7 @@ class Promise:
 
 
 def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
-    """Promised and obtained, side by side. ``after`` is the profile of the split."""
+    """Promised and obtained values side by side. ``after`` is the profile of the split."""
     import pandas as pd
 
     from reports.tables import Column, Page, Table, say, text
@@ -125,7 +125,7 @@ def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, i
 
 
 def _notes(promise: Promise, costs: Costs, obtained: Costs) -> list[str]:
-    """Where the promise is from, and what was run otherwise than it says."""
+    """The origin of the promise, and where the run differs from it."""
     source = (
         "The promise is the one stored in the placement file that was run."
         if promise.stored
@@ -173,7 +173,7 @@ def quickest_compiled(
 
 
 def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
-    """A bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

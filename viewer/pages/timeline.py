@@ -332,9 +332,9 @@ def point_of(value: Any) -> tuple[float, float] | None:
 
 
 def pin_button(begin: int, end: int) -> Any:
-    """Pins a slice: marks at both of its ends, which stay in the address and on every page of time.
+    """A button that pins a slice: marks at both ends, kept in the address on every page of time.
 
-    Again: removes them. Cycles within what is shown.
+    Pressing it again removes them. Cycles are within what is shown.
     """
     attributes: Any = {"data-pin": f"{begin},{end}"}
     return html.Button(

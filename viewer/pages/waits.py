@@ -1,4 +1,4 @@
-"""The critical path of a report, made once and kept: its chain, its steps, the longest waits."""
+"""The critical path of a report, computed once and cached: chain, steps and longest waits."""
 
 from __future__ import annotations
 
