@@ -65,7 +65,7 @@ def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
 
 
 def _ipu_run(*words: str) -> subprocess.CompletedProcess[str]:
-    """What this process imports from where, its child does too."""
+    """Run `ipu-run` in a child that imports the same packages as this process."""
     here = os.pathsep.join([path for path in sys.path if path])
     command = [sys.executable, "-m", "ipu_exec.run", *words]
     environment = {**os.environ, "PYTHONPATH": here}

@@ -46,7 +46,7 @@ UP, DOWN = ("low", "high"), ("high", "low")  # frequencies of an octave convolut
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
-    """Who builds this case."""
+    """The function that builds this case."""
     if case.startswith("training ") and "@" in case:
         return product_passes
     if case.startswith("training ") and "->" in case:
@@ -55,7 +55,7 @@ def find(case: str) -> Callable[[Row], Compiled] | None:
 
 
 def held(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """A tensor that is on the chip."""
+    """A tensor that is kept on the chip."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
@@ -72,7 +72,7 @@ class OnChip(nn.Module):
 
 
 def product_passes(row: Row) -> Compiled:
-    """Of a layer whose weights are stored as torch's: output features by input features."""
+    """The passes of a layer whose weights are stored like torch's: output by input features."""
     left, right = shapes_of(row.case)
     batch, inputs, outputs, dtype = left[-2], left[-1], right[-1], dtype_of(row)
 
@@ -92,7 +92,7 @@ def product_passes(row: Row) -> Compiled:
 
 
 def convolution_passes(row: Row) -> Compiled:
-    """Padding is half the kernel unless the case says it."""
+    """The passes of a convolution; padding is half the kernel unless the case gives it."""
     kernel, field = kernel_and_field(row.case)
     groups, stride, batch = (
         number(row.case, rf"{word} (\d+)", 1) for word in ("groups", "stride", "batch")
@@ -212,7 +212,7 @@ def product_and_sum(row: Row) -> Compiled:
 
 
 def reduction(row: Row) -> Compiled:
-    """Over the dimensions that the case lists."""
+    """A reduction over the dimensions that the case lists."""
     shapes, dims = shapes_of(row.case), re.search(r"over ([\d,]+) of", row.case)
     if len(shapes) != 1 or dims is None:
         raise CannotRun(f"{row.case!r} does not say what is reduced over which dimensions")
@@ -229,7 +229,7 @@ def reduction(row: Row) -> Compiled:
 
 
 def pooling(row: Row) -> Compiled:
-    """The largest of each window, and the gradient. Without padding unless the case says it."""
+    """The maximum of each window and its gradient; no padding unless the case gives it."""
     kernel, field = kernel_and_field(row.case)
     channels, batch = number(row.case, r"of (\d+) channels"), number(row.case, r"batch (\d+)", 1)
     settings = (

@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Every row: predicted, published, ratio; or why there is no prediction."""
+    """Every row: predicted, published and ratio, or why there is no prediction."""
     lines = [
         "| row | case | quantity | predicted | published | ratio | source |",
         "| --- | --- | --- | ---: | ---: | ---: | --- |",
@@ -105,7 +105,7 @@ THERE = {"PLB": 439, "TUT4": 10, "LBM": 1}
 
 
 def coverage(results: Sequence[Result]) -> str:
-    """Each source: rows there, rows taken, by which rule, and how those not marked fare."""
+    """For each source: available rows, rows used, by which rule, and the error of unmarked rows."""
     lines = [
         "| source | rows there | taken | predicted | rule | time: median | signed | worst |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
@@ -124,7 +124,7 @@ def coverage(results: Sequence[Result]) -> str:
 
 
 def merged(results: Sequence[Result]) -> str:
-    """Poplibs' rows, a benchmark a line: published cycles and bytes, and ratios to them."""
+    """Poplibs' rows, one line per benchmark: published cycles and bytes, and ratios to them."""
     cases: dict[str, list[Result]] = {}
     for result in results:
         name = result.row.id.removesuffix("-total").removesuffix("-tile")
@@ -146,7 +146,7 @@ def merged(results: Sequence[Result]) -> str:
 
 
 def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
-    """The page docs/fidelity.md: of the rows that were given, and of those found elsewhere."""
+    """The page docs/fidelity.md, from the given rows and those found elsewhere."""
     both = [*results, *more]
     vendor = [result for result in more if result.row.kind == "poplibs"]
     others = [result for result in more if result.row.kind != "poplibs"]
@@ -162,7 +162,7 @@ def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
 
 
 def head(results: Sequence[Result]) -> str:
-    """What users need in five lines, from the rows themselves."""
+    """What users need to know, in five lines computed from the rows."""
     unmarked = [result for result in results if result.ratio is not None and not result.row.mark]
     timed = [result for result in unmarked if result.row.unit != "bytes"]
     memory = sorted(r.error for r in unmarked if r.row.quantity == "total memory without code")

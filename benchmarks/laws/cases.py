@@ -1,4 +1,4 @@
-"""Random calls of operators, as the compiler's lowering takes them."""
+"""Random operator calls, as the input of the compiler's lowering."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _pool(extents: tuple[int, ...], dtype: str) -> OpSpec:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a case of one kind is built, and from where to where its extents are drawn."""
+    """How a case of one kind is built, and the range of its extents."""
 
     build: Callable[[tuple[int, ...], str], OpSpec]
     low: tuple[int, ...]
@@ -120,7 +120,7 @@ KINDS = {
 
 
 def drawn(kind: str, random_: random.Random) -> Case:
-    """A case with extents that are evenly spread in their logarithms."""
+    """A case whose extents are uniform in their logarithms."""
     about = KINDS[kind]
     extents = tuple(
         round(low * (high / low) ** random_.random())
@@ -130,13 +130,13 @@ def drawn(kind: str, random_: random.Random) -> Case:
 
 
 def larger(case: Case, axis: int, by: int) -> Case:
-    """The same with one extent larger."""
+    """The same case with one extent larger."""
     extents = tuple(n + by * (d == axis) for d, n in enumerate(case.extents))
     return replace(case, extents=extents)
 
 
 def plan_of(case: Case, machine: Machine) -> Plan:
-    """How the compiler runs it."""
+    """The compiler's plan of the call."""
     return lower(KINDS[case.kind].build(case.extents, case.dtype), machine)
 
 
@@ -146,7 +146,7 @@ def spec_of(case: Case) -> OpSpec:
 
 
 def cycles(plan: Plan, machine: Machine) -> int:
-    """How long a plan lasts."""
+    """The duration of a plan in cycles."""
     total = 0
     for step in plan.steps:
         if isinstance(step, Compute):

@@ -36,7 +36,7 @@ Turn = Callable[[], tuple[float, list[float]]]  # seconds of a weight update, an
 
 
 class Wrapped(LightningModule):
-    """The model, its loss returned and logged."""
+    """The model as a LightningModule that returns and logs its loss."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Wrapped(LightningModule):
 
 
 class Times(Callback):
-    """When each weight update was done, and its last loss."""
+    """The time at which each weight update finished, and the last loss."""
 
     def __init__(self) -> None:
         self.done: list[float] = []
@@ -74,7 +74,7 @@ def _middle(done: list[float]) -> float:
 
 
 def trained(module: torch.nn.Module, batches: list[Any], accumulation: int, on: str) -> Turn:
-    """An epoch under Lightning."""
+    """Run one epoch under Lightning."""
     wrapped = Wrapped(module)
 
     def turn() -> tuple[float, list[float]]:
@@ -97,7 +97,7 @@ def trained(module: torch.nn.Module, batches: list[Any], accumulation: int, on: 
 
 
 def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Turn:
-    """An epoch of PopTorch's loop."""
+    """Run one epoch of PopTorch's loop."""
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(ipu_exec.ShardedExecution())
@@ -120,7 +120,7 @@ def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
 
 
 def looped(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Turn:
-    """An epoch of plain PyTorch."""
+    """Run one epoch of plain PyTorch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     groups = [batches[i : i + accumulation] for i in range(0, len(batches), accumulation)]
 
@@ -141,7 +141,7 @@ def looped(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
 
 
 def _over(taken: dict[str, list[float]], what: str, other: str) -> str:
-    """How much longer ``what`` takes than ``other``, a turn against the turn beside it."""
+    """How much longer ``what`` takes than ``other``, comparing adjacent turns."""
     ratios = [b / a for a, b in zip(taken[other], taken[what], strict=True)]
     return f"{statistics.median(ratios) - 1:+.1%}"
 

@@ -30,9 +30,9 @@ HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, on how many IPUs, with what accumulation and device iterations.
+    """A model with its number of IPUs, accumulation and device iterations.
 
-    ``layers`` of BERT-Large if not 0.
+    ``layers`` is that of BERT-Large if not 0.
     """
 
     model: str
@@ -53,7 +53,7 @@ CASES = (
 
 
 def compiled(case: Case) -> Any:
-    """The executable of a case, and nothing computed."""
+    """The executable of a case; nothing is computed."""
     import torch
 
     import ipu_exec
@@ -129,7 +129,7 @@ def dense(path: Path, target: Path) -> tuple[float, int]:
 
 
 def median(measured: Callable[[], Any]) -> float:
-    """Seconds, of five times."""
+    """The median of five timings, in seconds."""
     seconds = []
     for _ in range(TIMES):
         start = time.perf_counter()
@@ -139,7 +139,7 @@ def median(measured: Callable[[], Any]) -> float:
 
 
 def readings(path: Path) -> dict[str, float]:
-    """Seconds of what people do first, each with a report that has read nothing else."""
+    """Seconds for the usual first queries, each on a report that has read nothing else."""
     import profiler
     from profiler import pva
 
@@ -169,7 +169,7 @@ def readings(path: Path) -> dict[str, float]:
 
 
 def dense_readings(path: Path) -> dict[str, float]:
-    """The same of the dense file, where it makes sense."""
+    """The same for the dense file, where it makes sense."""
     import pandas as pd
 
     def heat() -> None:

@@ -28,7 +28,7 @@ _END = re.compile(r"\n(?=## |Cycles an update over those)")
 
 @dataclass(frozen=True)
 class Published:
-    """Layers of each IPU; where the head is: on the first IPU (a stage of its own), or the last."""
+    """Layers per IPU, and whether the head is on the first IPU (as its own stage) or the last."""
 
     model: str
     layers: tuple[int, ...]
@@ -75,14 +75,14 @@ NOT_HERE = (
 
 @dataclass(frozen=True)
 class Obtained:
-    """What a compile of a split says: cycles an update, bytes of its fullest tile with gaps."""
+    """The result of compiling a split: cycles per update, bytes of its fullest tile with gaps."""
 
     cycles: int
     fullest: int
 
 
 def obtained(example: Example, assignment: Assignment, folder: Path) -> tuple[Obtained, Costs]:
-    """Compile a split; and the costs of its profile."""
+    """Compile a split; also return the costs from its profile."""
     names = example.blocks
     stages = [
         ipu_exec.Stage(*names[first : last + 1]).ipu(ipu)
@@ -97,7 +97,7 @@ def obtained(example: Example, assignment: Assignment, folder: Path) -> tuple[Ob
 
 
 def row(case: Published, folder: Path) -> str:
-    """The published split, as many Blocks a stage, and ours."""
+    """A row with the published split, equal numbers of Blocks, and ours."""
     example = build(case.model)
     example.module.half()
     by_hand = case.assignment(example.blocks)
@@ -128,7 +128,7 @@ def _cells(found: Obtained, limit: int) -> tuple[str, str]:
 
 
 def _held(prediction: Prediction, came: Obtained, limit: int) -> tuple[str, str, str]:
-    """Off by, the fullest tile predicted, and whether the prediction held."""
+    """The error, the predicted fullest tile, and whether the prediction held."""
     off = prediction.total / came.cycles - 1
     fits = came.fullest <= limit
     right = abs(off) <= CLOSE and (fits or bool(prediction.notes))
@@ -144,7 +144,7 @@ def _sizes(assignment: Assignment, count: int) -> str:
 
 
 def section(rows: Sequence[str]) -> str:
-    """Of the page."""
+    """The section of the page."""
     heads = (
         *("model, layers an IPU", "by hand: cycles", "fullest tile, KiB", "equal Blocks: cycles"),
         *("fullest tile, KiB", "ours: Blocks a stage", "cycles", "fullest tile, KiB"),
