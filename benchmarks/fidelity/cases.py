@@ -255,7 +255,7 @@ def convolutions(row: Row) -> Compiled:
 
 
 def compiled(row: Row) -> Compiled:
-    """The row's case through the front end. Raises CannotRun, and the engine's own errors."""
+    """Compile the row's case by the front end. Raises CannotRun and the engine's own errors."""
     from benchmarks.fidelity import models, operators
 
     if operator := operators.find(row.case):

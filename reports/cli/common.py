@@ -280,7 +280,7 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line that says what the times are, where no call was profiled; ``name``: of which."""
+    """A line saying the times are predicted if no call was profiled; ``name`` is the profile's."""
     from profiler.report import PREDICTED_NOTE
     from reports.tables import say
 

@@ -50,7 +50,7 @@ class Promise:
 
     @classmethod
     def predicted(cls, before: Costs, after: Costs) -> Promise:
-        """What a profile predicts of another's split, stages saving memory as they do there."""
+        """What a profile predicts for another's split, with stages saving memory as in that one."""
         from dataclasses import replace
 
         from profiler.rebalance import Assignment, what_if

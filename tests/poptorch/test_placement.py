@@ -32,7 +32,7 @@ def forward_ops(
 
 
 def places(ops: pd.DataFrame, name: str) -> list[tuple[int, int]]:
-    """(stage, IPU) of the operators of that PopART name, in order."""
+    """(stage, IPU) of the operators with that PopART name, in order."""
     matching = ops[ops["popart_name"].str.fullmatch(rf"(.*/)?{name}(/\d+)?")]
     return list(zip(matching["stage"].tolist(), matching["ipu"].tolist(), strict=True))
 

@@ -1,4 +1,4 @@
-"""What insights say a change gains, held against a second compile of the changed model."""
+"""The gains that insights promise, compared with a second compile of the changed model."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ CASES = {
 
 
 def a_sample(report: Report) -> float:
-    """Cycles of a micro-batch's part of a weight update, or of a device iteration."""
+    """Cycles per micro-batch of a weight update, or of a device iteration."""
     pace = analysis.pace(report)
     return pace.cycles / pace.micro_batches
 

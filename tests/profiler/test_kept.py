@@ -1,4 +1,4 @@
-"""What is kept of profiles in the user's cache directory."""
+"""The cache of profiles in the user's cache directory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ PLAN = {
 
 
 class OneLayer(nn.Module):
-    """A transformer layer and a loss."""
+    """A transformer layer with a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def test_products_fall_with_the_shards() -> None:
 
 
 def test_each_ipu_stores_its_share_of_weights_and_state() -> None:
-    """1 / t of what is cut; norms and the biases behind all-reduces are whole."""
+    """1 / t of the tensors that are cut; norms and the biases after all-reduces are whole."""
     whole = 2 * 2 * CONFIG.hidden + 2 * CONFIG.hidden  # two norms, two biases
     cut = sum(p.numel() for p in OneLayer().parameters()) - whole
     for shards in (1, 2, 4, 8):
@@ -167,7 +167,7 @@ def test_equal_parts_of_sharded_layers_are_captured_once(monkeypatch: pytest.Mon
 
 
 def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:
-    """What a style does around a layer's forward is none of the layer's."""
+    """What a parallel style does around a layer's forward does not belong to the layer."""
 
     class Chain(nn.Module):
         def __init__(self) -> None:
@@ -212,7 +212,7 @@ class Inner(nn.Module):
 
 
 def test_collectives_of_a_sequence_that_is_shared() -> None:
-    """A gather before the products and a reduce-scatter behind them, instead of an all-reduce."""
+    """A gather before the products and a reduce-scatter after them replace an all-reduce."""
     plan = {
         "": PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
@@ -232,7 +232,7 @@ def test_collectives_of_a_sequence_that_is_shared() -> None:
 
 
 def test_norms_of_weights_that_are_shared_are_reduced() -> None:
-    """LAMB's: of a matrix that IPUs share, and not of a norm's weight that each has whole."""
+    """LAMB reduces the norm of a matrix shared by IPUs, not that of a weight each has whole."""
     model = OneLayer()
     optimizer = ipu_exec.optim.LAMB(model.parameters(), lr=0.1)
     executable = compiled(2, PLAN, model, optimizer=optimizer)

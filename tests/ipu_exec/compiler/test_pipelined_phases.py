@@ -54,7 +54,7 @@ def compiled(how: Any = None, **kwargs: Any) -> Executable:
 
 
 def moved(made: Executable, task: int, stage: int, purpose: Purpose) -> set[str]:
-    """Names of what the bodies of a task of a stage load or store."""
+    """The names of what a stage's task loads or stores."""
     return {
         made.graph.storages[move.storage].name
         for body in made.tree.all_of(stage, task)
@@ -83,7 +83,7 @@ def test_weights_come_once_for_all_micro_batches_of_a_phase() -> None:
 
 
 def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> None:
-    """The rest is made again; what ends a phase waits for the next one too."""
+    """Other tensors are recomputed; the output of a phase waits for the next one as well."""
     executable = compiled()
     entering = {0: "input.0", 1: "relu:0", 2: "relu_1:0", 3: "relu_2:0"}
     for stage, name in entering.items():
@@ -97,7 +97,7 @@ def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> Non
 
 
 def test_weights_are_on_the_chip_in_their_phase_only() -> None:
-    """On an IPU with a stage of each of two phases one stage's weights are there at a time."""
+    """An IPU with a stage in each of two phases holds the weights of one stage at a time."""
     executable = compiled()
     bytes_of = WIDTH * WIDTH * 4
     for ipu in (0, 1):
@@ -194,7 +194,7 @@ def test_a_phase_gathers_parts_of_weights_once() -> None:
 
 
 def test_recomputation_can_be_left_out() -> None:
-    """Everything that the backward reads then waits in streaming memory."""
+    """Everything the backward reads then waits in streaming memory."""
     executable = compiled(change=lambda options: options._Popart.set("autoRecomputation", 0))
     assert not any(body.task == schedules.RECOMPUTE for body in executable.tree.bodies)
     assert "relu:0" in moved(executable, schedules.FORWARD, 0, Purpose.REMOTE_STORE)

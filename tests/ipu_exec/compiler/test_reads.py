@@ -1,4 +1,4 @@
-"""What a pipeline stashes of operators of which the backward reads only a shape."""
+"""The stash of a pipeline for operators of which the backward reads only a shape."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_input_that_the_backward_reads_is_stashed() -> None:
 
 
 class Blinded(TorchDispatchMode):
-    """Hands every operator NaN instead of what `OperatorInfo` says that it does not read."""
+    """Gives every operator NaN for inputs that `OperatorInfo` says it does not read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a Trainer does besides training: stages, callbacks, checkpoints, options, refusals."""
+"""Features of a Trainer besides training: stages, callbacks, checkpoints, options, refusals."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_half_precision(precision: str, tmp_path: Path) -> None:
 
 
 class NamedBlocks(Classifier):
-    """Blocks that name no IPU are on one."""
+    """Blocks that name no IPU share one."""
 
     def __init__(self) -> None:
         super().__init__()

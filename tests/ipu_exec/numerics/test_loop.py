@@ -46,7 +46,7 @@ class Executable:
 
 
 class Session:
-    """Stands for `ipu_exec.session.autoreport.ProfileSession`."""
+    """A stand-in for `ipu_exec.session.autoreport.ProfileSession`."""
 
     opened: ClassVar[list[Session]] = []
 
@@ -76,7 +76,7 @@ class Session:
 def compiled(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> list[dict[str, Any]]:
-    """What was compiled, a dict a time."""
+    """The arguments of each compile, as dicts."""
     calls: list[dict[str, Any]] = []
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
     if request.function is test_training_equals_a_plain_loop_bit_for_bit:
@@ -456,7 +456,7 @@ def test_replicas_of_a_batch_norm_need_no_leave_to_differ() -> None:
 
 
 def returning(returned: Callable[[torch.Tensor], Any]) -> Any:
-    """A model that gives back what the function makes of its input times a weight."""
+    """A model that returns the function of its input times a weight."""
     return model_of(lambda self, x: returned(self.weight * x), weight=nn.Parameter(torch.ones(1)))
 
 

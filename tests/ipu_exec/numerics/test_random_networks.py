@@ -68,7 +68,7 @@ OPTIMISERS: dict[str, tuple[Make, Make]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try. ``sizes``: samples of a micro-batch, compile after compile."""
+    """A case to try. ``sizes`` are samples per micro-batch, compile after compile."""
 
     layers: tuple[str, ...]
     width: int
@@ -105,7 +105,7 @@ cases = st.builds(
 
 
 class Network(nn.Module):
-    """What a case says, and a loss."""
+    """The network described by a case, with a loss."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def plain(case: Case) -> tuple[Network, list[torch.Tensor]]:
 
 
 def kept(case: Case, said: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
-    """What the output mode leaves of the losses, by (micro-batch, replica)."""
+    """The losses that the output mode returns, by (micro-batch, replica)."""
     count = case.iterations * case.accumulation
     if case.mode is OutputMode.Sum:
         sums = []

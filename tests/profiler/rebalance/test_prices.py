@@ -1,4 +1,4 @@
-"""What more memory, or one stage more, would gain."""
+"""The gain from more memory, or from one more stage."""
 
 from __future__ import annotations
 

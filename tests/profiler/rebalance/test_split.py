@@ -225,7 +225,7 @@ def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:
 
 
 def test_the_choices_reach_what_each_alone_cannot() -> None:
-    """Tight memory: some stages recompute, others need not."""
+    """With little memory, some stages have to recompute and others need not."""
     random = np.random.default_rng(6)
     mixed = 0
     for _ in range(60):

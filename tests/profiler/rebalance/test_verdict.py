@@ -1,4 +1,4 @@
-"""Whether a split fits: exactly of the one that was profiled, in three answers of any other."""
+"""Whether a split fits: exact for the profiled one, one of three answers for any other."""
 
 from __future__ import annotations
 
