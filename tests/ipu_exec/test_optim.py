@@ -407,8 +407,8 @@ def test_a_script_may_keep_its_own_under_the_name_step() -> None:
 
 
 def test_arguments_that_are_none_were_not_given() -> None:
-    optimizer = optim.Adam(parameters(), lr=0.1, accum_type=None, loss_scaling=None)
-    assert (optimizer.accum_type, optimizer.loss_scaling) == (torch.float32, 1.0)  # type: ignore[attr-defined]
+    adam = optim.Adam(parameters(), lr=0.1, accum_type=None, loss_scaling=None)
+    assert (adam.accum_type, adam.loss_scaling) == (torch.float32, 1.0)  # type: ignore[attr-defined]
 
 
 def test_automatic_loss_scaling_has_a_state_and_an_anchor() -> None:
