@@ -62,14 +62,14 @@ def options(args: argparse.Namespace, training: bool = True) -> poptorch.Options
 
     A pipeline's micro-batches are accumulated, or iterated in inference.
     """
-    chosen = poptorch.Options().target(args.target).randomSeed(0).autoRoundNumIPUs(True)
+    opts = poptorch.Options().target(args.target).randomSeed(0).autoRoundNumIPUs(True)
     if training:
-        chosen.Training.gradientAccumulation(args.accumulation)
+        opts.Training.gradientAccumulation(args.accumulation)
     else:
-        chosen.deviceIterations(max(args.stages, args.accumulation))
+        opts.deviceIterations(max(args.stages, args.accumulation))
     if args.profile_dir is not None:
-        chosen.enableProfiling(args.profile_dir)
-    return chosen
+        opts.enableProfiling(args.profile_dir)
+    return opts
 
 
 def say_speed(model: poptorch.PoplarExecutor, samples: int, seconds: float | None = None) -> None:
