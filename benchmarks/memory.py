@@ -1,4 +1,4 @@
-"""Memory as people set it for the example models: what `compile` and `rebalance` share."""
+"""Memory settings for the example models, shared by `compile` and `rebalance`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import ipu_exec
 
 
 def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
-    """Memory as people set it for these models (docs/memory-model.md#knobs).
+    """Set memory options as users do for these models (docs/memory-model.md#knobs).
 
-    A proportion of 0.2 and, but for convolutional ones, optimiser state off the chip; a tied
+    A proportion of 0.2 and, except for convolutional ones, optimiser state off the chip; a tied
     embedding's gradient is sparse.
     """
     options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(ipus)})

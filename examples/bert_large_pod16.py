@@ -46,29 +46,29 @@ SETTINGS = {
 
 def stages(layers: Sequence[int]) -> poptorch.PipelinedExecution:
     """The embedding and the first layers, and so on, and the head on the first IPU."""
-    made, first = [], 0
+    parts, first = [], 0
     for ipu, count in enumerate(layers):
-        mine = [f"layer{number}" for number in range(first, first + count)]
+        layers_of_stage = [f"layer{number}" for number in range(first, first + count)]
         first += count
-        names = ["embedding", *mine] if ipu == 0 else mine
-        made.append(poptorch.Stage(*names).ipu(ipu))
-    return poptorch.PipelinedExecution(*made, poptorch.Stage("head").ipu(0))
+        names = ["embedding", *layers_of_stage] if ipu == 0 else layers_of_stage
+        parts.append(poptorch.Stage(*names).ipu(ipu))
+    return poptorch.PipelinedExecution(*parts, poptorch.Stage("head").ipu(0))
 
 
 def options(setting: Setting, replicas: int) -> poptorch.Options:
     """The configuration's."""
-    made = poptorch.Options().replicationFactor(replicas).randomSeed(0)
-    made.setExecutionStrategy(stages(setting.layers))
-    made.Training.gradientAccumulation(setting.accumulation)
-    made.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
+    opts = poptorch.Options().replicationFactor(replicas).randomSeed(0)
+    opts.setExecutionStrategy(stages(setting.layers))
+    opts.Training.gradientAccumulation(setting.accumulation)
+    opts.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
     if setting.off_chip:
         state = poptorch.TensorLocationSettings().useOnChipStorage(False)
-        made.TensorLocations.setOptimizerLocation(state.useReplicatedTensorSharding())
-    made.setAvailableMemoryProportion(
+        opts.TensorLocations.setOptimizerLocation(state.useReplicatedTensorSharding())
+    opts.setAvailableMemoryProportion(
         {f"IPU{ipu}": share for ipu, share in enumerate(setting.proportions)}
     )
-    made._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
-    return made
+    opts._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
+    return opts
 
 
 def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
     with poptorch.no_weights():
         example = bert.example(config)
         module = example.module.half()
-    made = options(setting, replicas)
+    opts = options(setting, replicas)
     if args.profile_dir is not None:
-        made.enableProfiling(args.profile_dir)
-    model = poptorch.trainingModel(module, made, optimiser(module, torch.float16))
+        opts.enableProfiling(args.profile_dir)
+    model = poptorch.trainingModel(module, opts, optimiser(module, torch.float16))
     samples = setting.micro_batch * setting.accumulation * replicas
     batch = (x.half() if x.is_floating_point() else x for x in example.inputs(samples))
     model.compile(*batch)

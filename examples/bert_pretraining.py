@@ -27,7 +27,7 @@ def optimiser(model: torch.nn.Module, kept: torch.dtype) -> torch.optim.Optimize
     """
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
-    made = poptorch.optim.LAMB(
+    lamb = poptorch.optim.LAMB(
         [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
         lr=0.002,
         bias_correction=False,
@@ -35,9 +35,9 @@ def optimiser(model: torch.nn.Module, kept: torch.dtype) -> torch.optim.Optimize
         first_order_momentum_accum_type=kept,
         max_weight_norm=10.0,
     )
-    assert made.variable_attrs is not None
-    made.variable_attrs.markAsConstant("max_weight_norm")
-    return made
+    assert lamb.variable_attrs is not None
+    lamb.variable_attrs.markAsConstant("max_weight_norm")
+    return lamb
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:

@@ -16,10 +16,10 @@ def parser(
     description: str | None, *, stages: int, accumulation: int, steps: int = 10
 ) -> argparse.ArgumentParser:
     """Arguments that all examples take, with an example's defaults."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = made.add_argument
+    add = arguments.add_argument
     add(
         "--tiny",
         action="store_true",
@@ -54,7 +54,7 @@ def parser(
         action="store_true",
         help="model the costs only: no numbers are computed",
     )
-    return made
+    return arguments
 
 
 def options(args: argparse.Namespace, training: bool = True) -> poptorch.Options:
@@ -62,14 +62,14 @@ def options(args: argparse.Namespace, training: bool = True) -> poptorch.Options
 
     A pipeline's micro-batches are accumulated, or iterated in inference.
     """
-    made = poptorch.Options().target(args.target).randomSeed(0).autoRoundNumIPUs(True)
+    opts = poptorch.Options().target(args.target).randomSeed(0).autoRoundNumIPUs(True)
     if training:
-        made.Training.gradientAccumulation(args.accumulation)
+        opts.Training.gradientAccumulation(args.accumulation)
     else:
-        made.deviceIterations(max(args.stages, args.accumulation))
+        opts.deviceIterations(max(args.stages, args.accumulation))
     if args.profile_dir is not None:
-        made.enableProfiling(args.profile_dir)
-    return made
+        opts.enableProfiling(args.profile_dir)
+    return opts
 
 
 def say_speed(model: poptorch.PoplarExecutor, samples: int, seconds: float | None = None) -> None:

@@ -31,27 +31,27 @@ PODS = {16: (4, 2, 2), 64: (8, 4, 2), 256: (8, 8, 4)}  # IPUs: t, p, r
 def phases(blocks: Sequence[str], pipeline: int) -> list[poptorch.Phase]:
     """A phase has a Block on each IPU of the pipeline; the embedding is a phase of its own."""
     first, *others = blocks
-    made = [poptorch.Phase(poptorch.Stage(first).ipu(0))]
+    result = [poptorch.Phase(poptorch.Stage(first).ipu(0))]
     for begin in range(0, len(others), pipeline):
-        mine = others[begin : begin + pipeline]
-        stages = (poptorch.Stage(name).ipu(ipu) for ipu, name in enumerate(mine))
-        made.append(poptorch.Phase(*stages))
-    return made
+        blocks_of_phase = others[begin : begin + pipeline]
+        stages = (poptorch.Stage(name).ipu(ipu) for ipu, name in enumerate(blocks_of_phase))
+        result.append(poptorch.Phase(*stages))
+    return result
 
 
 def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) -> poptorch.Options:
     """Everything waits in streaming memory, in parts on the replicas where it is large."""
-    made = poptorch.Options().replicationFactor(replicas)
-    made.tensorSharding(shards, gpt3.plan()).randomSeed(0)
-    made.setExecutionStrategy(poptorch.PipelinedExecution(*phases(blocks, pipeline)))
+    opts = poptorch.Options().replicationFactor(replicas)
+    opts.tensorSharding(shards, gpt3.plan()).randomSeed(0)
+    opts.setExecutionStrategy(poptorch.PipelinedExecution(*phases(blocks, pipeline)))
     in_parts = poptorch.TensorLocationSettings().useOnChipStorage(False)
     in_parts.useReplicatedTensorSharding()
     off_chip = poptorch.TensorLocationSettings().useOnChipStorage(False)
-    made.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
-    made.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
-    made.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(pipeline)})
-    made._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
-    return made
+    opts.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
+    opts.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
+    opts.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(pipeline)})
+    opts._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
+    return opts
 
 
 def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
@@ -74,15 +74,15 @@ def main(argv: Sequence[str] | None = None) -> poptorch.PoplarExecutor:
     with poptorch.no_weights():
         example = gpt3.example(config)
         module = example.module.half()
-    made = options(shards, pipeline, replicas, example.blocks)
-    made.Training.gradientAccumulation(args.accumulation)
+    opts = options(shards, pipeline, replicas, example.blocks)
+    opts.Training.gradientAccumulation(args.accumulation)
     if args.profile_dir is not None:
-        made.enableProfiling(args.profile_dir)
+        opts.enableProfiling(args.profile_dir)
     half = torch.float16
     optimizer = poptorch.optim.AdamW(
         module.parameters(), lr=1e-4, accum_type=half, first_order_momentum_accum_type=half
     )
-    model = poptorch.trainingModel(module, made, optimizer)
+    model = poptorch.trainingModel(module, opts, optimizer)
     samples = args.accumulation * replicas
     model.compile(*example.inputs(samples))
     _say(model, sum(p.numel() for p in module.parameters()), samples, began)

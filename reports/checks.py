@@ -1,4 +1,4 @@
-"""Compiles of a script with levers pulled, by `ipu-run`: what came of an advice."""
+"""Compiles a script with levers applied, using `ipu-run`: the outcome of following advice."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one compile: samples a second and the bytes of the fullest tile, or ``error`` in a line.
+    """The outcome of one compile: samples per second and bytes of the fullest tile, or ``error``.
 
-    ``fits``: not out of memory; ``path``: its profile (None: it left none).
+    ``error`` is one line. ``fits`` means not out of memory; ``path`` is the profile (None if none
+    was left).
     """
 
     samples_per_second: float
@@ -31,7 +32,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Script:
-    """A script with its arguments, whose compiles leave their profiles below ``folder``."""
+    """A script with its arguments; its compiles leave their profiles below ``folder``."""
 
     path: str
     arguments: Sequence[str]
@@ -39,7 +40,7 @@ class Script:
     kind: str  # "training" or "inference"
 
     def compiled(self, name: str, levers: Levers, basis: Basis) -> Outcome:
-        """Compile it with the levers pulled; its profile goes to the folder's ``name``."""
+        """Compile with the levers applied; the profile goes to the subfolder ``name``."""
         here = self.folder / name
         here.mkdir(parents=True, exist_ok=True)
         options = ["--with", levers.argument] if levers.argument else ["--compile-only"]
@@ -54,7 +55,7 @@ class Script:
 
 
 def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
-    """A placement file of the split, in which stages save memory as the levers say."""
+    """A placement file of the split, with stages saving memory as the levers say."""
     from profiler.rebalance import placement_file
 
     path = folder / "placement.json"
@@ -64,7 +65,7 @@ def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
 
 
 def _ipu_run(*words: str) -> subprocess.CompletedProcess[str]:
-    """What this process imports from where, its child does too."""
+    """Run `ipu-run` in a child that imports the same packages as this process."""
     here = os.pathsep.join([path for path in sys.path if path])
     command = [sys.executable, "-m", "ipu_exec.run", *words]
     environment = {**os.environ, "PYTHONPATH": here}
@@ -84,7 +85,7 @@ def _outcome(path: Path) -> Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """A round of a search: what was compiled, what was predicted of it, what came."""
+    """One round of a search: what was compiled, what was predicted for it, and the outcome."""
 
     levers: Levers
     title: str
@@ -93,11 +94,11 @@ class Step:
 
 
 def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]:
-    """From the best that was compiled on: advise anew on its profile, compile that, and so on.
+    """Search onwards from the best compile: advise on its profile, compile the advice, and repeat.
 
     A profile in another precision or with another micro-batch has the costs that were only
-    estimated before. What did not fit is advised on too: how much was missing is then known. Ends
-    where nothing more is predicted to gain.
+    estimated before. A compile that did not fit is advised on too, since it shows how much memory
+    was missing. The search ends when no further gain is predicted.
     """
     from profiler import open_report
     from profiler.advise import Basis, advise_on

@@ -47,7 +47,7 @@ _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled part: figures by theme, or a table."""
+    """A section with a title: figures by theme, or a table."""
 
     title: str
     note: str = ""
@@ -56,7 +56,7 @@ class Section:
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
+    """Write the HTML report of a profile to ``path`` atomically. Raises OSError on failure."""
     target = Path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
@@ -170,7 +170,7 @@ def _sections(report: Report) -> list[Section]:
 
 
 def _heat_maps(report: Report, tiles: np.ndarray) -> Iterator[Section]:
-    """Of the IPUs with the fullest tiles, all on one scale."""
+    """Heat maps of the IPUs with the fullest tiles, all on one scale."""
     fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
     maps = {
         ipu: report.liveness_map(ipu, shape=_HEAT_SHAPE)
@@ -196,7 +196,7 @@ def _heat(report: Report, ipu: int, values: np.ndarray, scale: tuple[float, floa
 
 
 def _path(report: Report, clock: Clock) -> Iterator[Section]:
-    """What an update waits for, and for whom."""
+    """What an update waits for, and which IPU causes it."""
     path = critical_path(report)
     table = waterfall(path)
     turn = analysis.turn(report)
@@ -224,7 +224,7 @@ def _insights(report: Report) -> Section:
 
 
 def _change(one: Insight) -> str:
-    """What to change, each statement on its lines."""
+    """What to change, with each statement on its own lines."""
     return "\n".join([one.change_in_words, *one.code])
 
 
@@ -236,7 +236,7 @@ def _gain(one: Insight) -> str:
 
 
 def _rebalance(report: Report) -> Iterator[Section]:
-    """The quickest split, beside the present one; nothing where there is nothing to move."""
+    """The quickest split beside the present one; nothing if no Block can move."""
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
@@ -264,7 +264,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
 
 
 def _options(report: Report) -> Section:
-    """All that was set, and what was not."""
+    """All options that were set, and those that were not."""
     rows = [(name, json.dumps(value)) for name, value in sorted(report.options.items())]
     return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
 
@@ -320,7 +320,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(words: str) -> str:
-    """Sentences wrap, names and numbers do not; what follows a line break is code."""
+    """Sentences wrap, names and numbers do not; text after a line break is code."""
     said, _, code = words.partition("\n")
     wraps = " class='wraps'" if len(said) > _SENTENCE or code else ""
     below = f"<pre>{html.escape(code)}</pre>" if code else ""
@@ -333,12 +333,12 @@ def _packed(words: str) -> str:
 
 @cache
 def _packed_plotly() -> str:
-    """The largest part of every report, and always the same."""
+    """plotly.js, compressed: the largest part of every report, and always the same."""
     return _packed(get_plotlyjs())
 
 
 def _hashed(script: str) -> str:
-    """A script as a Content-Security-Policy names it."""
+    """The hash of a script, as used in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

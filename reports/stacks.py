@@ -1,8 +1,8 @@
-"""Where cycles go as stacks: module path, operator and kind of step, or source line.
+"""Cycles as stacks: module path, operator and kind of step, or source line.
 
-Two forms: "collapsed" (a line a stack with its cycles, as Brendan Gregg's flamegraph.pl, inferno
-and speedscope read it) and speedscope's own (www.speedscope.app/file-format-schema.json), which has
-the order of time besides.
+There are two forms: "collapsed" (one line per stack with its cycles, as read by Brendan Gregg's
+flamegraph.pl, inferno and speedscope) and speedscope's own
+(www.speedscope.app/file-format-schema.json), which also has the order of time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BY = ("module", "source")
 
 
 def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
-    """Of each IPU what it did in order of time.
+    """The activity of each IPU in time order.
 
-    ``stack`` (tuple of names, outermost first) and ``cycles``. Equal stacks that follow each other
-    are one row; an IPU's rows add up to the device iteration.
+    The columns are ``stack`` (tuple of names, outermost first) and ``cycles``. Consecutive equal
+    stacks are one row; an IPU's rows add up to the device iteration.
 
-    ``by``: "module" (direction, module path, operator, kind of step) or "source" (direction, file
+    ``by`` is "module" (direction, module path, operator, kind of step) or "source" (direction, file
     and line, operator, kind of step).
     """
     steps = report.steps(run, iteration=iteration)
@@ -39,18 +39,18 @@ def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.Da
     of_op = _of_source(report) if by == "source" else _of_module(report)
     by_stack = {}
     for ipu in sorted(set(steps["ipu"].tolist())):
-        mine = steps[steps["ipu"] == ipu]
-        columns = (mine[name].tolist() for name in ("op", "direction", "kind", "name"))
+        ipu_steps = steps[steps["ipu"] == ipu]
+        columns = (ipu_steps[name].tolist() for name in ("op", "direction", "kind", "name"))
         rows = [
             _stack(of_op, op, direction, kind, name)
             for op, direction, kind, name in zip(*columns, strict=True)
         ]
-        by_stack[ipu] = _merged(rows, mine["cycles"].to_numpy(np.int64))
+        by_stack[ipu] = _merged(rows, ipu_steps["cycles"].to_numpy(np.int64))
     return by_stack
 
 
 def _stack(of_op: dict[int, Stack], op: int, direction: str, kind: str, name: str) -> Stack:
-    """What belongs to no operator has its own name instead of a path."""
+    """The stack of names of a step; a step of no operator has its own name instead of a path."""
     inside = of_op.get(op)
     if inside is None:
         return (kind,) if kind == "idle" else (direction or "between", name, kind)
@@ -84,7 +84,7 @@ def _merged(made: list[Stack], cycles: np.ndarray) -> pd.DataFrame:
 
 
 def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
-    """Write a line a stack, and give how many. OSError where it cannot be."""
+    """Write one line per stack and return the number of lines. Raises OSError on failure."""
     total: dict[Stack, int] = {}
     for ipu, frame in stacks(report, run, iteration, by).items():
         for stack, cycles in zip(frame["stack"], frame["cycles"].tolist(), strict=True):
@@ -98,9 +98,9 @@ def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: st
 
 
 def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
-    """Write a profile an IPU, in order of time, and give how many samples.
+    """Write one profile per IPU in time order and return the number of samples.
 
-    OSError where it cannot be.
+    Raises OSError on failure.
     """
     frames: dict[str, int] = {}
     profiles: list[dict[str, Any]] = []

@@ -1,10 +1,10 @@
-"""What a subcommand says about a profile, and its three forms: terminal, JSON and CSV.
+"""The output of a subcommand about a profile, in three forms: terminal, JSON and CSV.
 
-A `Page` is what is said of one profile: facts, tables and styled lines. `print_pages` writes pages
-to standard output. Tables fit the terminal; where there is none (a pipe, a file, the log of a CI
-job) they are as wide as they need. Only names are ever cut, in the middle, and numbers never: a
-terminal that is too narrow for them has lines that run over. Names come out of a file and may hold
-anything: they are printed as plain text, and what a terminal would obey is replaced.
+A `Page` is the output for one profile: facts, tables and styled lines. `print_pages` writes pages
+to standard output. Tables fit the terminal; without one (a pipe, a file, the log of a CI job) they
+are as wide as they need. Only names are ever shortened, in the middle, never numbers: on a terminal
+too narrow for them, lines run over. Names come from a file and may hold anything: they are printed
+as plain text, and control sequences are replaced.
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ def integer(value: Any) -> str:
 
 
 def kibibytes(value: Any) -> str:
-    """Bytes of a tile as KiB; the column's title says the unit."""
+    """Bytes of a tile in KiB; the column's title gives the unit."""
     return f"{value / 1024:,.1f}"
 
 
 def whole_kibibytes(value: Any) -> str:
-    """Bytes of an IPU as KiB, of which a tenth says nothing."""
+    """Bytes of an IPU in whole KiB, since tenths would say nothing."""
     return f"{value / 1024:,.0f}"
 
 
 def identity(value: Any) -> str:
-    """An id of something, -1 for none."""
+    """An id; -1 stands for none."""
     return str(value) if value >= 0 else "-"
 
 
 def text(value: Any) -> str:
-    """A name: cut where there is no room."""
+    """A name, shortened if there is no room."""
     return clean(str(value))
 
 
 def whole_text(value: Any) -> str:
-    """Words with numbers in them, which are never cut."""
+    """Text with numbers in it, which is never shortened."""
     return clean(str(value))
 
 
 def sentence(value: Any) -> str:
-    """Words that wrap where there is no room."""
+    """Text that wraps if there is no room."""
     return clean(str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table.
+    """A column of a terminal table: its name in the frame, its title, and its format.
 
-    Which of the frame's, under what title (of one or two lines), written how.
+    The title has one or two lines.
     """
 
     key: str
@@ -93,7 +93,7 @@ class Column:
 
     @property
     def least_width(self) -> int | None:
-        """What it may be narrowed to; None: nothing."""
+        """The width it may be narrowed to; None if it may not be narrowed."""
         if self.write not in (text, sentence):
             return None
         return max(_SHORTEST, *map(cell_len, self.title.split("\n")))
@@ -101,9 +101,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name, of rows the first ``most``.
+    """A named frame, of which the first ``most`` rows are printed.
 
-    JSON and CSV have all its columns, the terminal only ``columns`` (none: not at all).
+    JSON and CSV have all its columns, the terminal only ``columns`` (none: the table is left out).
     """
 
     name: str
@@ -114,13 +114,13 @@ class Table:
 
     @property
     def shown(self) -> pd.DataFrame:
-        """The rows to print."""
+        """The rows that are printed."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A thing to know: ``value`` for programs, ``said`` for people (nothing: not for people)."""
+    """A fact: ``value`` for programs, ``said`` for people (empty: not shown to people)."""
 
     key: str
     value: Any
@@ -149,7 +149,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that is said about one profile, in order; CSV gets its first table or list of facts."""
+    """All output about one profile, in order; CSV gets its first table or list of facts."""
 
     profile: str
     parts: tuple[Table | Facts | Lines, ...] = field(default=())
@@ -161,14 +161,14 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Text without escape sequences, line breaks and changes of writing direction."""
+    """Text with escape sequences, line breaks and changes of writing direction removed."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
     )
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none.
+    """Columns of the terminal on standard output; None if it is not a terminal.
 
     ``COLUMNS`` overrides both.
     """
@@ -182,7 +182,7 @@ def terminal_width() -> int | None:
 
 
 def drawing_width() -> int:
-    """Columns of a drawing: the terminal's, 80 where there is none."""
+    """Columns for a drawing: the terminal's, or 80 without one."""
     return terminal_width() or DEFAULT_WIDTH
 
 
@@ -326,7 +326,7 @@ def _print_csv(pages: Sequence[Page]) -> None:
 
 
 def cell_text(value: Any) -> Any:
-    """A cell of a CSV file: text that no terminal obeys and no spreadsheet computes.
+    """A cell of a CSV file, safe for terminals and for spreadsheets.
 
     A name that begins like a formula gets a quote in front; numbers and a lone sign stay.
     """
@@ -358,7 +358,7 @@ def _records(frame: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it: numbers that are none become null, numpy's become Python's."""
+    """A value for JSON: numbers that are not finite become null, numpy's become Python's."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, dict):

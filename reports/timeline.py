@@ -1,8 +1,8 @@
-"""The pipeline as text: one row an IPU, a cell a pipeline cycle.
+"""The pipeline as text: one row per IPU, one cell per pipeline cycle.
 
-Within its cell every character is an equal part of that pipeline cycle's time and shows what the
-IPU did longest in it, so that waiting shows as dots. Cells are equally wide, whatever their cycles:
-the row beneath has those. Where there are more pipeline cycles than columns, a column stands for
+Every character of a cell is an equal part of that pipeline cycle's time and shows the longest
+activity of the IPU in it; waiting shows as dots. Cells are equally wide, whatever their cycles,
+which are in the row beneath. If there are more pipeline cycles than columns, a column stands for
 several.
 
 Pure functions from the frames of a `profiler.Report` to styled lines.
@@ -30,7 +30,7 @@ MAX_CELL = 12  # columns; wider cells say no more
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an IPU may be seen doing, and how it is drawn."""
+    """An activity of an IPU, and how it is drawn."""
 
     name: str
     letter: str
@@ -81,9 +81,9 @@ class Grid:
 
 
 def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
-    """``columns`` at most for pipeline cycles that follow each other without a gap. Units: cycles.
+    """At most ``columns`` columns for consecutive pipeline cycles without gaps. Units: cycles.
 
-    An even number of equal cells where they fit; else one column for each run of pipeline cycles.
+    Equal cells if they fit; otherwise one column for each run of pipeline cycles.
     """
     count = len(cycle_start)
     if count == 0:
@@ -102,7 +102,7 @@ def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
 
 
 def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """For each column between ``edges``, the task that fills most of it; -1 where none is there.
+    """For each column between ``edges``, the task that fills most of it; -1 if there is none.
 
     ``start`` and ``end`` (cycles) are of tasks of one IPU, sorted, without overlaps.
     """
@@ -122,7 +122,7 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
 
 
 def activity(kind: str, direction: str) -> int:
-    """Index into ``ACTIVITIES`` for a task of `Report.tasks`."""
+    """The index into ``ACTIVITIES`` for a task of `Report.tasks`."""
     if direction in _BY_DIRECTION:
         return _BY_DIRECTION[direction]
     return _BY_KIND.get(kind, _OTHER)
@@ -172,7 +172,7 @@ def _bracket(name: str, width: int) -> str:
 
 
 def ruler(cells: np.ndarray, width: int, labels: list[str]) -> str:
-    """Labels at the first columns of their cells, those that fit."""
+    """Labels at the first columns of their cells, as far as they fit."""
     if not len(cells):
         return ""
     row = [" "] * (int(cells[-1]) + width)
@@ -219,16 +219,20 @@ def timeline(
     ]
     seen: set[int] = set()
     beside = tasks["kind"] == records.BESIDE
-    for (ipu, over), mine in tasks.groupby(["ipu", beside]):
-        pairs = zip(mine["kind"].tolist(), mine["direction"].tolist(), strict=True)
+    for (ipu, over), tasks_of_lane in tasks.groupby(["ipu", beside]):
+        pairs = zip(
+            tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
+        )
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
         longest = longest_task(
-            mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges
+            tasks_of_lane["start"].to_numpy(np.int64),
+            tasks_of_lane["end"].to_numpy(np.int64),
+            drawn.edges,
         )
         seen.update(code[longest[longest >= 0]].tolist())
         name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
         lines.append(
-            ((name.ljust(label), ""), *lane(longest, code, mine["micro_batch"].to_numpy()))
+            ((name.ljust(label), ""), *lane(longest, code, tasks_of_lane["micro_batch"].to_numpy()))
         )
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
@@ -249,7 +253,7 @@ def timeline(
 
 
 def legend(codes: Iterable[int], width: int) -> list[Line]:
-    """What the letters mean, those that are there."""
+    """The meaning of the letters that occur."""
     lines: list[list[Segment]] = [[]]
     used = 0
     for code in codes:

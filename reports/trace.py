@@ -48,7 +48,7 @@ _COLOURS = {  # names of Catapult's palette, which both viewers know
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """From cycles on the clock that all runs share to the trace's time, which begins at 0."""
+    """Converts cycles on the clock shared by all runs to the trace's time, which begins at 0."""
 
     origin: int
     hz: float
@@ -68,7 +68,7 @@ class Clock:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """As a reader that multiplies by 1,000 and cuts off, as Perfetto does, gets the same back.
+    """Microseconds that become the same nanoseconds again when a reader such as Perfetto truncates.
 
     1001 / 1000 x 1000 is 1000.9999999999999.
     """
@@ -83,12 +83,12 @@ def write_trace(
     iteration: int | None = None,
     steps: bool = True,
 ) -> int:
-    """Write all runs, or one, or one of its device iterations, and give the number of events.
+    """Write all runs, or one, or one of its device iterations; return the number of events.
 
-    OSError where it cannot be.
+    Raises OSError on failure.
 
-    ``steps``: with program steps and counters, besides tasks. A path ending in .gz is compressed,
-    which viewers read too.
+    With ``steps``, program steps and counters are written besides tasks. A path ending in .gz is
+    compressed, which viewers read too.
     """
     about = {
         "profile": str(report.path),
@@ -99,7 +99,7 @@ def write_trace(
 
 
 def write_events(path: Path, found: Iterable[Event], about: dict[str, Any], **more: Any) -> int:
-    """Write events as a file, ``more`` beside them, and give how many they were."""
+    """Write events to a file, with ``more`` beside them, and return the number of events."""
     head = {"displayTimeUnit": "ns", "otherData": about, **more}
     count = 0
     with (
@@ -143,7 +143,7 @@ def events(report: Report, run: int | None, iteration: int | None, steps: bool) 
 
 
 def _host(report: Report) -> Iterator[Event]:
-    """What the host did, a thread a track, on one timeline with the IPUs (`profiler.host`)."""
+    """The host's activity, one track per thread, on the IPUs' timeline (`profiler.host`)."""
     lanes = host_lanes(report)
     numbers: dict[tuple[int, int], int] = {}
     for row in lanes.to_dict("records"):
@@ -203,7 +203,7 @@ def _slice(
 
 
 def _calls(report: Report, run: int, tasks: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """The call itself, as far as it is in the trace."""
+    """The call itself, as far as the trace covers it."""
     if not len(tasks):
         return
     start, end = int(tasks["start"].min()), int(tasks["end"].max())
@@ -263,28 +263,28 @@ def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
 
 
 def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """Of each IPU, as its steps run.
+    """Counters of each IPU over its steps.
 
     Bytes live on all tiles, tiles at work, and bytes that a step sends over the links between IPUs.
-    A value holds until the next; equal ones are left out.
+    A value holds until the next; repeated values are left out.
     """
     frame = frame[frame["kind"] != records.BESIDE]
     program = report.program_steps().set_index("step")[
         ["position", "active_tiles", "bytes_out", "kind"]
     ]
     for ipu in sorted(set(frame["ipu"].tolist())):
-        mine = frame[frame["ipu"] == ipu]
-        known = mine["step"].to_numpy() >= 0
-        about = program.reindex(mine["step"])
+        steps_of_ipu = frame[frame["ipu"] == ipu]
+        known = steps_of_ipu["step"].to_numpy() >= 0
+        about = program.reindex(steps_of_ipu["step"])
         total = report.liveness(ipu)["total"].to_numpy()
         position = about["position"].fillna(0).to_numpy(np.int64)
         over_links = (about["kind"] == "global exchange").to_numpy() & known
         busy = np.where(known, about["active_tiles"].fillna(0), 0)
         sent = np.where(over_links, about["bytes_out"].fillna(0), 0)
         # waiting changes nothing that is live: what was so before it
-        last = np.maximum.accumulate(np.where(known, np.arange(len(mine)), 0))
-        live = total[position[last]] if len(total) else np.zeros(len(mine))
-        start = mine["start"].to_numpy()
+        last = np.maximum.accumulate(np.where(known, np.arange(len(steps_of_ipu)), 0))
+        live = total[position[last]] if len(total) else np.zeros(len(steps_of_ipu))
+        start = steps_of_ipu["start"].to_numpy()
         for name, unit, values in (
             ("live bytes", "bytes", live),
             ("busy tiles", "tiles", busy),

@@ -1,4 +1,4 @@
-"""What several test files share: a profile of the example, and the viewer in a real browser."""
+"""Shared fixtures: a profile of the example, and the viewer in a real browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What is kept of profiles (`profiler.kept`) never comes from an earlier run, nor stays."""
+    """Cached data of profiles (`profiler.kept`) neither comes from an earlier run nor stays."""
     os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
 
 

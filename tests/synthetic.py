@@ -123,8 +123,8 @@ class _Profile:
         task: str = "",
     ) -> int:
         """A body of the steps made since ``first``; its task is its direction if it has one."""
-        mine = self.steps[first:]
-        cycles = np.array([step.cycles for step in mine], dtype=np.int64)
+        body_steps = self.steps[first:]
+        cycles = np.array([step.cycles for step in body_steps], dtype=np.int64)
         self.bodies.append(
             Body(
                 len(self.bodies),
@@ -134,7 +134,7 @@ class _Profile:
                 kind,
                 direction,
                 int(cycles.sum()),
-                np.array([step.id for step in mine], dtype=np.int64),
+                np.array([step.id for step in body_steps], dtype=np.int64),
                 np.cumsum(cycles) - cycles,
                 task or direction,
             )

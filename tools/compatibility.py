@@ -495,7 +495,7 @@ RAN = (
 def classify(group: Group, name: str) -> tuple[str, str]:
     """Status and reason of a name.
 
-    ValueError where it is there and should not be, or is not and should.
+    Raises ValueError if a name exists that should not, or the other way round.
     """
     entry = group.names[name]
     status, reason = (entry, "") if isinstance(entry, str) else entry
@@ -519,7 +519,7 @@ def classify(group: Group, name: str) -> tuple[str, str]:
 
 
 def own_names() -> dict[str, list[str]]:
-    """Public names here that PopTorch has not, by where they are."""
+    """Public names that exist here and not in PopTorch, with their places."""
     owners = {}
     for owner, (prefix, _) in _OWN.items():
         theirs = {name for group in GROUPS for name in group.names if _is(group.owner, owner)}

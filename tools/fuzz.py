@@ -83,7 +83,7 @@ VECTORS = (
 
 @dataclass(frozen=True)
 class Change:
-    """What to do, where and with what: each a number that is taken modulo what there is."""
+    """A change: kind, place and value, each a number taken modulo what is available."""
 
     kind: int
     table: int
@@ -96,7 +96,7 @@ class Change:
 
 
 def apply(path: Path, changes: Sequence[Change]) -> None:
-    """Make the changes in the file, in its place."""
+    """Apply the changes to the file in place."""
     for change in changes:
         kinds = (
             _cell,
@@ -220,7 +220,7 @@ def _bytes(path: Path, change: Change) -> None:
 
 
 def surfaces(sound: Path) -> dict[str, Callable[[Path], None]]:
-    """All that reads a profile, by name. ``sound``: a good one, to compare with."""
+    """Everything that reads a profile, by name. ``sound`` is a good one, for comparison."""
     by_name: dict[str, Callable[[Path], None]] = {
         "frames": frames,
         "libpva": libpva,
@@ -265,7 +265,7 @@ def frames(path: Path) -> None:
 
 
 def _tried(make: Callable[[], Any]) -> Any:
-    """What it gives; None where that is an error of the profile."""
+    """The result of a call; None if it is an error of the profile."""
     try:
         return make()
     except ProfileError:
@@ -372,7 +372,7 @@ def viewer(path: Path) -> None:
 
 
 def _called(client: Any, name: str, app: Any, values: dict[str, Any]) -> Any:
-    """The answer to one callback. AssertionError where that is no answer."""
+    """The answer to one callback. Raises AssertionError if it is not an answer."""
     entry = next(
         one
         for one in app._callback_list
@@ -442,12 +442,12 @@ def _controls(part: Any, values: dict[str, Any]) -> None:
 
 
 class TooLong(BaseException):
-    """A case has used up its time."""
+    """A case has exceeded its time."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What should not have come of a case."""
+    """An outcome that a case should not have."""
 
     case: str
     surface: str
@@ -457,7 +457,7 @@ class Finding:
 
 
 def drawn(seed: int, case: int) -> tuple[Change, ...]:
-    """The changes of a case."""
+    """The random changes of a case."""
     source = random.Random(f"{seed} {case}")
     count = source.randint(1, CHANGES)
     return tuple(Change(*(source.randrange(1 << 16) for _ in range(5))) for _ in range(count))
@@ -490,7 +490,7 @@ def run(
 
 @contextlib.contextmanager
 def limited(seconds: int = SECONDS, beyond: int = BYTES) -> Iterator[None]:
-    """A case's time and memory."""
+    """Limit the time and memory of a case."""
 
     def late(*_: object) -> None:
         raise TooLong(f"longer than {seconds} s")
@@ -530,7 +530,7 @@ def _peak() -> int:
 
 
 def small_profile(path: Path) -> Path:
-    """What the cases change."""
+    """The profile that cases change."""
     from tests.synthetic import synthetic_profile
 
     return synthetic_profile(path, ipus=3, tiles=8, micro_batches=4, steps_per_body=3, runs=2)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Exhibit:
-    """An example, and the words that make it the model of the title."""
+    """An example, with the arguments that make it the model in the title."""
 
     title: str
     example: str

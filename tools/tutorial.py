@@ -62,7 +62,7 @@ def run_page(words: str, folder: Path, tiny: bool = False) -> Iterator[str]:
 
 
 def run(line: str, folder: Path, tiny: bool) -> str:
-    """What a command of the page prints; CalledProcessError where it fails."""
+    """The output of a command of the page. Raises CalledProcessError if it fails."""
     for whole, part in TINY.items() if tiny else ():
         line = line.replace(whole, part)
     words = shlex.split(line)
@@ -76,7 +76,7 @@ def run(line: str, folder: Path, tiny: bool) -> str:
 
 
 def squeezed(words: str) -> str:
-    """Words with single blanks: tables are as wide as the terminal."""
+    """Words separated by single spaces, since tables are as wide as the terminal."""
     return " ".join(words.split())
 
 

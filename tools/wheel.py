@@ -220,12 +220,12 @@ def check_types(commands: Path, place: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would bring the clone back."""
+    """This process's environment without anything that would bring the clone back."""
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Standard output of a command; SystemExit with all that it said where it fails."""
+    """Standard output of a command. Raises SystemExit with its whole output if it fails."""
     process = subprocess.run(
         list(command), cwd=cwd, env=environment(), capture_output=True, text=True, check=False
     )

@@ -26,14 +26,16 @@ def create_app(
     prepare: bool = False,
     script: Sequence[str] = (),
 ) -> Dash:
-    """The app over one profile, or over two that are compared.
+    """Return the app over one profile, or over two to compare.
 
-    ``create_app(report).run()`` serves it, to this machine unless ``guard`` says otherwise.
+    ``create_app(report).run()`` serves it to this machine only, unless ``guard`` says otherwise.
 
-    ``prepare``: what every page shows first is worked out while the first one is read. ``script``:
-    what made the profile, with its arguments: Rebalance compiles splits with it.
+    With ``prepare``, the first view of every page is worked out while the user reads the first
+    page. ``script`` is the script that wrote the profile, with its arguments; Rebalance uses it to
+    compile splits.
 
-    Dash is imported here, not with the package: the HTML report draws the same figures without it.
+    Dash is imported here and not with the package: the HTML report draws the same figures without
+    it.
     """
     from viewer.app import create_app
 

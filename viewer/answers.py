@@ -1,8 +1,8 @@
-"""Answers that the server gave, kept for the next time: in memory, and in the user's cache.
+"""Answers the server has already given, cached in memory and in the user's cache directory.
 
-A callback's answer follows from the profiles, the code and the request. What took a moment is kept
-(`profiler.kept`), so that a page that was seen once costs next to nothing, however large the
-profile; what a first opening needs is prepared while the first page is read.
+An answer depends only on the profiles, the code and the request. Slow ones are cached
+(`profiler.kept`), so that a page seen before costs next to nothing, however large the profile; what
+a first visit needs is prepared while the user reads the first page.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ELSEWHERE = ("path", "search")  # of where the browser is: only the frame's own
 
 
 class Answers:
-    """Answers by request, of profiles as they are now. May be shared between threads."""
+    """Answers by request, for the profiles as they are now. Safe to share between threads."""
 
     def __init__(self, profiles: Profiles) -> None:
         self._profiles = profiles
@@ -43,7 +43,7 @@ class Answers:
         self._size = 0
 
     def get(self, name: str) -> bytes | None:
-        """The answer to a request, if it is known. ProfileError where a file is gone."""
+        """The answer to a request, if it is known. Raises ProfileError if a file is gone."""
         with self._lock:
             self.follow()
             if name in self._recent:
@@ -55,7 +55,7 @@ class Answers:
             return answer
 
     def put(self, name: str, answer: bytes) -> None:
-        """Keep an answer. ProfileError where a file is gone."""
+        """Store an answer. Raises ProfileError if a file is gone."""
         with self._lock:
             self.follow()
             self._remember(name, answer)
@@ -69,7 +69,7 @@ class Answers:
             self._size -= len(self._recent.popitem(last=False)[1])
 
     def follow(self) -> None:
-        """A profile that was written anew has other answers. ProfileError where it is gone."""
+        """Drop the answers of a profile that was rewritten. Raises ProfileError if it is gone."""
         reports = [self._profiles.get(at) for at in range(len(self._profiles))]
         stamps = self._profiles.stamps()
         if stamps == self._stamps:
@@ -85,7 +85,7 @@ class Answers:
 
 
 def keep(app: Dash, profiles: Profiles) -> Answers:
-    """Let an app give answers that it gave before. Called after its guard, which comes first."""
+    """Make an app reuse earlier answers. Call it after the app's guard, which has to run first."""
     answers = Answers(profiles)
     with suppress(ProfileError):
         answers.follow()  # reads each file once: better now than with the first page
@@ -122,12 +122,12 @@ def keep(app: Dash, profiles: Profiles) -> Answers:
 
 
 def _lasting(answer: Any) -> bool:
-    """Whether an answer is nothing but its outputs: a failure sets others (`set_props`)."""
+    """Whether an answer consists only of its outputs: a failure also sets others (`set_props`)."""
     return isinstance(answer, dict) and set(answer) <= {"response", "multi"}
 
 
 def _name(body: Any) -> str | None:
-    """What tells a callback's request from others; None for what is none."""
+    """The key that identifies a callback's request; None if it is not one."""
     if not isinstance(body, dict) or not isinstance(body.get("output"), str):
         return None
     if any(name in body["output"] for name in _LIVE):
@@ -143,7 +143,7 @@ def _name(body: Any) -> str | None:
 
 
 def _values(parts: Any, frame: bool) -> Any:
-    """Values of inputs or states by their components, what has none left out."""
+    """Values of inputs or states by component, without those that have no value."""
     if isinstance(parts, list):
         return [_values(one, frame) for one in parts]
     if not isinstance(parts, dict):
@@ -158,9 +158,9 @@ def _values(parts: Any, frame: bool) -> Any:
 
 
 class Preparation:
-    """Pages whose first answers are worked out in the background, and how far that is.
+    """Works out the first answers of pages in the background, and reports how far it has got.
 
-    ``begin(where)`` starts it, once; pages are gone through one by one.
+    ``begin(where)`` starts it, once; it goes through the pages one by one.
     """
 
     def __init__(self, total: int, prepare: Callable[[int, dict[str, Any]], None]) -> None:
@@ -170,7 +170,7 @@ class Preparation:
         self._lock = threading.Lock()
 
     def begin(self, where: dict[str, Any]) -> None:
-        """Start it for the theme of the first request; again: nothing."""
+        """Start, in the theme of the first request; later calls do nothing."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=(where,), daemon=True)
@@ -187,7 +187,7 @@ class Preparation:
 
     @property
     def words(self) -> str:
-        """How far it is; "" once it is through."""
+        """How far the preparation has got; "" once it is done."""
         if self.done >= self.total:
             return ""
         return f"Preparing pages: {self.done} of {self.total}, once for this profile"

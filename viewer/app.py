@@ -1,4 +1,4 @@
-"""The app: the frame around the pages, the address, the theme, and what a page that fails shows."""
+"""The app: the frame around the pages, the address, the theme, and how a failing page is shown."""
 
 from __future__ import annotations
 
@@ -98,18 +98,19 @@ def create_app(
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard``: whom it answers; without one, this machine only. ``prepare``: work out what every
-    page shows first while the first one is read, and say how far that is. ``script``: what made the
-    profile, with its arguments, so that Rebalance can compile splits.
+    ``guard`` decides who is answered; without one, only this machine is. With ``prepare``, the
+    first view of every page is worked out while the user reads the first one, and progress is
+    shown. ``script`` is the script that wrote the profile, with its arguments, so that Rebalance
+    can compile splits.
     """
     profiles = Profiles([report] if other is None else [report, other], script)
     return _app(profiles, _title(report), guard, prepare)
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over what runs write below a directory: pages are drawn anew when that is new.
+    """The viewer over the profiles that runs write below a directory; redraws for a new one.
 
-    `FollowedProfiles.refresh` found a profile already.
+    `FollowedProfiles.refresh` must have found a profile already.
     """
     app = _app(profiles, _title(profiles.get(0)), guard)
     app.layout = lambda: html.Div(
@@ -156,7 +157,7 @@ def _title(report: Report) -> str:
 
 
 def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
-    """Begin with the browser's first question how far it is."""
+    """Start preparing when the browser first asks for the progress."""
 
     @cache
     def first_answers() -> FirstAnswers:
@@ -187,7 +188,7 @@ def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
 
 
 def _read(profiles: Profiles) -> None:
-    """What a first click or zoom asks for, in memory."""
+    """Load what a first click or zoom needs into memory."""
     for at in range(len(profiles)):
         with suppress(ProfileError, ValueError, LookupError, OSError):
             report = profiles.get(at)
@@ -304,7 +305,7 @@ def _head(view: View) -> Any:
 
 
 def _too_full(view: View) -> Any:
-    """Where memory runs out: the worst tile, the step at which, and how many IPUs beside it."""
+    """Where memory runs out: the worst tile, its step, and how many other IPUs are too full."""
     report = view.report
     peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
     over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
@@ -329,7 +330,7 @@ def _too_full(view: View) -> Any:
 
 
 def _relief(view: View) -> Any:
-    """What frees most of the worst tile, each with a link to what it would give."""
+    """What frees most memory on the worst tile, each with a link to its effect."""
 
     def made() -> list[Relief]:
         try:
@@ -337,7 +338,7 @@ def _relief(view: View) -> Any:
         except ValueError:
             return []
 
-    found = view.profiles.made(view.report, "relief", made)
+    reliefs = view.profiles.made(view.report, "relief", made)
     rows = [
         html.Li(
             [
@@ -346,7 +347,7 @@ def _relief(view: View) -> Any:
                 html.Code(one.command),
             ]
         )
-        for one in found[:_MOST_RELIEFS]
+        for one in reliefs[:_MOST_RELIEFS]
     ]
     return html.Ol(rows, id="relief", className="insights")
 
@@ -412,7 +413,7 @@ def _theme(where: dict[str, Any]) -> themes.Theme:
 
 
 def _on_error(error: Exception) -> None:
-    """A callback that failed leaves the page as it is, and says above it why."""
+    """Leave the page as it is when a callback fails, and show the reason above it."""
     if isinstance(error, (ProfileError, ValueError, LookupError, OSError)):
         words = str(error)
     else:

@@ -1,6 +1,6 @@
-"""Splits that are compiled because the viewer's user asks for it: the one that is shown and others.
+"""Compiles splits at the user's request: the one shown and others near it.
 
-With the script that ``ipu-report view --script`` was given: never one that a profile names.
+Only the script given to ``ipu-report view --script`` is run, never one that a profile names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Check:
-    """How far a check is.
+    """The progress of a check.
 
-    ``found`` is what came of each split, the quickest that runs first; ``problem`` why there is
-    nothing.
+    ``found`` has the result of each split, the quickest that runs first; ``problem`` says why there
+    is no result.
     """
 
     done: int = 0
@@ -33,7 +33,7 @@ class Check:
 
 
 class Checks:
-    """One check at a time, in a thread of its own. ``script``: empty where there is none to run."""
+    """Runs one check at a time, in its own thread. ``script`` is empty if there is none to run."""
 
     def __init__(self, script: Sequence[str] = ()) -> None:
         self.script = tuple(script)
@@ -42,14 +42,14 @@ class Checks:
 
     @property
     def now(self) -> Check:
-        """The last check, as far as it is."""
+        """The state of the latest check."""
         with self._lock:
             return self._now
 
     def begin(self, costs: Costs, shown: Assignment, kind: str) -> None:
-        """Compile ``shown`` and the quickest splits near it; nothing while a check is running.
+        """Compile ``shown`` and the quickest splits near it, unless a check is already running.
 
-        ``kind``: "training" or "inference".
+        ``kind`` is "training" or "inference".
         """
         with self._lock:
             if self._now.running or not self.script:
@@ -61,8 +61,8 @@ class Checks:
         try:
             wanted = chosen(costs, shown)
             if wanted:
-                found = verify(costs, wanted, self.script, kind, progress=self._progress)
-                self._becomes(running=False, found=tuple(found))
+                verified = verify(costs, wanted, self.script, kind, progress=self._progress)
+                self._becomes(running=False, found=tuple(verified))
             else:
                 self._becomes(running=False, problem="no split near this one fits: none to compile")
         except Exception as error:  # the page says it: nobody waits for this thread
@@ -81,7 +81,7 @@ class Checks:
 
 
 def chosen(costs: Costs, shown: Assignment) -> list[Assignment]:
-    """What a check compiles: the split that is shown, if it may fit, and the quickest near it."""
+    """The splits a check compiles: the one shown, if it may fit, and the quickest ones near it."""
     near = [one for one in candidates(costs, shown, COUNT) if one != shown]
     own = [] if what_if(costs, shown).problems else [shown]
     return [*own, *near][:COUNT]

@@ -1,7 +1,7 @@
-"""What a browser asks of the server when it opens each page, asked without a browser.
+"""The requests a browser makes when it opens each page, made without a browser.
 
-A page is asked for as Dash's renderer asks, and then each callback whose inputs and outputs are on
-it, with the values that are there.
+A page is requested the way Dash's renderer requests it, followed by each callback whose inputs and
+outputs are on it, with their current values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Where = dict[str, Any]  # path, query and theme, as assets/viewer.js says them
 
 
 class FirstAnswers:
-    """Requests of an app's pages, and their answers.
+    """The requests of an app's pages, and their answers.
 
-    ``host`` and ``cookies``: what requests must have to be let in.
+    ``host`` and ``cookies`` are what requests need to be let in.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class FirstAnswers:
         self._specs = self._client.get("/_dash-dependencies", base_url=self._base).json or []
 
     def ask(self, body: dict[str, Any]) -> str:
-        """The server's answer to a callback's request; "" for none."""
+        """The server's answer to a callback's request; "" if there is none."""
         return self._client.post(
             UPDATE, json=body, base_url=self._base, environ_overrides={PREPARED: True}
         ).text
 
     def of_page(self, page: Page, where: Where) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what, request) of the layout, then of each callback, once the layout was answered.
+        """Yield (what, request) of the layout and then, once it is answered, of each callback.
 
-        None where the page cannot be shown.
+        Yields no callbacks if the page cannot be shown.
         """
         here = {**where, "path": page.path, "search": ""}
         show = next(one for one in self._specs if "page.children" in one["output"])
@@ -61,25 +61,25 @@ class FirstAnswers:
             tree = json.loads(self.ask(request))["response"]["page"]["children"]
         except (ValueError, KeyError):
             return
-        mine = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
-        held |= mine
+        components = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
+        held |= components
         for spec in self._specs:
             if spec is show or spec["clientside_function"]:
                 continue
             asked = _request(spec, held)
-            if asked is not None and any(key in spec["output"] for key in mine):
+            if asked is not None and any(key in spec["output"] for key in components):
                 yield _name(spec), asked
 
 
 def _request(spec: dict[str, Any], held: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """A callback's request with the values that are there; None where something is not."""
+    """A callback's request with the current values; None if something is missing."""
     parts: dict[str, list[Any]] = {"inputs": [], "state": []}
     for name, values in parts.items():
         for one in spec[name]:
-            found = _values(one, held)
-            if found is None or (isinstance(found, list) and not found and name == "inputs"):
+            value = _values(one, held)
+            if value is None or (isinstance(value, list) and not value and name == "inputs"):
                 return None
-            values.append(found)
+            values.append(value)
     outputs = _outputs(spec["output"], held)
     if outputs is None:
         return None
@@ -93,7 +93,7 @@ def _request(spec: dict[str, Any], held: dict[str, dict[str, Any]]) -> dict[str,
 
 
 def _values(one: dict[str, Any], held: dict[str, dict[str, Any]]) -> Any:
-    """A property of the component that an input or state names, or of all that fit it."""
+    """A property of the component that an input or state names, or of all that match it."""
     matching = _matching(one["id"], held)
     if matching is None:
         node = held.get(one["id"])
@@ -107,7 +107,7 @@ def _value(id: Any, name: str, node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _matching(words: str, held: dict[str, dict[str, Any]]) -> list[str] | None:
-    """Components that an id with ``ALL`` in it stands for; None for an id without."""
+    """The components matched by an id with ``ALL`` in it; None for an id without."""
     id = _id(words)
     if not isinstance(id, dict) or ["ALL"] not in id.values():
         return None
@@ -124,20 +124,20 @@ _FRAME = ("page", "head", "alert")  # of the app itself, on every page
 
 
 def _outputs(words: str, held: dict[str, dict[str, Any]]) -> list[Any] | None:
-    """Ids and properties of ``..a.children...b.figure..``; None where one is not on the page."""
+    """Ids and properties of ``..a.children...b.figure..``; None if one is not on the page."""
     names = words.strip(".").split("...") if words.startswith("..") else [words]
-    found: list[Any] = []
+    outputs: list[Any] = []
     for name in names:
         key, _, what = name.rpartition(".")
         what = what.split("@")[0]
         matching = _matching(key, held)
         if matching is not None:
-            found.append([{"id": _id(one), "property": what} for one in matching])
+            outputs.append([{"id": _id(one), "property": what} for one in matching])
         elif key in held or key in _FRAME:
-            found.append({"id": _id(key), "property": what})
+            outputs.append({"id": _id(key), "property": what})
         else:
             return None
-    return found
+    return outputs
 
 
 def _id(words: str) -> Any:
@@ -145,7 +145,7 @@ def _id(words: str) -> Any:
 
 
 def _key(id: Any) -> str:
-    """As Dash writes an id in its specifications."""
+    """An id as Dash writes it in its specifications."""
     return id if isinstance(id, str) else json.dumps(id, sort_keys=True, separators=(",", ":"))
 
 
@@ -157,7 +157,7 @@ def _name(spec: dict[str, Any]) -> str:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Properties of all components below, by Dash's JSON."""
+    """Properties of all components below a node of Dash's JSON."""
     if isinstance(tree, list):
         for one in tree:
             yield from _nodes(one)

@@ -35,10 +35,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guard:
-    """Whom the viewer answers.
+    """Who the viewer answers.
 
-    ``hosts``: names in a request's Host, without ports; ``token``: what an address must bring, ""
-    for nothing; ``framed``: pages of this machine's other ports, as a notebook's, may frame it.
+    ``hosts`` are the names allowed in a request's Host, without ports; ``token`` has to be in the
+    address, "" if none is needed; with ``framed``, pages on this machine's other ports, such as a
+    notebook, may frame the viewer.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
@@ -47,10 +48,11 @@ class Guard:
 
     @classmethod
     def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
-        """For a viewer that listens at an address, under ``more`` names besides.
+        """The guard of a viewer that listens at an address, also known by the names in ``more``.
 
-        Beyond loopback it has a fresh token; where it listens everywhere ("0.0.0.0", "::"), this
-        machine's names and every number are hosts: only a name can be pointed at another machine.
+        Beyond loopback it has a fresh token. When it listens everywhere ("0.0.0.0", "::"), this
+        machine's names and all numeric addresses are hosts: only a name can be pointed at another
+        machine.
         """
         names = {address, *more}
         if is_loopback(address) or address in _EVERYWHERE:
@@ -59,26 +61,26 @@ class Guard:
         return cls(frozenset(host.strip("[]").lower() for host in names), token)
 
     def knows(self, host: str | None) -> bool:
-        """Whether a request's Host (or an origin's) may be answered."""
+        """Whether a request's Host (or an origin's) is allowed."""
         name = host_name(host)
         everywhere = not self.hosts.isdisjoint(_EVERYWHERE)
         return name in self.hosts or (everywhere and _is_number(name))
 
     @property
     def cookie(self) -> str:
-        """Where a browser keeps the token: two viewers of one host do not take each other's."""
+        """The name of the cookie for the token: two viewers on one host do not share it."""
         return f"ipuscope-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a viewer that listens there."""
+    """Whether a viewer listening at this address is reachable from this machine only."""
     if address.lower() == "localhost":
         return True
     return _is_number(address) and ipaddress.ip_address(address).is_loopback
 
 
 def host_name(host: str | None) -> str:
-    """The name in ``name:port`` or ``[address]:port``, in small letters; "" where there is none."""
+    """The lower-case name in ``name:port`` or ``[address]:port``; "" if there is none."""
     try:
         return (urlsplit(f"//{host or ''}").hostname or "").rstrip(".")
     except ValueError:
@@ -94,7 +96,7 @@ def _is_number(name: str) -> bool:
 
 
 class GuardedDash(Dash):
-    """Dash whose frame is escaped and whose inline scripts carry the nonce of their answer."""
+    """A Dash app that escapes its frame and puts the answer's nonce on its inline scripts."""
 
     def interpolate_index(self, *, title: str = "", **parts: Any) -> str:  # type: ignore[override]
         """The page's HTML, with an escaped title and a nonce on its scripts."""
@@ -118,7 +120,7 @@ def protect(app: Dash, guard: Guard) -> None:
 
 
 def _refusal(guard: Guard) -> Response | None:
-    """The answer to a request that is not let in, with what to do about it."""
+    """The answer to a request that is not let in, saying what to do about it."""
     if not guard.knows(request.headers.get("Host")):
         return _plain(
             "This viewer does not answer to this name. Open the address that it printed, or start"
@@ -132,8 +134,8 @@ def _refusal(guard: Guard) -> Response | None:
     if length is not None and length > MAX_BODY_BYTES:
         return _plain(f"A request may have {MAX_BODY_BYTES:,} bytes, and this has {length:,}.", 413)
     known = guard.token
-    given = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
-    if known and not secrets.compare_digest(given.encode(), known.encode()):
+    token = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
+    if known and not secrets.compare_digest(token.encode(), known.encode()):
         return _plain(
             "This viewer is reached from other machines, and so wants the token in the address:"
             " open the whole address that it printed.",
@@ -143,7 +145,7 @@ def _refusal(guard: Guard) -> Response | None:
 
 
 def _is_own(origin: str) -> bool:
-    """Whether an Origin is the address that was asked: another port is another's page."""
+    """Whether an Origin matches the requested address; another port belongs to somebody else."""
     try:
         return urlsplit(origin).netloc.lower() == (request.headers.get("Host") or "").lower() != ""
     except ValueError:
@@ -151,7 +153,7 @@ def _is_own(origin: str) -> bool:
 
 
 def _taken_token(guard: Guard) -> Response | None:
-    """Move a token out of the address, where histories and links would keep it, into a cookie."""
+    """Move a token from the address, where histories and links would keep it, into a cookie."""
     if not guard.token or "token" not in request.args or request.method != "GET":
         return None
     query = "&".join(
@@ -170,7 +172,7 @@ def _taken_token(guard: Guard) -> Response | None:
 
 
 def _nonce() -> str:
-    """Of the answer that is being made."""
+    """The nonce of the current answer."""
     if "nonce" not in g:
         g.nonce = secrets.token_urlsafe(16)
     nonce: str = g.nonce

@@ -17,10 +17,10 @@ from viewer.guard import Guard
 
 @dataclass(frozen=True)
 class Shown:
-    """A viewer that runs until `close`, or until the process ends. A notebook shows it by itself.
+    """A viewer that runs until `close` or the end of the process; a notebook displays it.
 
-    ``address``: of this machine only. A notebook of another machine's shows a link instead of the
-    frame's content where the port is not forwarded.
+    ``address`` is reachable from this machine only. A notebook on another machine shows a link in
+    place of the frame's content unless the port is forwarded.
     """
 
     address: str
@@ -35,15 +35,15 @@ class Shown:
         )
 
     def close(self) -> None:
-        """End it."""
+        """Stop the viewer."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
-    """The viewer of a report (of two: compared) on a free port of this machine.
+    """Show the viewer of a report (or two, compared) on a free port of this machine.
 
-    ``height``: of its frame, in pixels.
+    ``height`` is that of its frame, in pixels.
     """
     app = create_app(report, other, Guard(framed=True))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request

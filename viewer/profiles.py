@@ -22,7 +22,7 @@ _KEPT = 32  # things made from a report: lanes ready to be drawn and the like
 
 
 class Profiles:
-    """Reports by position. One that was written anew since it was opened is opened again."""
+    """Reports by position. One whose file was rewritten since is opened again."""
 
     def __init__(self, reports: list[Report], script: Sequence[str] = ()) -> None:
         """``script``: with its arguments, what the user lets the viewer compile splits of."""
@@ -37,9 +37,9 @@ class Profiles:
         return len(self._reports)
 
     def get(self, position: int = 0) -> Report:
-        """The report there; the first for a position that there is not.
+        """The report at a position; the first report if there is none.
 
-        ProfileError where its file is gone.
+        Raises ProfileError if its file is gone.
         """
         with self._lock:
             at = position if 0 <= position < len(self._reports) else 0
@@ -63,10 +63,10 @@ class Profiles:
             return list(self._stamps)
 
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, kept for the next time: of the latest few keys.
+        """The result of ``make``, cached for the latest few keys.
 
-        Who asks for what another thread is making waits for it; who asks for anything else does
-        not.
+        A thread that asks for what another is making waits for it; one that asks for anything else
+        does not.
         """
         whole = (id(report), key)
         with self._lock:
@@ -119,19 +119,19 @@ class FollowedProfiles(Profiles):
 
 
 def _newest(directory: Path) -> list[Path]:
-    """Profiles below a directory that is not hidden, the last to be written first."""
-    found: dict[Path, int] = {}
+    """Profiles below a directory outside hidden folders, the most recently written first."""
+    times: dict[Path, int] = {}
     for here, folders, files in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         name = next((one for one in (PROFILE, f"{PROFILE}.partial") if one in files), None)
         if name is not None:
             with contextlib.suppress(OSError):
-                found[Path(here, name)] = os.stat(Path(here, name)).st_mtime_ns
-    return sorted(found, key=lambda path: -found[path])
+                times[Path(here, name)] = os.stat(Path(here, name)).st_mtime_ns
+    return sorted(times, key=lambda path: -times[path])
 
 
 def _stamp(report: Report) -> tuple[int, int, int] | None:
-    """What tells one writing of a file from another; None where there is none."""
+    """Identifies one version of a file; None if there is no file."""
     try:
         state = os.stat(report.path)
     except OSError:

@@ -1,1 +1,1 @@
-"""Public programs written for the vendor's libpva, run on our profiles."""
+"""Runs public programs written for the vendor's libpva on our profiles."""

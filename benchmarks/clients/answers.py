@@ -1,4 +1,4 @@
-"""What each client concludes, beside what the profile says itself."""
+"""What each client concludes, beside what the profile itself says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from profiler import pva
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's conclusion, and the same from `profiler.Report`, as text."""
+    """A client's conclusion and the same value from `profiler.Report`, as text."""
 
     client: str
     question: str
@@ -59,7 +59,7 @@ def addons(checkout: Path, paths: Profiles) -> Iterable[Answer]:
 
 
 def reptil(checkout: Path, paths: Profiles) -> Iterable[Answer]:
-    """Shares of all tiles' cycles by type of program, waiting among them."""
+    """Shares of all tiles' cycles by type of program, including waiting."""
     sys.path.insert(0, str(checkout / "ipu" / "reptil" / "src"))
     theirs = importlib.import_module("reptil").open_report(str(paths.pipeline))
     ours = profiler.open_report(paths.pipeline)
@@ -79,7 +79,7 @@ def reptil(checkout: Path, paths: Profiles) -> Iterable[Answer]:
 
 
 def _on_tiles(report: profiler.Report, types: tuple[str, ...]) -> int:
-    """Cycles that tiles work in the executed steps of some types, all of them added up."""
+    """Total cycles that tiles work in the executed steps of some types."""
     steps = report.steps(0)
     total = 0
     for step, rows in steps[steps["type"].isin(types)].groupby("step"):

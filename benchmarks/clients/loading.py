@@ -1,4 +1,4 @@
-"""What PopLiner loads of a profile: attribute by attribute, as it does, and in arrays."""
+"""What PopLiner loads from a profile: attribute by attribute, as it does, and as arrays."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from profiler import pva
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of the processor; ``pieces``: lowered variables.
+    """CPU seconds of each way of loading; ``pieces`` is the number of lowered variables.
 
-    ``walk`` and ``index``: every one of them once, in a loop and by its index.
+    ``walk`` and ``index`` visit every variable once, in a loop and by index.
     """
 
     pieces: int
@@ -31,9 +31,9 @@ class Speed:
 
 
 def measure(path: Path) -> Speed:
-    """All ways in this process, each with a report that has read nothing.
+    """Measure every way in this process, each with a report that has read nothing yet.
 
-    AssertionError where attributes and arrays do not give the same. PopLiner must be importable.
+    Raises AssertionError if attributes and arrays disagree. PopLiner must be importable.
     """
     itself, _ = _timed(by_popliner, path)
     arrays, other = _timed(by_arrays, path)
@@ -53,18 +53,18 @@ def _timed(load: Callable[[Any], Any], path: Path) -> tuple[float, Any]:
 
 
 def every_entry(report: Any) -> None:
-    """Make each lowered variable, and do nothing with it."""
+    """Create each lowered variable and discard it."""
     deque(report.compilation.loweredVariables.allBriefVars, maxlen=0)
 
 
 def every_index(report: Any) -> None:
-    """The same as ``for at in range(len(...))`` does it."""
+    """The same by index: ``for at in range(len(...))``."""
     for at in range(len(report.compilation.loweredVariables.allBriefVars)):
         report.compilation.loweredVariables.allBriefVars[at]
 
 
 def by_popliner(report: Any) -> Any:
-    """PopLiner's own loading, as it is."""
+    """PopLiner's own loading, unchanged."""
     return importlib.import_module("popliner.operation_list").OperationList(report)
 
 
@@ -101,7 +101,7 @@ def by_attributes(report: Any) -> dict[str, np.ndarray]:
 
 
 def by_arrays(report: Any) -> dict[str, np.ndarray]:
-    """The same through the arrays beside them."""
+    """The same through the arrays that accompany them."""
     compilation = report.compilation
     pieces = compilation.loweredVariables.allBriefVarsArrays
     table = (pieces.id, pieces.bytes, pieces.tileId, pieces.equivalenceClass)

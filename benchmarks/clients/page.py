@@ -1,4 +1,4 @@
-"""docs/libpva-clients.md, from what was found."""
+"""Writes docs/libpva-clients.md from the answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ too, int64, over the tiles of the device where the list is:
 
 
 def written(replies: Sequence[Answer], speed: Speed) -> str:
-    """The page's text."""
+    """The text of the page."""
     rows = [
         f"| {one.client} | {one.question} | {one.concluded} | {one.known} |"
         f" {'same' if one.same else 'DIFFERS'} |"

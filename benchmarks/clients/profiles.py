@@ -1,4 +1,4 @@
-"""The profiles that clients are asked of: the demo, its network on one IPU, BERT-Base."""
+"""The profiles that clients are run on: the demo, its network on one IPU, BERT-Base."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Profiles:
 
 
 def make(folder: Path) -> Profiles:
-    """Compile and write them; nothing is computed."""
+    """Compile and write the profiles; nothing is computed."""
     blocks = ("B1", "B2", "B3", "B4")
     pipelined = _options(ipu_exec.PipelinedExecution(*blocks)).deviceIterations(10)
     alone = _options(ipu_exec.ShardedExecution(ipu_exec.Stage(*blocks).ipu(0)))

@@ -25,7 +25,7 @@ PAGE = HERE.parent.parent / "docs" / "fidelity.md"
 
 @dataclass(frozen=True)
 class Result:
-    """A row and what became of it: a prediction, or why there is none."""
+    """A row and its outcome: a prediction, or the reason why there is none."""
 
     row: Row
     predicted: float | None
@@ -51,12 +51,12 @@ def read(path: Path) -> list[Row]:
 
 
 def found_elsewhere() -> list[Row]:
-    """Rows that we collected: poplibs' benchmarks, registered whole, and those of more.csv."""
+    """The rows we collected: poplibs' benchmarks, registered completely, and those of more.csv."""
     return poplibs.rows() + read(HERE / "more.csv")
 
 
 def run(rows: list[Row]) -> list[Result]:
-    """Every row's prediction; rows of one case are compiled once."""
+    """Predict every row; rows of the same case are compiled once."""
     known: dict[tuple[str, ...], Compiled | str] = {}
     results = []
     for row in rows:

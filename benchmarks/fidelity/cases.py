@@ -34,12 +34,12 @@ MACHINES = {"gc2": "mk1", "gc200": "mk2"}
 
 
 class CannotRun(Exception):
-    """Why a row has no prediction."""
+    """Raised with the reason why a row has no prediction."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published number; the columns of ``validation.csv``."""
+    """One published number, with the columns of ``validation.csv``."""
 
     id: str
     kind: str
@@ -233,11 +233,11 @@ def kernel_and_field(case: str) -> list[tuple[int, int]]:
 
 
 def padding_of(case: str, kernel: tuple[int, int]) -> tuple[int, int]:
-    """As the case says (``pad 1`` or ``pad 3,0``), else half the kernel."""
-    found = re.search(r"pad (\d+)(?:,(\d+))?", case)
-    if found is None:
+    """The padding in the case (``pad 1`` or ``pad 3,0``), otherwise half the kernel."""
+    match = re.search(r"pad (\d+)(?:,(\d+))?", case)
+    if match is None:
         return kernel[0] // 2, kernel[1] // 2
-    return int(found.group(1)), int(found.group(2) or found.group(1))
+    return int(match.group(1)), int(match.group(2) or match.group(1))
 
 
 def convolutions(row: Row) -> Compiled:
@@ -255,7 +255,7 @@ def convolutions(row: Row) -> Compiled:
 
 
 def compiled(row: Row) -> Compiled:
-    """The row's case through the front end. Raises CannotRun, and the engine's own errors."""
+    """Compile the row's case by the front end. Raises CannotRun and the engine's own errors."""
     from benchmarks.fidelity import models, operators
 
     if operator := operators.find(row.case):
@@ -274,7 +274,7 @@ def compiled(row: Row) -> Compiled:
 
 
 def predict(row: Row, case: Compiled) -> float:
-    """The row's quantity, in its unit."""
+    """The predicted quantity of the row, in its unit."""
     for words, reading in READINGS.items():
         if row.quantity.startswith(words):
             return reading(row, case)

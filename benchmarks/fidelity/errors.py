@@ -1,7 +1,7 @@
-"""What the rows say of each class of operator, for `ipu_exec.lowering.measured`.
+"""Errors of the rows by class of operator, for `ipu_exec.lowering.measured`.
 
-Rows of cycles and of throughput of single operators count, each benchmark once: not those that are
-marked as other work than ours, nor those measured on software of 2019 [JIA], nor whole models.
+Rows of cycles and of throughput of single operators count, each benchmark once. Rows marked as
+other work than ours, rows measured on software of 2019 [JIA] and whole models do not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OLD = ("JIA",)
 
 
 def class_of(row: Row) -> str | None:
-    """The class that a row measures; None where it counts for none."""
+    """The class that a row measures; None if it counts for no class."""
     if row.source in OLD or row.unit == "bytes" or row.quantity.startswith("tiles"):
         return None
     if row.mark and row.operator not in ("GRU", "reductions"):
@@ -43,16 +43,16 @@ def class_of(row: Row) -> str | None:
 
 def by_class(results: Sequence[Result]) -> dict[str, list[float]]:
     """|ln ratio| of the rows of each class."""
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for result in results:
         name = class_of(result.row)
         if name is not None and result.ratio is not None:
-            found.setdefault(name, []).append(result.error)
-    return found
+            errors.setdefault(name, []).append(result.error)
+    return errors
 
 
 def write(results: Sequence[Result]) -> None:
-    """Write measured.csv: rows, median, and what four in five rows are within."""
+    """Write measured.csv: rows, median, and the error that four in five rows stay within."""
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["class", "rows", "median", "likely"])

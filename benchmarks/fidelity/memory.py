@@ -20,25 +20,25 @@ import numpy as np
 
 def read(part: str, executable: Any) -> float:
     """Bytes of ``part``: "total", "without code", "fullest tile", "always live" or "peak"."""
-    found = [v for v in executable.variables if v.category != "stack"]
+    counted = [v for v in executable.variables if v.category != "stack"]
     if part in ("without code", "fullest tile", "always live"):
-        found = [v for v in found if not v.category.endswith("Code")]
+        counted = [v for v in counted if not v.category.endswith("Code")]
     tiles = executable.target.tiles
     if part == "always live":
         # the liveness report leaves code out ([TUT4]'s list: tensors, vertex state, worklists,
         # descriptors)
-        return float(sum(v.bytes for v in found if v.always_live))
+        return float(sum(v.bytes for v in counted if v.always_live))
     if part == "peak":
-        moving = [v for v in found if not v.always_live]
+        moving = [v for v in counted if not v.always_live]
         return float(_peaks(moving, [np.array([v.bytes]) for v in moving], 1).sum())
-    always = sum((v.tile_bytes for v in found if v.always_live), np.zeros(tiles, np.int64))
+    always = sum((v.tile_bytes for v in counted if v.always_live), np.zeros(tiles, np.int64))
     if part == "without code":  # maxBytesByTile of the report: of both regions at once
-        moving = [v for v in found if not v.always_live]
+        moving = [v for v in counted if not v.always_live]
         return float((always + _peaks(moving, [v.tile_bytes for v in moving], tiles)).sum())
     region0, region1 = (
         _peaks(chosen, [v.tile_bytes for v in chosen], tiles)
         for chosen in (
-            [v for v in found if not v.always_live and bool(v.interleaved) == interleaved]
+            [v for v in counted if not v.always_live and bool(v.interleaved) == interleaved]
             for interleaved in (False, True)
         )
     )

@@ -1,4 +1,4 @@
-"""Whole published trainings, in their real configuration, read from the words of the row."""
+"""Whole published trainings in their real configuration, parsed from the row's text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.fidelity.cases import (
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
-    """Who builds this case."""
+    """The function that builds this case."""
     return next(
         (build for word, build in MODELS.items() if case.startswith(word) and "training" in case),
         None,
@@ -32,7 +32,7 @@ def find(case: str) -> Callable[[Row], Compiled] | None:
 
 
 def configured(row: Row) -> tuple[ipu_exec.Options, int]:
-    """Options and samples of a micro-batch, as the row says them."""
+    """Options and samples per micro-batch, as stated by the row."""
     replicas = number(row.case, r"(\d+) replicas", 1)
     accumulation = number(row.case, r"gradient accumulation (\d+)", 1)
     options = options_for(row).replicationFactor(replicas)
@@ -55,7 +55,7 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
 
 
 def ipus(row: Row) -> int:
-    """IPUs of a replica."""
+    """The number of IPUs in a replica."""
     return number(row.case, r"replicas of (\d+) IPU", 1)
 
 
@@ -76,7 +76,7 @@ def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
 def compile_training(
     row: Row, model: torch.nn.Module, options: ipu_exec.Options, inputs: tuple[torch.Tensor, ...]
 ) -> Compiled:
-    """Compile what one micro-batch's ``inputs`` are an example of."""
+    """Compile a training step, given example ``inputs`` of one micro-batch."""
     if row.dtype == "fp16":
         model = model.half()
     whole = tuple(wide(t, options.batch_factor) for t in inputs)
@@ -92,7 +92,7 @@ def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def layers_per_ipu(row: Row, layers: int, noun: str = "layers") -> list[int]:
-    """As the row lists them; else evenly over the IPUs of a replica."""
+    """The layers per IPU listed in the row; otherwise even over the IPUs of a replica."""
     match = re.search(rf"{noun} per IPU ([\d/]+)", row.case)
     count = ipus(row)
     edges = [round(layers * k / count) for k in range(count + 1)]
@@ -137,7 +137,7 @@ def place(
 
 
 def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Inputs in the row's precision."""
+    """Inputs converted to the row's precision."""
     return tuple(t.to(dtype_of(row)) if t.is_floating_point() else t for t in inputs)
 
 
@@ -160,7 +160,7 @@ def bert(row: Row) -> Compiled:
 
 
 def gpt2(row: Row) -> Compiled:
-    """As BERT: the head is tied to the embedding, both on IPU 0."""
+    """Like BERT: the head is tied to the embedding, both on IPU 0."""
     from examples.models import gpt2 as source
 
     options, batch = configured(row)
@@ -193,7 +193,7 @@ def efficientnet(row: Row) -> Compiled:
 
 
 def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
-    """A forward hook: the layer's output is kept where activations are recomputed."""
+    """A forward hook that keeps the layer's output when activations are recomputed."""
     return ipu_exec.recomputationCheckpoint(output)
 
 
@@ -205,7 +205,7 @@ RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """Images of the row's size.
+    """ResNet on images of the row's size.
 
     Batch norm; recomputation, proportion and partials of the public configuration.
     """

@@ -46,7 +46,7 @@ UP, DOWN = ("low", "high"), ("high", "low")  # frequencies of an octave convolut
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
-    """Who builds this case."""
+    """The function that builds this case."""
     if case.startswith("training ") and "@" in case:
         return product_passes
     if case.startswith("training ") and "->" in case:
@@ -55,7 +55,7 @@ def find(case: str) -> Callable[[Row], Compiled] | None:
 
 
 def held(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """A tensor that is on the chip."""
+    """A tensor that is kept on the chip."""
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
@@ -72,7 +72,7 @@ class OnChip(nn.Module):
 
 
 def product_passes(row: Row) -> Compiled:
-    """Of a layer whose weights are stored as torch's: output features by input features."""
+    """The passes of a layer whose weights are stored like torch's: output by input features."""
     left, right = shapes_of(row.case)
     batch, inputs, outputs, dtype = left[-2], left[-1], right[-1], dtype_of(row)
 
@@ -92,7 +92,7 @@ def product_passes(row: Row) -> Compiled:
 
 
 def convolution_passes(row: Row) -> Compiled:
-    """Padding is half the kernel unless the case says it."""
+    """The passes of a convolution; padding is half the kernel unless the case gives it."""
     kernel, field = kernel_and_field(row.case)
     groups, stride, batch = (
         number(row.case, rf"{word} (\d+)", 1) for word in ("groups", "stride", "batch")
@@ -136,10 +136,10 @@ def octave_passes(row: Row) -> Compiled:
     kernel, field = kernel_and_field(row.case)
     stride, batch = (number(row.case, rf"{word} (\d+)", 1) for word in ("stride", "batch"))
     channels = [number(row.case, words) for words in (r"(\d+)\s*->", r"->\s*(\d+)")]
-    found = re.search(r"octave ([\d.]+) to ([\d.]+)", row.case)
-    if found is None:
+    match = re.search(r"octave ([\d.]+) to ([\d.]+)", row.case)
+    if match is None:
         raise CannotRun(f"{row.case!r} does not say 'octave 0.25 to 0.25'")
-    low = [int(float(part) * n) for part, n in zip(found.groups(), channels, strict=True)]
+    low = [int(float(part) * n) for part, n in zip(match.groups(), channels, strict=True)]
     padding, dtype = padding_of(row.case, kernel), dtype_of(row)
     settings = (None, [stride] * 2, list(padding), [1, 1], False, [0, 0], 1)
     fields = {"low": tuple(f // 2 for f in field), "high": field}
@@ -161,21 +161,23 @@ def octave_passes(row: Row) -> Compiled:
 
     def run(*given: torch.Tensor) -> Any:
         at = dict(zip(tensors, given, strict=True))
-        made: dict[str, torch.Tensor] = {}
+        tensors_out: dict[str, torch.Tensor] = {}
 
         def gather(key: str, value: torch.Tensor) -> None:
-            made[key] = made[key] + value if key in made else value
+            tensors_out[key] = tensors_out[key] + value if key in tensors_out else value
 
         for i, o in parts:
             x, grad = at[f"x {i}"], at[f"grad {o}"]
             x = nn.functional.avg_pool2d(x, 2) if (i, o) == DOWN else x
             grad = nn.functional.avg_pool2d(grad, 2) if (i, o) == UP else grad
-            out, back, made[f"{i} {o}"] = three_passes(x, at[f"weight {i} {o}"], grad, settings)
+            out, back, tensors_out[f"{i} {o}"] = three_passes(
+                x, at[f"weight {i} {o}"], grad, settings
+            )
             wider = nn.functional.interpolate(out, scale_factor=2) if (i, o) == UP else out
             gather(f"out {o}", wider)
             wider = nn.functional.interpolate(back, scale_factor=2) if (i, o) == DOWN else back
             gather(f"grad {i}", wider)
-        return tuple(made.values())
+        return tuple(tensors_out.values())
 
     return infer(OnChip(run, *tensors.values()), options_for(row), 0)
 
@@ -210,7 +212,7 @@ def product_and_sum(row: Row) -> Compiled:
 
 
 def reduction(row: Row) -> Compiled:
-    """Over the dimensions that the case lists."""
+    """A reduction over the dimensions that the case lists."""
     shapes, dims = shapes_of(row.case), re.search(r"over ([\d,]+) of", row.case)
     if len(shapes) != 1 or dims is None:
         raise CannotRun(f"{row.case!r} does not say what is reduced over which dimensions")
@@ -227,7 +229,7 @@ def reduction(row: Row) -> Compiled:
 
 
 def pooling(row: Row) -> Compiled:
-    """The largest of each window, and the gradient. Without padding unless the case says it."""
+    """The maximum of each window and its gradient; no padding unless the case gives it."""
     kernel, field = kernel_and_field(row.case)
     channels, batch = number(row.case, r"of (\d+) channels"), number(row.case, r"batch (\d+)", 1)
     settings = (

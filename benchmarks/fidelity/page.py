@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Every row: predicted, published, ratio; or why there is no prediction."""
+    """Every row: predicted, published and ratio, or why there is no prediction."""
     lines = [
         "| row | case | quantity | predicted | published | ratio | source |",
         "| --- | --- | --- | ---: | ---: | ---: | --- |",
@@ -105,7 +105,7 @@ THERE = {"PLB": 439, "TUT4": 10, "LBM": 1}
 
 
 def coverage(results: Sequence[Result]) -> str:
-    """Each source: rows there, rows taken, by which rule, and how those not marked fare."""
+    """For each source: available rows, rows used, by which rule, and the error of unmarked rows."""
     lines = [
         "| source | rows there | taken | predicted | rule | time: median | signed | worst |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
@@ -114,17 +114,17 @@ def coverage(results: Sequence[Result]) -> str:
         of = [result for result in results if result.row.source == source]
         timed = [result for result in of if result.row.unit != "bytes"]
         there = THERE.get(source, "not counted")
-        taken = len(of) if source == "TUT4" else len(timed)
+        counted = len(of) if source == "TUT4" else len(timed)
         predicted = sum(r.predicted is not None for r in (of if source == "TUT4" else timed))
         lines.append(
-            f"| {source} | {there} | {taken} | {predicted} | {RULES.get(source, '')} |"
+            f"| {source} | {there} | {counted} | {predicted} | {RULES.get(source, '')} |"
             f" {signed([result for result in timed if not result.row.mark])} |"
         )
     return "\n".join(lines)
 
 
 def merged(results: Sequence[Result]) -> str:
-    """Poplibs' rows, a benchmark a line: published cycles and bytes, and ratios to them."""
+    """Poplibs' rows, one line per benchmark: published cycles and bytes, and ratios to them."""
     cases: dict[str, list[Result]] = {}
     for result in results:
         name = result.row.id.removesuffix("-total").removesuffix("-tile")
@@ -146,7 +146,7 @@ def merged(results: Sequence[Result]) -> str:
 
 
 def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
-    """The page docs/fidelity.md: of the rows that were given, and of those found elsewhere."""
+    """The page docs/fidelity.md, from the given rows and those found elsewhere."""
     both = [*results, *more]
     vendor = [result for result in more if result.row.kind == "poplibs"]
     others = [result for result in more if result.row.kind != "poplibs"]
@@ -162,10 +162,10 @@ def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
 
 
 def head(results: Sequence[Result]) -> str:
-    """What users need in five lines, from the rows themselves."""
-    kept = [result for result in results if result.ratio is not None and not result.row.mark]
-    timed = [result for result in kept if result.row.unit != "bytes"]
-    memory = sorted(r.error for r in kept if r.row.quantity == "total memory without code")
+    """What users need to know, in five lines computed from the rows."""
+    unmarked = [result for result in results if result.ratio is not None and not result.row.mark]
+    timed = [result for result in unmarked if result.row.unit != "bytes"]
+    memory = sorted(r.error for r in unmarked if r.row.quantity == "total memory without code")
 
     def percent(*names: str) -> str:
         errors = [r.error for r in timed if any(name in r.row.group for name in names)]

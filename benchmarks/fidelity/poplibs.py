@@ -52,14 +52,16 @@ class Registered:
 
 def rows() -> list[Row]:
     """The registered benchmarks, each with its three measurements."""
-    found = []
+    rows_read = []
     with FILE.open(newline="") as file:
         for line in csv.DictReader(file):
             for column, (quantity, unit, ending) in QUANTITIES.items():
                 name = f"plb-{line['name']}-{line['machine']}{ending}"
                 about = line["machine"], line["dtype"], line["case"], quantity, unit
-                found.append(Row(name, "poplibs", *about, float(line[column]), "PLB", line["mark"]))
-    return found
+                rows_read.append(
+                    Row(name, "poplibs", *about, float(line[column]), "PLB", line["mark"])
+                )
+    return rows_read
 
 
 # -- reading the source
@@ -71,14 +73,14 @@ def commands(text: str) -> dict[str, tuple[str, dict[str, str]]]:
     One is commented out there and has a result all the same.
     """
     text = re.sub(r"^#", "", text, flags=re.MULTILINE)
-    found: dict[str, tuple[str, dict[str, str]]] = {}
+    by_name: dict[str, tuple[str, dict[str, str]]] = {}
     pattern = r"add_(\w+)_benchmark\(\s*NAME\s+(\S+)\s+PARAMS([^)]*?)(?:PARALLEL_LEVEL[^)]*)?\)"
     for kind, name, words in re.findall(pattern, text):
         for values in _values(name + words):
             chosen, filled = _fill(name, values), _fill(words, values)
             pairs = re.findall(r"--([\w-]+)[ =]+(\{[^}]*\}|\S+)", filled)
-            found[chosen] = kind, {key: value.strip("{}") for key, value in pairs}
-    return found
+            by_name[chosen] = kind, {key: value.strip("{}") for key, value in pairs}
+    return by_name
 
 
 def _values(words: str) -> Iterator[dict[str, str]]:
@@ -194,7 +196,7 @@ def case_of(kind: str, options: dict[str, str]) -> tuple[str, str, str]:
 def registered(checkout: Path) -> list[Registered]:
     """All results of the source, in its order."""
     known = commands((checkout / "tests" / "CMakeLists.txt").read_text())
-    found = []
+    tests = []
     for line in (checkout / "tests" / "benchmark_results.csv").read_text().splitlines():
         if line.startswith("#") or not line:
             continue
@@ -202,8 +204,8 @@ def registered(checkout: Path) -> list[Registered]:
         kind, options = known[name]
         case, dtype, mark = case_of(kind, options)
         measured = int(cycles), int(total), int(fullest)
-        found.append(Registered(name, MACHINES[target], dtype, case, *measured, mark))
-    return found
+        tests.append(Registered(name, MACHINES[target], dtype, case, *measured, mark))
+    return tests
 
 
 def main() -> int:
@@ -211,13 +213,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkout", type=Path, help="of poplibs at commit 53a4707")
-    found = registered(parser.parse_args().checkout)
+    benchmarks = registered(parser.parse_args().checkout)
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         names = [one.name for one in fields(Registered)]
         writer.writerow(names)
-        writer.writerows([getattr(row, name) for name in names] for row in found)
-    print(f"{len(found)} benchmarks: {FILE}", file=sys.stderr)
+        writer.writerows([getattr(row, name) for name in names] for row in benchmarks)
+    print(f"{len(benchmarks)} benchmarks: {FILE}", file=sys.stderr)
     return 0
 
 

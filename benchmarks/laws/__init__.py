@@ -1,1 +1,1 @@
-"""Laws that every prediction keeps, on random shapes (``python -m benchmarks.laws --help``)."""
+"""Laws that every prediction obeys, on random shapes (``python -m benchmarks.laws --help``)."""

@@ -1,4 +1,4 @@
-"""Random calls of operators, as the compiler's lowering takes them."""
+"""Random operator calls, as the input of the compiler's lowering."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _convolution(extents: tuple[int, ...], dtype: str) -> OpSpec:
     data = tensor(batch, ins, size, size, dtype=dtype)
     weight = tensor(outs, ins, kernel, kernel, dtype=dtype, role="weight")
     edge = kernel // 2
-    made = size + 2 * edge - kernel + 1
+    out_size = size + 2 * edge - kernel + 1
     settings = (None, (1, 1), (edge, edge), (1, 1), False, (0, 0), 1)
-    out = tensor(batch, outs, made, made, dtype=dtype)
+    out = tensor(batch, outs, out_size, out_size, dtype=dtype)
     return _call("aten.convolution.default", (data, weight, *settings), out)
 
 
@@ -90,15 +90,15 @@ def _norm(extents: tuple[int, ...], dtype: str) -> OpSpec:
 
 def _pool(extents: tuple[int, ...], dtype: str) -> OpSpec:
     batch, channels, size = extents
-    made = tensor(batch, channels, size // 2, size // 2, dtype=dtype)
+    pooled = tensor(batch, channels, size // 2, size // 2, dtype=dtype)
     settings = ((2, 2), (2, 2))
     data = tensor(batch, channels, size, size, dtype=dtype)
-    return _call("aten.avg_pool2d.default", (data, *settings), made)
+    return _call("aten.avg_pool2d.default", (data, *settings), pooled)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a case of one kind is built, and from where to where its extents are drawn."""
+    """How a case of one kind is built, and the range of its extents."""
 
     build: Callable[[tuple[int, ...], str], OpSpec]
     low: tuple[int, ...]
@@ -120,7 +120,7 @@ KINDS = {
 
 
 def drawn(kind: str, random_: random.Random) -> Case:
-    """A case with extents that are evenly spread in their logarithms."""
+    """A case whose extents are uniform in their logarithms."""
     about = KINDS[kind]
     extents = tuple(
         round(low * (high / low) ** random_.random())
@@ -130,13 +130,13 @@ def drawn(kind: str, random_: random.Random) -> Case:
 
 
 def larger(case: Case, axis: int, by: int) -> Case:
-    """The same with one extent larger."""
+    """The same case with one extent larger."""
     extents = tuple(n + by * (d == axis) for d, n in enumerate(case.extents))
     return replace(case, extents=extents)
 
 
 def plan_of(case: Case, machine: Machine) -> Plan:
-    """How the compiler runs it."""
+    """The compiler's plan of the call."""
     return lower(KINDS[case.kind].build(case.extents, case.dtype), machine)
 
 
@@ -146,7 +146,7 @@ def spec_of(case: Case) -> OpSpec:
 
 
 def cycles(plan: Plan, machine: Machine) -> int:
-    """How long a plan lasts."""
+    """The duration of a plan in cycles."""
     total = 0
     for step in plan.steps:
         if isinstance(step, Compute):

@@ -1,4 +1,4 @@
-"""The laws. Each says of a case what breaks it, in words; nothing where it holds."""
+"""The laws. Each describes in words how a case breaks it, and returns nothing if it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_BYTES_PER_CYCLE = 16 + 8  # of a tile: two loads and a store a cycle
 
 @dataclass(frozen=True)
 class Broken:
-    """A law that a case breaks, by how much."""
+    """A law broken by a case, and by how much."""
 
     law: str
     case: Case
@@ -30,7 +30,7 @@ class Broken:
 
 
 def floating_point_bound(case: Case, machine: Machine, random_: random.Random) -> str:
-    """Never faster than all units of all tiles multiply, 2 operations each."""
+    """Never faster than all units of all tiles can multiply, counting 2 operations each."""
     if not KINDS[case.kind].multiplies:
         return ""
     plan = plan_of(case, machine)
@@ -59,7 +59,7 @@ def byte_bound(case: Case, machine: Machine, random_: random.Random) -> str:
 
 
 def _used(case: Case, machine: Machine) -> int:
-    """Tiles that a tensor mapped linearly lies on: one for each 128 bytes."""
+    """The number of tiles that a linearly mapped tensor occupies: one per 128 bytes."""
     item = 2 if case.dtype == HALF else 4
     return int((linear(prod(case.extents), item, machine.tiles).elements > 0).sum())
 
@@ -79,7 +79,7 @@ def comparable(case: Case, more: Case, machine: Machine) -> bool:
 
 
 def done_alike(case: Case, machine: Machine, other: Case, there: Machine) -> bool:
-    """Whether two plans are of one kind: steps, copies, rows cut, workers that share outputs."""
+    """Whether two plans match in kind: steps, copies, cut rows, workers that share outputs."""
     if KINDS[case.kind].multiplies:
         return True
     first, second = plan_of(case, machine), plan_of(other, there)
@@ -116,9 +116,9 @@ def cuts_rows(case: Case, machine: Machine) -> bool:
 
 
 def no_cheaper_when_larger(case: Case, machine: Machine, random_: random.Random) -> str:
-    """One extent more, or twice of it, costs at most 10 % less.
+    """With one extent increased or doubled, the cost falls by at most 10 %.
 
-    Those are compared that the vendor's rules treat alike (`comparable`).
+    Only cases that the vendor's rules treat alike are compared (`comparable`).
     """
     axis = random_.randrange(len(case.extents))
     size = case.extents[axis]
@@ -171,21 +171,21 @@ def memory_holds_the_tensors(case: Case, machine: Machine, random_: random.Rando
     """What lies on tiles is all elements of each operand that was placed and of each result."""
     spec, plan = spec_of(case), plan_of(case, machine)
     wished = [(spec.operands[index], layout) for index, layout in plan.input_layouts]
-    made = [
+    results = [
         (out, layout)
         for out, layout in zip(spec.outputs, plan.output_layouts, strict=True)
         if out is not None and layout is not None
     ]
-    for operand, layout in (*wished, *made):
+    for operand, layout in (*wished, *results):
         if int(layout.bytes.sum()) < operand.nbytes:
             return f"{int(layout.bytes.sum()):,} bytes of {operand.nbytes:,} lie somewhere"
     return ""
 
 
 def what_is_received_was_sent(case: Case, machine: Machine, random_: random.Random) -> str:
-    """Of each exchange: nothing sent that nobody receives, and nothing received unsent.
+    """Every exchange sends nothing that nobody receives, and receives nothing that was not sent.
 
-    What goes to several tiles is sent once.
+    Data for several tiles is sent once.
     """
     for step in plan_of(case, machine).steps:
         if isinstance(step, Exchange):
@@ -208,9 +208,9 @@ LAWS: dict[str, Law] = {
 
 
 def check(case: Case, machine: Machine, seed: int) -> list[Broken]:
-    """All laws that a case breaks."""
-    found = []
+    """All laws that a case breaks, as a list."""
+    broken = []
     for name, law in LAWS.items():
         if said := law(case, machine, random.Random(seed)):
-            found.append(Broken(name, case, said))
-    return found
+            broken.append(Broken(name, case, said))
+    return broken

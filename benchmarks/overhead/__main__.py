@@ -43,7 +43,7 @@ def made(name: str, samples: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, 
 
 
 def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int) -> Loop:
-    """A weight update of plain PyTorch."""
+    """One weight update in plain PyTorch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     parts = list(zip(*(tensor.chunk(accumulation) for tensor in inputs), strict=True))
 
@@ -62,7 +62,7 @@ def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulatio
 def engine(
     module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int, folder: str | None
 ) -> Loop:
-    """A call of the engine; ``folder``: where a profile goes, None for none."""
+    """One call of the engine; ``folder`` is where a profile goes, or None for none."""
     options = ipu_exec.Options(profile_dir=folder)
     options.showCompilationProgressBar(False).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(ipu_exec.ShardedExecution())
@@ -79,7 +79,7 @@ def engine(
 
 @contextmanager
 def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, Loop]]:
-    """The three loops of a model, each over its own copy of the same weights."""
+    """The three loops of a model, each on its own copy of the same weights."""
     module, inputs = made(name, micro_batch * accumulation)
     copies = [copy.deepcopy(module) for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,31 +91,31 @@ def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, 
 
 
 def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
-    """A row of the table."""
+    """Measure one row of the table."""
     with loops(name, micro_batch, accumulation) as updates:
         losses = {
             what: [loop(), loop()] for what, loop in updates.items()
         }  # compiles; and the second run is profiled
-        taken: dict[str, list[float]] = {what: [] for what in updates}
+        seconds: dict[str, list[float]] = {what: [] for what in updates}
         for _ in range(rounds):
             for what, loop in updates.items():
                 start = time.perf_counter()
                 losses[what].append(loop())
-                taken[what].append(time.perf_counter() - start)
+                seconds[what].append(time.perf_counter() - start)
     if len({tuple(values) for values in losses.values()}) > 1:
         raise SystemExit(f"{name}: the three loops do not compute the same losses: {losses}")
-    middle = {what: statistics.median(values) for what, values in taken.items()}
+    middle = {what: statistics.median(values) for what, values in seconds.items()}
     # A round's three times are neighbours: the median of their ratios is steadier than the ratio of
     # medians.
     added = (
         statistics.median(
-            b / a for a, b in zip(taken["plain PyTorch"], taken["engine"], strict=True)
+            b / a for a, b in zip(seconds["plain PyTorch"], seconds["engine"], strict=True)
         )
         - 1
     )
     traced = (
         statistics.median(
-            b / a for a, b in zip(taken["engine"], taken["engine and profile"], strict=True)
+            b / a for a, b in zip(seconds["engine"], seconds["engine and profile"], strict=True)
         )
         - 1
     )

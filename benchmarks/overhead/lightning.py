@@ -36,7 +36,7 @@ Turn = Callable[[], tuple[float, list[float]]]  # seconds of a weight update, an
 
 
 class Wrapped(LightningModule):
-    """The model, its loss returned and logged."""
+    """The model as a LightningModule that returns and logs its loss."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Wrapped(LightningModule):
 
 
 class Times(Callback):
-    """When each weight update was done, and its last loss."""
+    """The time at which each weight update finished, and the last loss."""
 
     def __init__(self) -> None:
         self.done: list[float] = []
@@ -74,7 +74,7 @@ def _middle(done: list[float]) -> float:
 
 
 def trained(module: torch.nn.Module, batches: list[Any], accumulation: int, on: str) -> Turn:
-    """An epoch under Lightning."""
+    """Run one epoch under Lightning."""
     wrapped = Wrapped(module)
 
     def turn() -> tuple[float, list[float]]:
@@ -97,7 +97,7 @@ def trained(module: torch.nn.Module, batches: list[Any], accumulation: int, on: 
 
 
 def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Turn:
-    """An epoch of PopTorch's loop."""
+    """Run one epoch of PopTorch's loop."""
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(ipu_exec.ShardedExecution())
@@ -120,7 +120,7 @@ def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
 
 
 def looped(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Turn:
-    """An epoch of plain PyTorch."""
+    """Run one epoch of plain PyTorch."""
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     groups = [batches[i : i + accumulation] for i in range(0, len(batches), accumulation)]
 
@@ -141,7 +141,7 @@ def looped(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Tu
 
 
 def _over(taken: dict[str, list[float]], what: str, other: str) -> str:
-    """How much longer ``what`` takes than ``other``, a turn against the turn beside it."""
+    """How much longer ``what`` takes than ``other``, comparing adjacent turns."""
     ratios = [b / a for a, b in zip(taken[other], taken[what], strict=True)]
     return f"{statistics.median(ratios) - 1:+.1%}"
 
@@ -157,25 +157,25 @@ def measure(name: str, micro_batch: int, accumulation: int, updates: int, turns:
         "PopTorch's loop": called(copy.deepcopy(module), batches, accumulation),
         "Trainer, ipu": trained(copy.deepcopy(module), batches, accumulation, "ipu"),
     }
-    taken: dict[str, list[float]] = {what: [] for what in loops}
+    times_of: dict[str, list[float]] = {what: [] for what in loops}
     for _ in range(turns):
         losses = {}
         for what, loop in loops.items():
             seconds, losses[what] = loop()
-            taken[what].append(seconds)
+            times_of[what].append(seconds)
         if losses["Trainer, ipu"] != losses["Trainer, cpu"]:
             raise SystemExit(f"{name}: the Trainers do not compute the same losses: {losses}")
         if len(losses["PopTorch's loop"]) != len(losses["Trainer, ipu"]):
             raise SystemExit(f"{name}: the loops do not make the same number of weight updates")
-    middle = {what: statistics.median(times) for what, times in taken.items()}
+    middle = {what: statistics.median(times) for what, times in times_of.items()}
     cells = (
         name,
         str(micro_batch),
         str(accumulation),
         *(f"{middle[w] * 1e3:,.1f} ms" for w in loops),
-        _over(taken, "Trainer, cpu", "plain PyTorch"),
-        _over(taken, "Trainer, ipu", "Trainer, cpu"),
-        _over(taken, "Trainer, ipu", "PopTorch's loop"),
+        _over(times_of, "Trainer, cpu", "plain PyTorch"),
+        _over(times_of, "Trainer, ipu", "Trainer, cpu"),
+        _over(times_of, "Trainer, ipu", "PopTorch's loop"),
     )
     return f"| {' | '.join(cells)} |"
 

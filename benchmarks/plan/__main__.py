@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def _compared(seed: int, blocks: int, ipus: int) -> bool:
-    """Print a model's row; whether some mapping is better than the plan."""
+    """Print a model's row and return whether some mapping is better than the plan."""
     case = random_case(seed, blocks, ipus)
     times = [time.process_time()]
     best = case.plan().best

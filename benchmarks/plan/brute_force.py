@@ -27,7 +27,7 @@ from profiler import schedules
 
 
 class Layers(torch.nn.Module):
-    """Linear layers of given widths, each a Block, and a mean square for a loss."""
+    """Linear layers of given widths, each one a Block, with a mean square as loss."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class Layers(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Every:
-    """All mappings with what their compiles gave."""
+    """All mappings with the results of their compiles."""
 
     obtained: dict[Mapping, Obtained]
 
     def best(self) -> tuple[float, Mapping]:
-        """Least cycles a sample of those that run, and which mapping has them."""
+        """The fewest cycles per sample of the mappings that run, and which mapping has them."""
         running = {one: came for one, came in self.obtained.items() if not came.problem}
         return min(
             ((came.cycles / one.samples, one) for one, came in running.items()),
@@ -71,7 +71,7 @@ def first_call(
 
 
 def every_mapping(key: Key, blocks: tuple[str, ...], ipus: int, batch: int) -> Iterator[Mapping]:
-    """Those of a key: one stage an IPU."""
+    """The mappings of a key, one stage per IPU."""
     for stages in range(1, min(len(blocks), ipus) + 1):
         for replicas in range(1, ipus // attached(stages) + 1):
             each, rest = divmod(batch, key.micro_batch * replicas)
@@ -92,7 +92,7 @@ def every_mapping(key: Key, blocks: tuple[str, ...], ipus: int, batch: int) -> I
 
 
 def every_split(blocks: tuple[str, ...], stages: int) -> Iterator[tuple[StagePlan, ...]]:
-    """With every way for each stage to save memory."""
+    """The splits, with every way for each stage to save memory."""
     ways = [*product((False, True), repeat=2)]
     for cuts in combinations(range(1, len(blocks)), stages - 1):
         edges = (0, *cuts, len(blocks))
@@ -108,7 +108,7 @@ def every_split(blocks: tuple[str, ...], stages: int) -> Iterator[tuple[StagePla
 
 
 def compile_all(call: FirstCall, asked: Asked) -> Every:
-    """Every mapping that the question allows, compiled."""
+    """Compile every mapping that the question allows."""
     captured = Captured(call, asked.ipus)
     question = question_of(call, captured.samples, asked)
     engine = Compiles(captured, asked.ipus, keep=False)
@@ -129,7 +129,7 @@ def compile_all(call: FirstCall, asked: Asked) -> Every:
 
 @dataclass(frozen=True)
 class Case:
-    """A random model and what is asked of it."""
+    """A random model and the question asked about it."""
 
     widths: tuple[int, ...]
     samples: int

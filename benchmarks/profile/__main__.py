@@ -30,9 +30,9 @@ HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, on how many IPUs, with what accumulation and device iterations.
+    """A model with its number of IPUs, accumulation and device iterations.
 
-    ``layers`` of BERT-Large if not 0.
+    ``layers`` is that of BERT-Large if not 0.
     """
 
     model: str
@@ -53,7 +53,7 @@ CASES = (
 
 
 def compiled(case: Case) -> Any:
-    """The executable of a case, and nothing computed."""
+    """The executable of a case; nothing is computed."""
     import torch
 
     import ipu_exec
@@ -129,17 +129,17 @@ def dense(path: Path, target: Path) -> tuple[float, int]:
 
 
 def median(measured: Callable[[], Any]) -> float:
-    """Seconds, of five times."""
-    taken = []
+    """The median of five timings, in seconds."""
+    seconds = []
     for _ in range(TIMES):
         start = time.perf_counter()
         measured()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def readings(path: Path) -> dict[str, float]:
-    """Seconds of what people do first, each with a report that has read nothing else."""
+    """Seconds for the usual first queries, each on a report that has read nothing else."""
     import profiler
     from profiler import pva
 
@@ -169,7 +169,7 @@ def readings(path: Path) -> dict[str, float]:
 
 
 def dense_readings(path: Path) -> dict[str, float]:
-    """The same of the dense file, where it makes sense."""
+    """The same for the dense file, where it makes sense."""
     import pandas as pd
 
     def heat() -> None:
@@ -195,7 +195,7 @@ def measure(case: Case, folder: Path) -> list[str]:
 
     executable = compiled(case)
     path = folder / f"{case.model}-{case.ipus}.pop"
-    taken = write(executable, path)
+    write_seconds = write(executable, path)
     del executable
     report = profiler.open_report(path)
     slices = int(len(report.steps(0, iteration=0)) * report.runs["iterations"].iloc[0])
@@ -208,7 +208,7 @@ def measure(case: Case, folder: Path) -> list[str]:
         f"{len(report.program_steps()):,} program steps, {len(report.variables):,} variables.",
         "",
     ]
-    mine = {"write": taken, **readings(path)}
+    figures = {"write": write_seconds, **readings(path)}
     size = path.stat().st_size
     plain: dict[str, float] = {}
     plain_size = 0
@@ -225,7 +225,7 @@ def measure(case: Case, folder: Path) -> list[str]:
             seconds(plain[name]) if name in plain else "",
             plain.get(name, 0) / value,
         )
-        for name, value in mine.items()
+        for name, value in figures.items()
     ]
     lines += [
         "| | profile.pop | dense .npz | dense / profile.pop |",

@@ -44,7 +44,7 @@ TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
 def compiled(
     example: Example, strategy: ipu_exec.PipelinedExecution, stages: int, accumulation: int
 ) -> Executable:
-    """As a training step in fp16 with AdamW."""
+    """Compile a model as a training step in fp16 with AdamW."""
     options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
     options.autoRoundNumIPUs(True).Training.gradientAccumulation(accumulation)
     inputs = tuple(
@@ -55,7 +55,7 @@ def compiled(
 
 
 def profile(executable: Executable, folder: Path) -> Report:
-    """The compile's profile, without runs."""
+    """The profile of the compile, without runs."""
     folder.mkdir()
     with ProfileWriter(folder / "profile.pop") as writer:
         writer.meta(**header(executable))
@@ -85,7 +85,7 @@ WAYS: dict[str, Callable[[Costs, Report, int], Assignment]] = {
 
 
 def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[str, str]:
-    """A row of either table."""
+    """Measure a row of either table."""
     example = build(name)
     example.module.half()
     naive = compiled(example, split(example, stages), stages, accumulation)
@@ -130,7 +130,7 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
 
 
 def timed(blocks: int, stages: int, all_choices: bool) -> str:
-    """A row of the last table: the best of three."""
+    """Time a row of the last table: the best of three."""
     costs = random_costs(
         np.random.default_rng(0), blocks, 1472, stages=stages, full=1.6, micro_batches=4 * stages
     )

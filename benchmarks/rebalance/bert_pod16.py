@@ -29,8 +29,10 @@ def strategy(layers: Sequence[int]) -> poptorch.PipelinedExecution:
     names = numbered("layer", range(sum(layers)))
     stages, begin = [], 0
     for ipu, count in enumerate(layers):
-        mine = names[begin : begin + count]
-        stages.append(poptorch.Stage(*(("embedding",) if ipu == 0 else ()), *mine).ipu(ipu))
+        layers_of_stage = names[begin : begin + count]
+        stages.append(
+            poptorch.Stage(*(("embedding",) if ipu == 0 else ()), *layers_of_stage).ipu(ipu)
+        )
         begin += count
     return poptorch.PipelinedExecution(*stages, poptorch.Stage("head").ipu(0))
 

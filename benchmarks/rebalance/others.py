@@ -16,7 +16,7 @@ from profiler.rebalance import Assignment
 
 
 def filled(starts: Sequence[int], blocks: int) -> Assignment:
-    """An assignment in which each stage has a Block, one stage an IPU."""
+    """An assignment in which each stage has at least one Block, one stage per IPU."""
     firsts = [0]
     for k in range(1, len(starts)):
         firsts.append(min(max(starts[k], firsts[-1] + 1), blocks - (len(starts) - k)))
@@ -24,7 +24,7 @@ def filled(starts: Sequence[int], blocks: int) -> Assignment:
 
 
 def uniform(blocks: int, stages: int) -> Assignment:
-    """As many Blocks a stage."""
+    """The same number of Blocks in every stage."""
     return Assignment(
         tuple(round(k * blocks / stages) for k in range(stages)), tuple(range(stages))
     )
@@ -38,7 +38,7 @@ def by_share(weight: np.ndarray, stages: int) -> Assignment:
 
 
 def halved(weight: np.ndarray, stages: int) -> Assignment:
-    """Cut in the middle of the weight, and the heavier half again."""
+    """Cut in the middle of the weight, then cut the heavier half again."""
     parts = [(0, len(weight))]
     while len(parts) < stages:
         at = max(

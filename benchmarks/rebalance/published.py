@@ -28,7 +28,7 @@ _END = re.compile(r"\n(?=## |Cycles an update over those)")
 
 @dataclass(frozen=True)
 class Published:
-    """Layers of each IPU; where the head is: on the first IPU (a stage of its own), or the last."""
+    """Layers per IPU, and whether the head is on the first IPU (as its own stage) or the last."""
 
     model: str
     layers: tuple[int, ...]
@@ -75,29 +75,29 @@ NOT_HERE = (
 
 @dataclass(frozen=True)
 class Obtained:
-    """What a compile of a split says: cycles an update, bytes of its fullest tile with gaps."""
+    """The result of compiling a split: cycles per update, bytes of its fullest tile with gaps."""
 
     cycles: int
     fullest: int
 
 
 def obtained(example: Example, assignment: Assignment, folder: Path) -> tuple[Obtained, Costs]:
-    """Compile a split; and the costs of its profile."""
+    """Compile a split; also return the costs from its profile."""
     names = example.blocks
     stages = [
         ipu_exec.Stage(*names[first : last + 1]).ipu(ipu)
         for (first, last), ipu in zip(assignment.spans(len(names)), assignment.ipus, strict=True)
     ]
     strategy = ipu_exec.PipelinedExecution(*stages)
-    made = compiled(example, strategy, max(assignment.ipus) + 1, ACCUMULATION)
-    with profile(made, folder) as report:
+    executable = compiled(example, strategy, max(assignment.ipus) + 1, ACCUMULATION)
+    with profile(executable, folder) as report:
         ipus = range(report.target.ipus_per_replica)
         fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
-        return Obtained(made.cycles_per_call, fullest), Costs.from_report(report)
+        return Obtained(executable.cycles_per_call, fullest), Costs.from_report(report)
 
 
 def row(case: Published, folder: Path) -> str:
-    """The published split, as many Blocks a stage, and ours."""
+    """A row with the published split, equal numbers of Blocks, and ours."""
     example = build(case.model)
     example.module.half()
     by_hand = case.assignment(example.blocks)
@@ -128,7 +128,7 @@ def _cells(found: Obtained, limit: int) -> tuple[str, str]:
 
 
 def _held(prediction: Prediction, came: Obtained, limit: int) -> tuple[str, str, str]:
-    """Off by, the fullest tile predicted, and whether the prediction held."""
+    """The error, the predicted fullest tile, and whether the prediction held."""
     off = prediction.total / came.cycles - 1
     fits = came.fullest <= limit
     right = abs(off) <= CLOSE and (fits or bool(prediction.notes))
@@ -144,7 +144,7 @@ def _sizes(assignment: Assignment, count: int) -> str:
 
 
 def section(rows: Sequence[str]) -> str:
-    """Of the page."""
+    """The section of the page."""
     heads = (
         *("model, layers an IPU", "by hand: cycles", "fullest tile, KiB", "equal Blocks: cycles"),
         *("fullest tile, KiB", "ours: Blocks a stage", "cycles", "fullest tile, KiB"),
@@ -164,12 +164,12 @@ def section(rows: Sequence[str]) -> str:
 
 def written(page: str, rows: Sequence[str]) -> str:
     """The page with these rows; those of other models stay as they are."""
-    before, found, rest = page.partition(PUBLISHED)
-    old, *behind = _END.split(rest, maxsplit=1) if found else [""]
+    before, heading, rest = page.partition(PUBLISHED)
+    old, *behind = _END.split(rest, maxsplit=1) if heading else [""]
     known = {line.split("|")[1].strip(): line for line in old.splitlines() if line.startswith("| ")}
     known |= {line.split("|")[1].strip(): line for line in rows}
-    kept = [known[case.name] for case in CASES if case.name in known]
-    return f"{before.rstrip()}\n\n{section(kept)}\n{''.join(behind)}".rstrip() + "\n"
+    known_rows = [known[case.name] for case in CASES if case.name in known]
+    return f"{before.rstrip()}\n\n{section(known_rows)}\n{''.join(behind)}".rstrip() + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,9 +184,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.only and case.model not in args.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            made = row(case, Path(folder))
-        print(made, flush=True)
-        PAGE.write_text(written(PAGE.read_text(), [made]))
+            line = row(case, Path(folder))
+        print(line, flush=True)
+        PAGE.write_text(written(PAGE.read_text(), [line]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Costs of models that nobody wrote, to test and time the rebalancer with."""
+"""Random costs of synthetic models, to test and time the rebalancer with."""
 
 from __future__ import annotations
 

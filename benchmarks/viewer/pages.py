@@ -81,8 +81,8 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
             if what != "layout":
                 start = time.process_time()
             answer = first.ask(request)
-            taken = time.process_time() - start
-            answers.append((f"{page.name}: {what}", taken, len(answer)))
+            seconds = time.process_time() - start
+            answers.append((f"{page.name}: {what}", seconds, len(answer)))
     return answers
 
 

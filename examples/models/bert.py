@@ -131,9 +131,9 @@ class Bert(nn.Module):
             with poptorch.Block(f"layer{number}"):
                 x = poptorch.recomputationCheckpoint(layer(x, mask))
         with poptorch.Block("head"):
-            found = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
-            found = self.transform_norm(functional.gelu(self.transform(found)))
-            scores = functional.linear(found, self.embedding.word.weight, self.bias)
+            hidden = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
+            hidden = self.transform_norm(functional.gelu(self.transform(hidden)))
+            scores = functional.linear(hidden, self.embedding.word.weight, self.bias)
             second = self.next(torch.tanh(self.pooler(x[:, 0])))
             loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
             loss = loss + functional.cross_entropy(second.float(), follows)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _there(script: str) -> None:
-    """Refuse a script that is not there before anything is compiled; ``-m module`` is looked up."""
+    """Refuse a missing script before anything is compiled; ``-m module`` is looked up."""
     if not script.startswith("-") and not Path(script).is_file():
         raise common.CommandError(
             f"there is no script {script} to compile: --check takes its path and its arguments",
@@ -197,7 +197,7 @@ def _came(outcome: Outcome) -> str:
 
 
 def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
-    """Why compiles failed, each reason once, behind the numbers of the advices that it stopped."""
+    """Why compiles failed: each reason once, with the numbers of the advice it stopped."""
     numbers: dict[str, list[str]] = {}
     for number, outcome in enumerate(outcomes, 1):
         if outcome.error:
@@ -236,7 +236,7 @@ def _rounds(steps: list[Step]) -> Table:
 
 
 def _lines(advices: list[Advice]) -> list[Lines]:
-    """Each advice with its lines below it."""
+    """Each piece of advice with its lines below it."""
     from profiler import units
     from reports.tables import Lines, clean
 
@@ -262,5 +262,7 @@ def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
         return [say("Nothing that was compiled is faster than the profile.")]
     times = f", {rate / now:.2f} times the profile's {now:,.0f}" if now else ""
     words = best.levers.argument
-    given = f": ipu-run --with {words}" if words else ""
-    return [say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{given}.")]
+    command = f": ipu-run --with {words}" if words else ""
+    return [
+        say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{command}.")
+    ]

@@ -1,4 +1,4 @@
-"""What the subcommands share: naming profiles, choosing a form, a page for each profile."""
+"""Shared by the subcommands: naming profiles, choosing an output form, a page per profile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = ("training", "inference")  # directories as a run leaves them
 
 
 class CommandError(Exception):
-    """Ends a subcommand with an exit code and one line that names the cause and the way out."""
+    """Ends a subcommand with an exit code and one line that gives the cause and the remedy."""
 
     def __init__(self, message: str, code: int = NOT_SO) -> None:
         super().__init__(message)
@@ -34,10 +34,10 @@ class CommandError(Exception):
 
 
 def first_steps(here: str = ".") -> str:
-    """What to begin with, where nothing was asked: with a profile that is below ``here``."""
-    found = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
-    if found is not None:
-        return f"what of it? Begin with: ipu-report summary {found.parent}"
+    """A suggestion for a call without arguments, with a profile from below ``here``."""
+    profile = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
+    if profile is not None:
+        return f"what of it? Begin with: ipu-report summary {profile.parent}"
     return (
         "of which profile? Begin with: ipu-report summary PROFILE. To get one:"
         " ipu-run --profile-dir out script.py"
@@ -126,7 +126,7 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 class _Renamed(argparse.Action):
-    """An option of before: it ends with what to say instead."""
+    """An option under its old name; using it ends the command with the new name."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         parser.error(
@@ -142,21 +142,21 @@ def add_stage_ipus(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:
-    """--stage-ipus as numbers, where it was given."""
+    """The value of --stage-ipus as numbers, if it was given."""
     if args.stage_ipus is None:
         return None
     return whole_numbers("--stage-ipus", args.stage_ipus)
 
 
 def count(words: str) -> int:
-    """An argparse type: a whole number from 0."""
+    """An argparse type: a whole number that is not negative."""
     if not words.isdecimal():
         raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
     return int(words)
 
 
 def whole_numbers(option: str, words: str) -> tuple[int, ...]:
-    """Whole numbers with commas between. CommandError names the option."""
+    """Parse comma-separated whole numbers. Raises CommandError with the name of the option."""
     parts = [part.strip() for part in words.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise CommandError(
@@ -166,25 +166,25 @@ def whole_numbers(option: str, words: str) -> tuple[int, ...]:
 
 
 def find_profiles(patterns: Iterable[str]) -> list[Path]:
-    """The profiles that arguments name, in order, each once: files, directories and patterns.
+    """The profiles named by files, directories and patterns, in order and without duplicates.
 
-    A directory stands for its ``profile.pop``, else for those in its ``training`` and
-    ``inference``, else for all below it. What is not there is in the list as it was given: opening
-    it says what is wrong.
+    A directory stands for its ``profile.pop``, otherwise for those in its ``training`` and
+    ``inference``, otherwise for all below it. A missing path is returned as given: opening it
+    reports the error.
     """
     paths: list[Path] = []
     for pattern in patterns:
-        given = Path(pattern)
+        argument = Path(pattern)
         named = (
-            [given]
-            if given.exists()
+            [argument]
+            if argument.exists()
             else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
         )
         if not named and glob.has_magic(pattern):
             raise CommandError(
                 f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE
             )
-        for path in named or [given]:
+        for path in named or [argument]:
             paths += _within(path)
     return list(dict.fromkeys(paths))
 
@@ -197,9 +197,9 @@ def _within(path: Path) -> list[Path]:
 
 
 def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
-    """Every ``profile.pop`` below a directory, but for what is hidden (``.venv``, ``.git``).
+    """Every ``profile.pop`` below a directory, except in hidden ones (``.venv``, ``.git``).
 
-    ``most``: directories to look into.
+    At most ``most`` directories are searched.
     """
     for here, folders, files in itertools.islice(os.walk(directory), most):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -208,9 +208,9 @@ def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
 
 
 def find_one(pattern: str) -> Path:
-    """The one profile that a word names; of a directory with training and inference, the training.
+    """The one profile that an argument names; for a directory with both kinds, the training.
 
-    CommandError where it stands for several runs.
+    Raises CommandError if it stands for several runs.
     """
     paths = find_profiles([pattern])
     if len({path.parent.parent if path.parent.name in KINDS else path for path in paths}) > 1:
@@ -254,7 +254,7 @@ def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> in
 
 
 def check_iteration(report: Report, run: int, iteration: int) -> None:
-    """CommandError where the run has no such device iteration."""
+    """Raise CommandError if the run has no such device iteration."""
     check_run(report, run)
     iterations = int(report.runs["iterations"].iloc[run])
     if iteration >= iterations:
@@ -265,7 +265,7 @@ def check_iteration(report: Report, run: int, iteration: int) -> None:
 
 
 def check_run(report: Report, run: int) -> None:
-    """CommandError where the profile has no such run."""
+    """Raise CommandError if the profile has no such run."""
     runs = len(report.runs)
     if run < runs:
         return
@@ -280,7 +280,7 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line that says what the times are, where no call was profiled; ``name``: of which."""
+    """A line saying the times are predicted if no call was profiled; ``name`` is the profile's."""
     from profiler.report import PREDICTED_NOTE
     from reports.tables import say
 
@@ -288,7 +288,7 @@ def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
 
 
 def check_ipu(report: Report, ipu: int) -> None:
-    """CommandError where the profile has no such IPU."""
+    """Raise CommandError if the profile has no such IPU."""
     known, replicas = report.target.ipus_per_replica, report.target.num_replicas
     if not 0 <= ipu < known:
         alike = f" (of one replica: all {replicas} are alike)" if replicas > 1 else ""
@@ -298,7 +298,7 @@ def check_ipu(report: Report, ipu: int) -> None:
 
 
 def ipus(report: Report) -> Iterator[int]:
-    """IPUs that have a program of their own."""
+    """The IPUs that have their own program."""
     from profiler import records
 
     yield from sorted(set(report.columns_of(records.Step)["ipu"].tolist()))
@@ -311,7 +311,7 @@ def top(args: argparse.Namespace) -> int | None:
 
 
 def filtered(frame: pd.DataFrame, column: str, words: str | None) -> pd.DataFrame:
-    """Rows whose name has the words, in any case."""
+    """The rows whose name contains the words, ignoring case."""
     if not words:
         return frame
     return frame[frame[column].str.contains(words, case=False, regex=False)]

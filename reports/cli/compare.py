@@ -166,7 +166,7 @@ def _rule(words: str) -> tuple[str, float]:
 def _broken(
     sums: pd.DataFrame, rules: list[tuple[str, float]], reasons: dict[str, str]
 ) -> list[str]:
-    """What is worse than a rule allows, or cannot be held against it."""
+    """What is worse than a rule allows, or cannot be compared by it."""
     broken = []
     for name, most in rules:
         what = _MEASURES.get(name, sums["what"].iloc[0])
@@ -182,7 +182,7 @@ def _broken(
 
 
 def _does_not_fit(a: Report, b: Report) -> list[str]:
-    """That B cannot run, where A can: it is no better, however few cycles it would take."""
+    """A message if B cannot run but A can: fewer cycles do not make it better."""
     from profiler import analysis
 
     fullest = [int(analysis.fullest_tiles(report).max(initial=0)) for report in (a, b)]

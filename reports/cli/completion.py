@@ -52,7 +52,7 @@ class Command:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
-    """What can be completed, read off a parser with subcommands."""
+    """The possible completions, read from a parser with subcommands."""
     commands = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -140,7 +140,7 @@ def zsh(commands: list[Command]) -> str:
     names = [f"    {_quoted(f'{command.name}:{command.help}')}" for command in commands]
     cases = []
     for command in commands:
-        given = []
+        arguments = []
         for option in command.options:
             said = option.help.replace("[", "(").replace("]", ")").replace(":", " -")
             after = (
@@ -150,9 +150,9 @@ def zsh(commands: list[Command]) -> str:
                 if option.takes
                 else ""
             )
-            given += [_quoted(f"{flag}[{said}]{after}") for flag in option.flags]
+            arguments += [_quoted(f"{flag}[{said}]{after}") for flag in option.flags]
         rest = f"*:word:({' '.join(command.words)})" if command.words else "*:profile:_files"
-        cases.append(f"    {command.name}) _arguments {' '.join(given)} {_quoted(rest)} ;;")
+        cases.append(f"    {command.name}) _arguments {' '.join(arguments)} {_quoted(rest)} ;;")
     return "\n".join(
         [
             "#compdef ipu-report",
@@ -202,7 +202,7 @@ def fish(commands: list[Command]) -> str:
 
 
 def _quoted(words: str, fish: bool = False) -> str:
-    """In single quotes, as the shell has them."""
+    """Quote text in single quotes for the shell."""
     return (
         "'"
         + (words.replace("\\", "\\\\").replace("'", "\\'") if fish else words.replace("'", "'\\''"))

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checks(report: Report) -> Iterator[tuple[str, str]]:
-    """Name of each check and what is wrong, "" where nothing is."""
+    """The name of each check with what is wrong, "" if nothing is."""
     from profiler import ProfileError
 
     checks: tuple[tuple[str, Callable[[Report], str]], ...] = (

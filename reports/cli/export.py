@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _form(path: Path, asked: str | None) -> str:
-    """What to write: of `FORMATS`."""
+    """The output format, one of `FORMATS`."""
     name = path.name.lower()
     known = [form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)]
     form = asked or (known[0] if known else "")
@@ -159,10 +159,10 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
 def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:
     if args.table == "pipeline_cycles":
         return report.pipeline_cycles(args.which_run or 0, args.iteration or 0)
-    found: Any = getattr(report, args.table)
+    member: Any = getattr(report, args.table)
     if args.table in ("steps", "tasks"):
-        found = found(args.which_run or 0, iteration=args.iteration)
-    elif callable(found):
-        found = found()
-    frame: pd.DataFrame = found
+        member = member(args.which_run or 0, iteration=args.iteration)
+    elif callable(member):
+        member = member()
+    frame: pd.DataFrame = member
     return frame

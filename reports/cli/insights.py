@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _said(words: str, statements: tuple[str, ...]) -> Lines:
-    """Words, and below them statements to write."""
+    """The words, followed by the statements to write."""
     from reports.tables import Lines, clean
 
     below = [f"     {line}" for statement in statements for line in statement.splitlines()]

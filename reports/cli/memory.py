@@ -75,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _relief(report: Report) -> list[Table]:
-    """What frees most of the worst tile; nothing where the profile has no costs of Blocks."""
+    """What frees most memory on the worst tile; nothing if the profile has no costs of Blocks."""
     import pandas as pd
 
     from profiler.advise import Relief, relief
     from reports.tables import Column, Table, kibibytes, sentence
 
     try:
-        found = relief(report)
+        reliefs = relief(report)
     except ValueError:
         return []
     names = list(Relief.__dataclass_fields__)
-    frame = pd.DataFrame([[getattr(one, name) for name in names] for one in found], columns=names)
+    frame = pd.DataFrame([[getattr(one, name) for name in names] for one in reliefs], columns=names)
     columns = (
         Column("freed", "frees\nKiB", kibibytes),
         Column("cycles", "cycles\nmore"),

@@ -122,7 +122,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _short(work: str) -> str:
-    """The text "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
+    """Abbreviate "backward of stage 1, forward of stage 1" to "B:1 F:1"."""
     parts = [part.split(" of stage ") for part in work.split(", ") if part]
     return " ".join(
         _LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts
@@ -170,7 +170,7 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
 
 
 def _why(table: pd.DataFrame) -> str:
-    """The pipeline cycle that recurs most, in a sentence."""
+    """A sentence about the most frequent pipeline cycle."""
     from profiler.enums import PipelinePhase
 
     work = table[table["phase"] != PipelinePhase.UPDATE]

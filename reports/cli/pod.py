@@ -71,7 +71,7 @@ def _map(report: Report, by: str) -> Page:
 
 
 def _machines(ipus: pd.DataFrame) -> pd.DataFrame:
-    """A row for each machine of a rack, a column for each rack."""
+    """One row per machine of a rack, one column per rack."""
     import pandas as pd
 
     cells: dict[str, list[str]] = {}

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_number(values: list[object]) -> bool:
-    """Whether a column has numbers, and nothing else but NULL."""
+    """Whether a column holds only numbers and NULLs, with at least one number."""
     return all(value is None or isinstance(value, (int, float)) for value in values)
 
 

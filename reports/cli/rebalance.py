@@ -162,7 +162,7 @@ def best(
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
-    """The split that the options ask for."""
+    """The split requested by the options."""
     from profiler.rebalance import best_split
     from profiler.rebalance.fewest import fewest_ipus
 
@@ -193,7 +193,7 @@ def _wanted_or_nearest(
 
 
 def _groups(costs: Costs, words: str) -> list[list[int]]:
-    """Blocks to be kept together, as the option says them."""
+    """The Blocks to keep together, as given by the option."""
     if words.strip() == "tied" and "tied" not in costs.names:
         if not costs.cuts.ties:
             raise ValueError(
@@ -204,7 +204,7 @@ def _groups(costs: Costs, words: str) -> list[list[int]]:
 
 
 def _parted(costs: Costs, assignment: Assignment) -> list[str]:
-    """Sentences about weights that are read on more than one IPU."""
+    """Sentences about weights that are read on several IPUs."""
     ipus = [assignment.ipus[k] for k in assignment.stage_of(len(costs))]
     return [
         f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
@@ -224,7 +224,7 @@ def _blocks(costs: Costs, words: str) -> list[int]:
 
 
 def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
-    """The ways to save memory that the options allow, those that cost least first."""
+    """The ways to save memory that the options allow, cheapest first."""
     from profiler.rebalance.split import ALL_CHOICES
 
     def allowed(way: str, own: bool) -> set[bool]:

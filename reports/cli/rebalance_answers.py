@@ -1,4 +1,4 @@
-"""What `ipu-report rebalance` says besides its proposal: a table or a few sentences an option."""
+"""Further answers of `ipu-report rebalance`: one table or a few sentences per option."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answers(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    """Of all options that were given. CommandError where one has no answer."""
+    """The answers for all options given. Raises CommandError if one has no answer."""
     wanted: list[tuple[object, Answer]] = [
         (args.pareto, _pareto),
         (args.inside, _inside),
@@ -73,8 +73,8 @@ def answers(
     ]
     parts: list[Part] = []
     try:
-        for given, answer in wanted:
-            if given:
+        for asked, answer in wanted:
+            if asked:
                 parts += answer(report, costs, split, choices, args)
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -149,7 +149,7 @@ def _pareto(
 
 
 def saves(costs: Costs, choices: Sequence[Choice]) -> str:
-    """How stages save memory, in a few words; stages that do so alike together."""
+    """How stages save memory, in a few words, with equal stages grouped."""
     words = [
         " + ".join(
             [

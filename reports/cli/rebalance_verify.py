@@ -50,7 +50,7 @@ class Promise:
 
     @classmethod
     def predicted(cls, before: Costs, after: Costs) -> Promise:
-        """What a profile predicts of another's split, stages saving memory as they do there."""
+        """What a profile predicts for another's split, with stages saving memory as in that one."""
         from dataclasses import replace
 
         from profiler.rebalance import Assignment, what_if
@@ -70,7 +70,7 @@ class Promise:
 
 
 def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
-    """Promised and obtained, side by side. ``after`` is the profile of the split."""
+    """Promised and obtained values side by side. ``after`` is the profile of the split."""
     import pandas as pd
 
     from reports.tables import Column, Page, Table, say, text
@@ -125,7 +125,7 @@ def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, i
 
 
 def _notes(promise: Promise, costs: Costs, obtained: Costs) -> list[str]:
-    """Where the promise is from, and what was run otherwise than it says."""
+    """The origin of the promise, and where the run differs from it."""
     source = (
         "The promise is the one stored in the placement file that was run."
         if promise.stored
@@ -155,12 +155,12 @@ def quickest_compiled(
     from profiler.rebalance.verified import candidates, verify
 
     wanted = candidates(costs, split.prediction.assignment, count)
-    found = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
-    runs = [one for one in found if not one.problem]
+    splits = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    runs = [one for one in splits if not one.problem]
     if not runs:
-        problems = "; ".join(dict.fromkeys(one.problem for one in found))
+        problems = "; ".join(dict.fromkeys(one.problem for one in splits))
         raise common.CommandError(
-            f"none of {len(found)} splits compiled and fits: {problems or 'there is no candidate'}"
+            f"none of {len(splits)} splits compiled and fits: {problems or 'there is no candidate'}"
         )
     best = runs[0]
     reasons = split.why
@@ -169,11 +169,11 @@ def quickest_compiled(
     chosen = replace(
         split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons
     )
-    return chosen, _compiled_table(costs, found)
+    return chosen, _compiled_table(costs, splits)
 
 
 def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
-    """A bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

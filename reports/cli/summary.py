@@ -203,7 +203,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
 
 
 def _confidence(report: Report) -> tuple[Fact, ...]:
-    """How far the cycles likely are from the truth; nothing where the profile does not say."""
+    """The likely error of the cycles; nothing if the profile does not say."""
     from profiler import confidence
     from reports.tables import Fact
 
@@ -229,7 +229,7 @@ def _slowest(report: Report) -> int:
 
 
 def _micro_batches(report: Report) -> int:
-    """Micro-batches that go through in one device iteration."""
+    """The number of micro-batches in one device iteration."""
     tasks = report.tasks(0, iteration=0)
     return int(tasks["micro_batch"].max()) + 1 if len(tasks) else 0
 

@@ -140,7 +140,7 @@ def _follow(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
-    """Say where it is, open a browser, and answer until Ctrl+C."""
+    """Print the address, open a browser, and serve until Ctrl+C."""
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
     address += f"/?token={guard.token}" if guard.token else ""
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
@@ -170,7 +170,7 @@ def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0. CommandError where it cannot be had."""
+    """The port, or a free one for 0. Raises CommandError if it is not available."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM

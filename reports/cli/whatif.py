@@ -143,7 +143,7 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """A row for each stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
+    """One row per stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
 
     Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile, memory``.
     """

@@ -63,7 +63,7 @@ def prose(path: Path) -> Iterator[str]:
 
 
 def faults(words: str, page: Path | None = None) -> list[str]:
-    """What does not resolve in a piece of text; ``page`` is the page that it stands in, if any."""
+    """The citations in a text that do not resolve; ``page`` is the page it is in, if any."""
     wrong = [f"[{key}] is not in docs/bibliography.md" for key in _KEY.findall(words)]
     wrong = [fault for fault in wrong if fault[1 : fault.index("]")] not in keys()]
     places = [(ROOT / name, anchor) for name, anchor in _PAGE.findall(words)]

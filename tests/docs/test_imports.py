@@ -31,7 +31,7 @@ LESS = {"viewer/figures/": {"dash"}}
 
 
 def table() -> dict[str, set[str]]:
-    """Package to what it may import, of ours and of others."""
+    """Maps a package to what it may import, of ours and of others."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", page, re.MULTILINE)
     rooms = {}
@@ -47,7 +47,7 @@ def table() -> dict[str, set[str]]:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports at run time, wherever in it.
+    """The modules that a file imports at run time, anywhere in it.
 
     Imports for type checkers do not count.
     """
@@ -83,7 +83,7 @@ def rooms() -> list[tuple[str, ...]]:
 
 
 def floor(module: str, order: list[tuple[str, ...]]) -> int:
-    """The row of a module of ipu_exec, counted from the bottom; -1 where it is in none."""
+    """The row of an ipu_exec module, counted from the bottom; -1 if it is in none."""
     _, _, inside = module.partition(".")
     first, _, rest = (inside or "__init__").partition(".")
     names = (f"{first}/",) if rest else (f"{first}/", first)
@@ -208,7 +208,7 @@ def modules_of(package: Path) -> dict[str, Path]:
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Which of ``modules`` a file imports, wherever in it and for whom ever."""
+    """Those of ``modules`` that a file imports, anywhere and for any reader."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -221,7 +221,7 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
 
 
 def circle(package: Path) -> list[str]:
-    """Modules of a package that import one another in a circle; none: empty."""
+    """Modules of a package that import one another in a cycle; empty if there is none."""
     modules = modules_of(package)
     sorter = TopologicalSorter(
         {name: imports_of(path, set(modules)) for name, path in modules.items()}
@@ -293,7 +293,7 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
 
 
 def test_lightning_is_imported_by_who_asks_for_it() -> None:
-    """Not by the engine, nor by ``ipu-run`` before its script does."""
+    """Neither the engine imports it, nor ``ipu-run`` before its script does."""
     code = (
         "import ipu_exec, ipu_exec.run, profiler.pva, reports.cli, sys\n"
         "from ipu_exec.stand_in import stand_in\nstand_in()\n"

@@ -62,7 +62,7 @@ def test_commands_are_there(page: str) -> None:
     re.findall(r"^\| `ipu-report ([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE),
 )
 def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Path) -> None:
-    """With a profile for PROFILE, A and B, a query for SQL and files that may be written."""
+    """Profiles stand for PROFILE, A and B, a query for SQL, and files may be written."""
     path = synthetic_profile(tmp_path / "profile.pop")
     for_words = {
         "PROFILE": path,
@@ -72,13 +72,15 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
         "FILE": tmp_path / "placement.json",
     }
     for_words |= {name: tmp_path / name for name in ("report.html", "trace.json")}
-    name, *given = shlex.split(command)
+    name, *arguments = shlex.split(command)
     argv = (
-        [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
+        [name, *(str(for_words.get(word, word)) for word in arguments)]
+        if arguments
+        else [name, str(path)]
     )
     # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
     if name == "view":
-        assert given == ["PROFILE"]
+        assert arguments == ["PROFILE"]
     else:
         assert main(argv) == 0
 
@@ -157,7 +159,7 @@ def test_contributings_function_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
     "tool", ["ruff check", "ruff format --check", "mypy --config-file pyproject.toml"]
 )
 def test_contributings_code_passes_what_ours_must(tool: str, tmp_path: Path) -> None:
-    """Nothing is found in the lowering and in its test, as files of their own."""
+    """The linters find no fault in the lowering and its test as files of their own."""
     files = [tmp_path / "hypot.py", tmp_path / "test_hypot.py"]
     for file, code in zip(files, blocks("CONTRIBUTING.md", "python"), strict=True):
         file.write_text(f'"""An operator."""\n\n{code}')
@@ -205,7 +207,7 @@ def test_the_sites_menu_has_each_page_once() -> None:
 
 
 def test_the_version_has_its_section_of_the_changelog() -> None:
-    """A release has one with its date; before it there is one of what comes."""
+    """A release has a dated section; before it there is one for what is coming."""
     sections = re.findall(r"^## \[([^]]+)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     dates = dict(sections)
     assert sections[0][0] == "Unreleased"

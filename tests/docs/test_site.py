@@ -44,14 +44,14 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def scripts(page: Path) -> dict[str, str]:
-    """Snippets that have a file's name."""
+    """The snippets that have a file name."""
     titled = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
     return dict(titled)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with the profiles that the pages speak of."""
+    """A directory with the profiles that the pages mention."""
     for kind in ("demo/training", "before/training", "after/training"):
         (tmp_path / kind).mkdir(parents=True)
         synthetic_profile(tmp_path / kind / "profile.pop")
@@ -112,16 +112,16 @@ def test_the_commands_of_other_pages_are_there(page: Path) -> None:
 
 
 def expanded(word: str) -> list[str]:
-    """A word as the shell makes several of its {a,b}."""
-    found = re.fullmatch(r"([^{]*)\{([^}]*)\}(.*)", word)
-    if found is None:
+    """The words that the shell expands a word with {a,b} into."""
+    match = re.fullmatch(r"([^{]*)\{([^}]*)\}(.*)", word)
+    if match is None:
         return [word]
-    before, choices, after = found.groups()
+    before, choices, after = match.groups()
     return [f"{before}{choice}{after}" for choice in choices.split(",")]
 
 
 def names_of(page: Path) -> dict[str, Any]:
-    """What the snippets of a page take as given."""
+    """The names that a page's snippets assume to be defined."""
     layer = torch.nn.Linear(4, 4)
     return {
         "poptorch": ipu_exec,

@@ -346,18 +346,18 @@ def test_a_dataset_that_fails_says_so_at_once_or_when_it_does() -> None:
 
 def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> None:
     warn_once.cache_clear()
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "collate_fn": lambda items: torch.stack(items) * 10,
         "mode": DataLoaderMode.Async,
     }
     with pytest.warns(UserWarning, match="in this process, not asynchronously"):
-        loader = DataLoader(options(1, 1, 1), Numbers(3), **given)
+        loader = DataLoader(options(1, 1, 1), Numbers(3), **settings)
     assert [int(batch) for batch in loader] == [0, 10, 20]
     forked = DataLoader(
         options(1, 1, 1),
         Numbers(3),
         async_options={"sharing_strategy": SharingStrategy.Fork},
-        **given,
+        **settings,
     )
     with closing(forked):
         assert [int(batch) for batch in forked] == [0, 10, 20]

@@ -89,8 +89,8 @@ def test_for_loop_goes_on_with_what_the_body_returned_and_leaves_its_inputs() ->
     def body(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [x.mul_(2), y + x]
 
-    made = infer(lambda x, y: poptorch.for_loop(5, body, [x, y]), x, y)
-    assert [tensor.tolist() for tensor in made] == [[32.0] * 3, [62.0] * 3]
+    results = infer(lambda x, y: poptorch.for_loop(5, body, [x, y]), x, y)
+    assert [tensor.tolist() for tensor in results] == [[32.0] * 3, [62.0] * 3]
     assert (x == 1).all()
     one = compiled(lambda x, y: poptorch.for_loop(1, body, [x, y]), x, y)
     five = compiled(lambda x, y: poptorch.for_loop(5, body, [x, y]), x, y)
@@ -229,10 +229,10 @@ def test_distributions_check_their_arguments() -> None:
 def test_dynamic_slices_are_slices(size: int, step: int) -> None:
     x = torch.randn(4, 12)
     for start in (0, 2):
-        made = infer(
+        result = infer(
             lambda x, s: poptorch.dynamic_slice(x, 1, s, size, step), x, torch.tensor([start])
         )
-        assert torch.equal(made, x[:, start : start + size : step])
+        assert torch.equal(result, x[:, start : start + size : step])
     ours, plain = gradients(
         lambda x, s: poptorch.dynamic_slice(x, 1, s, 3, 1), x, torch.tensor([2])
     )
@@ -241,7 +241,7 @@ def test_dynamic_slices_are_slices(size: int, step: int) -> None:
 
 def test_dynamic_update_puts_a_slice_into_a_copy() -> None:
     x, part = torch.randn(4, 9), torch.randn(4, 2)
-    made = infer(
+    result = infer(
         lambda x, p, s: poptorch.dynamic_update(x, p, 1, s, 2),
         x,
         part,
@@ -249,7 +249,7 @@ def test_dynamic_update_puts_a_slice_into_a_copy() -> None:
     )
     wanted = x.clone()
     wanted[:, 3:5] = part
-    assert torch.equal(made, wanted)
+    assert torch.equal(result, wanted)
 
 
 # -- products ---
@@ -258,8 +258,8 @@ def test_dynamic_update_puts_a_slice_into_a_copy() -> None:
 @pytest.mark.parametrize("mode", list(MatMulSerializationMode))
 def test_a_serialised_product_is_the_product_in_parts(mode: MatMulSerializationMode) -> None:
     a, b = torch.randn(8, 12), torch.randn(12, 16)
-    made = infer(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)
-    torch.testing.assert_close(made, a @ b)
+    product = infer(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)
+    torch.testing.assert_close(product, a @ b)
     count = names(compiled(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)).count(
         "aten.mm"
     )
@@ -344,8 +344,8 @@ def test_a_name_scope_is_in_the_names_of_its_operators() -> None:
 
     model = poptorch.inferenceModel(model_of(forward, fc=nn.Linear(4, 4)), options())
     model.compile(torch.ones(2, 4))
-    found = [op.name for op in model.executable.graph.ops]
-    assert "Outer/Inner/fc/addmm" in found and "relu" in found
+    operators = [op.name for op in model.executable.graph.ops]
+    assert "Outer/Inner/fc/addmm" in operators and "relu" in operators
     assert not any(name.startswith("Outer") for name in names(compiled(torch.relu, torch.ones(2))))
 
 
@@ -414,9 +414,9 @@ def cube(
 
 def lower_cube(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
-    lies = build.spread(0)
-    build.compute("cube", "acme::Cube", np.where(lies.elements > 0, 1000, 0))
-    return build.plan(tuple(lies.layout("float32") for _ in spec.outputs))
+    placement = build.spread(0)
+    build.compute("cube", "acme::Cube", np.where(placement.elements > 0, 1000, 0))
+    return build.plan(tuple(placement.layout("float32") for _ in spec.outputs))
 
 
 @pytest.mark.parametrize("lowered", [True, False])
@@ -426,17 +426,17 @@ def test_a_custom_operator_computes_trains_and_costs_what_its_user_says(lowered:
     )
 
     def op(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        made = poptorch.custom_op(
+        outputs = poptorch.custom_op(
             [x, bias], "Cube", "com.acme", 1, example_outputs=[x, x], attributes={"scale": 2.0}
         )
-        assert isinstance(made, list)
-        return made[0] + made[1]
+        assert isinstance(outputs, list)
+        return outputs[0] + outputs[1]
 
     x, bias = torch.randn(2, 4), torch.randn(2, 4)
     assert torch.equal(infer(op, x, bias), op(x, bias))
-    found = names(compiled(op, x, bias))
-    assert any(name.startswith("ipu_custom.com_acme_Cube") for name in found) == lowered
-    assert ("aten.pow.Tensor_Scalar" in found) != lowered
+    operators = names(compiled(op, x, bias))
+    assert any(name.startswith("ipu_custom.com_acme_Cube") for name in operators) == lowered
+    assert ("aten.pow.Tensor_Scalar" in operators) != lowered
     ours, plain = gradients(op, x, bias)
     torch.testing.assert_close(ours, plain)
 
@@ -458,8 +458,8 @@ def test_the_custom_operator_that_poptorch_brings_along_is_there() -> None:
         return poptorch.identity_loss(gathered, "sum") if self.training else gathered
 
     model = model_of(forward, weight=nn.Parameter(torch.ones(5)))
-    made = poptorch.inferenceModel(model.eval())(data, index)
-    assert torch.equal(made, torch.gather(data, -1, index.long()))
+    result = poptorch.inferenceModel(model.eval())(data, index)
+    assert torch.equal(result, torch.gather(data, -1, index.long()))
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
     poptorch.trainingModel(model.train(), optimizer=optimizer)(data, index)
     counts = torch.nn.functional.one_hot(index.long(), 5).sum(2)
@@ -499,7 +499,7 @@ def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> 
 def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str) -> None:
     poptorch.register_custom_op("Cube", "com.acme", cube)
     x = torch.ones(2)
-    given = {
+    defaults = {
         "inputs": [x, x],
         "name": "Cube",
         "domain": "com.acme",
@@ -507,7 +507,7 @@ def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str)
         "example_outputs": [x, x],
     }
     with pytest.raises(ValueError, match=says):
-        poptorch.custom_op(**{**given, **arguments})
+        poptorch.custom_op(**{**defaults, **arguments})
 
 
 # -- search ---
@@ -520,22 +520,22 @@ def test_nearest_points_are_the_nearest_of_their_sample() -> None:
     )
     assert torch.equal(infer(poptorch.nearest, x, y), plain)
     batch_x, batch_y = [0] * 8 + [1] * 12, [0] * 3 + [1] * 4
-    made = infer(lambda x, y: poptorch.nearest(x, y, batch_x, torch.tensor(batch_y)), x, y)
-    assert (made[:8] < 3).all() and (made[8:] >= 3).all()
-    assert torch.equal(made[:8], infer(poptorch.nearest, x[:8], y[:3]))
+    nearest = infer(lambda x, y: poptorch.nearest(x, y, batch_x, torch.tensor(batch_y)), x, y)
+    assert (nearest[:8] < 3).all() and (nearest[8:] >= 3).all()
+    assert torch.equal(nearest[:8], infer(poptorch.nearest, x[:8], y[:3]))
 
 
 def test_farthest_points_are_each_farthest_from_those_before() -> None:
     src = torch.randn(30, 2)
-    made = infer(lambda s: poptorch.fps(s, [0, 10, 30], 0.5), src).tolist()
-    assert len(made) == 5 + 10 and made[0] == 0 and made[5] == 10
-    for start, end, taken in ((0, 10, made[:5]), (10, 30, made[5:])):
-        for count in range(1, len(taken)):
+    sampled = infer(lambda s: poptorch.fps(s, [0, 10, 30], 0.5), src).tolist()
+    assert len(sampled) == 5 + 10 and sampled[0] == 0 and sampled[5] == 10
+    for start, end, subset in ((0, 10, sampled[:5]), (10, 30, sampled[5:])):
+        for count in range(1, len(subset)):
             distance = [
-                min(float((src[i] - src[j]).norm()) for j in taken[:count])
+                min(float((src[i] - src[j]).norm()) for j in subset[:count])
                 for i in range(start, end)
             ]
-            assert taken[count] - start == int(np.argmax(distance))
+            assert subset[count] - start == int(np.argmax(distance))
     torch.manual_seed(0)
     starts = {int(poptorch.fps(src, [0, 30], 0.1, random_start=True)[0]) for _ in range(20)}
     assert len(starts) > 5

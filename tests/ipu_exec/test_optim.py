@@ -188,7 +188,7 @@ def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
     The mean square starts at 1, eps is inside the root.
     """
     weight = torch.nn.Parameter(torch.tensor([1.0]))
-    made = optim.RMSprop(
+    ours = optim.RMSprop(
         [weight],
         lr=0.1,
         alpha=0.9,
@@ -200,7 +200,7 @@ def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
     value, square, mean, moving = 1.0, 1.0, 0.0, 0.0
     for gradient in (0.5, -0.25, 2.0):
         weight.grad = torch.tensor([gradient])
-        made.step()
+        ours.step()
         square = 0.9 * square + 0.1 * gradient**2
         mean = 0.9 * mean + 0.1 * gradient
         variance = square - mean**2 if centered else square
@@ -210,9 +210,13 @@ def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
 
 
 def test_a_copy_keeps_poptorchs_arguments() -> None:
-    made = optim.SGD(parameters(), lr=0.1, loss_scaling=8.0)
-    made.variable_attrs.markAsConstant("momentum")
-    for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+    optimizer = optim.SGD(parameters(), lr=0.1, loss_scaling=8.0)
+    optimizer.variable_attrs.markAsConstant("momentum")
+    for other in (
+        copy.copy(optimizer),
+        copy.deepcopy(optimizer),
+        pickle.loads(pickle.dumps(optimizer)),
+    ):
         assert loss_scaling(other) == 8.0
         assert other.variable_attrs.constant == ("momentum",)
 
@@ -256,15 +260,15 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     )
     for _ in range(3):
         executor(X)
-    weights, kept = copy.deepcopy(model.state_dict()), {**optimizer.state_dict(), "state": {}}
-    assert kept["ipu_state"]["Accl1___linear.weight"].shape == (2, 3)
+    weights, checkpoint = copy.deepcopy(model.state_dict()), {**optimizer.state_dict(), "state": {}}
+    assert checkpoint["ipu_state"]["Accl1___linear.weight"].shape == (2, 3)
     executor(X)
 
     resumed = linear_model()
     resumed.load_state_dict(weights)
     second = make(resumed.parameters())
-    second.load_state_dict(kept)
-    assert second.state_dict()["ipu_state"].keys() == kept["ipu_state"].keys(), (
+    second.load_state_dict(checkpoint)
+    assert second.state_dict()["ipu_state"].keys() == checkpoint["ipu_state"].keys(), (
         "read back before a model has it"
     )
     ipu_exec.trainingModel(resumed, optimizer=second)(X)
@@ -279,10 +283,12 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
     model = linear_model()
     optimizer = optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1, loss_scaling=4.0)
     ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
-    found = optimizer.state_dict()["ipu_param"]
-    assert float(found["lossScaling_FLOAT"]) == 4.0
-    assert float(found["scaledLearningRate0___specific___linear.bias"]) == 0.125
-    assert float(found["weightDecayScaleFactor0___specific___linear.bias"]) == pytest.approx(0.95)
+    ipu_param = optimizer.state_dict()["ipu_param"]
+    assert float(ipu_param["lossScaling_FLOAT"]) == 4.0
+    assert float(ipu_param["scaledLearningRate0___specific___linear.bias"]) == 0.125
+    assert float(ipu_param["weightDecayScaleFactor0___specific___linear.bias"]) == pytest.approx(
+        0.95
+    )
 
 
 def test_offline_there_is_no_state_of_a_device() -> None:
@@ -314,9 +320,9 @@ def test_the_state_of_an_optimiser_of_pytorchs_is_refused() -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     caplog.clear()
-    return [line for line in found if "optimizer with" in line]
+    return [line for line in messages if "optimizer with" in line]
 
 
 def test_the_log_says_what_the_device_is_told_of_the_optimiser(
@@ -324,8 +330,8 @@ def test_the_log_says_what_the_device_is_told_of_the_optimiser(
 ) -> None:
     model = linear_model()
     caplog.set_level(logging.DEBUG, logger="ipu_exec")
-    made = optim.SGD(model.parameters(), lr=0.5, loss_scaling=2.0, accum_type=torch.float16)
-    executor = ipu_exec.trainingModel(model, optimizer=made)
+    optimizer = optim.SGD(model.parameters(), lr=0.5, loss_scaling=2.0, accum_type=torch.float16)
+    executor = ipu_exec.trainingModel(model, optimizer=optimizer)
     assert not said(caplog), "there is no device yet"
     executor.compile(X)
     whole, group = said(caplog)
@@ -334,10 +340,10 @@ def test_the_log_says_what_the_device_is_told_of_the_optimiser(
     assert "defaultVelocityScaling=2, " in whole and "lossScaling=2, " in whole
     assert "accumType=float16, firstOrderMomentumAccumType=float32" in whole
     assert group.startswith("Updating group 0 optimizer with SGD2, learningRate=0.5, momentum=0")
-    executor.setOptimizer(made)
+    executor.setOptimizer(optimizer)
     assert not said(caplog), "nothing changed"
-    made.param_groups[0]["lr"] = 0.25
-    executor.setOptimizer(made)
+    optimizer.param_groups[0]["lr"] = 0.25
+    executor.setOptimizer(optimizer)
     assert "learningRate=0.25" in said(caplog)[1]
 
 
@@ -346,8 +352,8 @@ def test_of_an_optimiser_of_pytorchs_defaults_are_constant(
 ) -> None:
     model = linear_model()
     caplog.set_level(logging.DEBUG, logger="ipu_exec")
-    made = torch.optim.AdamW(model.parameters(), lr=1.0)
-    ipu_exec.trainingModel(model, optimizer=made).compile(X)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
     whole, _ = said(caplog)
     constants = {word.split("=")[0] for word in whole.split(", ") if word.endswith("(const)")}
     assert constants >= {"defaultBeta1", "defaultBeta2", "defaultEps", "defaultWeightDecay"}
@@ -356,25 +362,25 @@ def test_of_an_optimiser_of_pytorchs_defaults_are_constant(
 
 def test_the_state_is_read_where_the_device_went_on(caplog: pytest.LogCaptureFixture) -> None:
     model = linear_model()
-    made = optim.Adam(model.parameters(), lr=0.1)
-    executor = ipu_exec.trainingModel(model, optimizer=made)
+    optimizer = optim.Adam(model.parameters(), lr=0.1)
+    executor = ipu_exec.trainingModel(model, optimizer=optimizer)
     executor(X)
     caplog.set_level(logging.DEBUG, logger="ipu_exec")
-    first = made.state_dict()
+    first = optimizer.state_dict()
     assert "Writing optimiser state tensors from IPU to host." in caplog.text
     caplog.clear()
-    made.state_dict()
+    optimizer.state_dict()
     assert "Using cached optimiser state dict" in caplog.text
     executor(X)
-    later = made.state_dict()["ipu_state"]["Accl1___linear.weight"]
+    later = optimizer.state_dict()["ipu_state"]["Accl1___linear.weight"]
     assert not torch.equal(later, first["ipu_state"]["Accl1___linear.weight"])
     caplog.clear()
-    made.load_state_dict(first)
-    executor.setOptimizer(made)
+    optimizer.load_state_dict(first)
+    executor.setOptimizer(optimizer)
     executor(X)
     assert "Writing optimiser state tensors from host to IPU memory." in caplog.text
     executor.detachFromDevice()
-    assert made.has_state()
+    assert optimizer.has_state()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, optim.SGD])
@@ -394,29 +400,29 @@ def test_nesterov_is_torchs(kind: Any) -> None:
 
 def test_a_script_may_keep_its_own_under_the_name_step() -> None:
     model = linear_model()
-    made: Any = optim.SGD(model.parameters(), lr=0.1)
-    made.step = 0
-    ipu_exec.trainingModel(model, optimizer=made)(X)
+    optimizer: Any = optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step = 0
+    ipu_exec.trainingModel(model, optimizer=optimizer)(X)
     assert not torch.equal(model.linear.weight, linear_model().linear.weight)
 
 
 def test_arguments_that_are_none_were_not_given() -> None:
-    made = optim.Adam(parameters(), lr=0.1, accum_type=None, loss_scaling=None)
-    assert (made.accum_type, made.loss_scaling) == (torch.float32, 1.0)  # type: ignore[attr-defined]
+    adam = optim.Adam(parameters(), lr=0.1, accum_type=None, loss_scaling=None)
+    assert (adam.accum_type, adam.loss_scaling) == (torch.float32, 1.0)  # type: ignore[attr-defined]
 
 
 def test_automatic_loss_scaling_has_a_state_and_an_anchor() -> None:
     model = linear_model().half()
-    made = optim.SGD(model.parameters(), lr=0.0, loss_scaling=2.0)
+    optimizer = optim.SGD(model.parameters(), lr=0.0, loss_scaling=2.0)
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.setAutomaticLossScaling(True)
     options.anchorTensor("scale", "finalLossScale", ipu_exec.OutputMode.Final)
-    executor = ipu_exec.trainingModel(model, options, made)
+    executor = ipu_exec.trainingModel(model, options, optimizer)
     executor.compile(X.half())
     assert "finalLossScale" in executor.getTensorNames()
     scales = []
     for _ in range(12):
-        factor = made.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
+        factor = optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"]
         executor(X.half())
         scales.append(float(executor.getAnchoredTensor("scale")))
         assert scales[-1] == 2.0 * float(factor)

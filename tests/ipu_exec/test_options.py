@@ -317,22 +317,22 @@ def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) 
 
 
 def test_a_copy_of_options_in_use_can_be_changed() -> None:
-    given = poptorch.Options().deviceIterations(2)
-    poptorch.inferenceModel(torch.nn.Linear(1, 1), given)
+    options = poptorch.Options().deviceIterations(2)
+    poptorch.inferenceModel(torch.nn.Linear(1, 1), options)
     with pytest.raises(AttributeError, match="frozen Options"):
-        given.deviceIterations(3)
-    copied = copy.deepcopy(given)
+        options.deviceIterations(3)
+    copied = copy.deepcopy(options)
     assert copied.deviceIterations(3).device_iterations == 3
     copied.Training.gradientAccumulation(5)
-    assert given.Training.gradient_accumulation == 1
+    assert options.Training.gradient_accumulation == 1
 
 
 def test_a_wrapped_model_says_its_output_mode() -> None:
     model = torch.nn.Linear(1, 1)
-    given = poptorch.Options()
-    training = poptorch.trainingModel(model, given)
-    inference = poptorch.inferenceModel(model, given)
-    assert given.defaultOutputMode()
+    options = poptorch.Options()
+    training = poptorch.trainingModel(model, options)
+    inference = poptorch.inferenceModel(model, options)
+    assert options.defaultOutputMode()
     assert training.options.output_mode is poptorch.OutputMode.Final
     assert inference.options.output_mode is poptorch.OutputMode.All
 

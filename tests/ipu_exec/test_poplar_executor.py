@@ -1,4 +1,4 @@
-"""What libraries made for PopTorch replace while a model compiles and runs."""
+"""Libraries made for PopTorch replace functions while a model compiles and runs."""
 
 from __future__ import annotations
 

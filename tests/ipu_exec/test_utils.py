@@ -1,4 +1,4 @@
-"""What libraries take from PopTorch's ``_utils``: batches joined, structures taken apart."""
+"""PopTorch's ``_utils`` that libraries use: joining batches, taking structures apart."""
 
 from __future__ import annotations
 

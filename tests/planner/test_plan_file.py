@@ -1,4 +1,4 @@
-"""plan.json: read back as it was written, and no more than that of a stranger's."""
+"""plan.json is read back as written; a stranger's file can do no more than that."""
 
 from __future__ import annotations
 

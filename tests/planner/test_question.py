@@ -1,4 +1,4 @@
-"""What may be asked of a plan."""
+"""The questions that a plan accepts."""
 
 from __future__ import annotations
 

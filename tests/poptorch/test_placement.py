@@ -32,9 +32,9 @@ def forward_ops(
 
 
 def places(ops: pd.DataFrame, name: str) -> list[tuple[int, int]]:
-    """(stage, IPU) of the operators of that PopART name, in order."""
-    mine = ops[ops["popart_name"].str.fullmatch(rf"(.*/)?{name}(/\d+)?")]
-    return list(zip(mine["stage"].tolist(), mine["ipu"].tolist(), strict=True))
+    """(stage, IPU) of the operators with that PopART name, in order."""
+    matching = ops[ops["popart_name"].str.fullmatch(rf"(.*/)?{name}(/\d+)?")]
+    return list(zip(matching["stage"].tolist(), matching["ipu"].tolist(), strict=True))
 
 
 def blocks_on(ipus: Iterable[int]) -> Callable[..., torch.Tensor]:

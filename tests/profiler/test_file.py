@@ -40,7 +40,7 @@ def copy(profile, tmp_path) -> Path:
 
 
 def alter(path: Path, sql: str, *values: object) -> Path:
-    """Change a profile behind our back."""
+    """Change a profile without the library's knowledge."""
     with sqlite3.connect(path, isolation_level=None) as connection:
         for statement in sql.split(";"):
             connection.execute(statement, values if "?" in statement else ())

@@ -1,4 +1,4 @@
-"""What insights say a change gains, held against a second compile of the changed model."""
+"""The gains that insights promise, compared with a second compile of the changed model."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ CASES = {
 
 
 def a_sample(report: Report) -> float:
-    """Cycles of a micro-batch's part of a weight update, or of a device iteration."""
+    """Cycles per micro-batch of a weight update, or of a device iteration."""
     pace = analysis.pace(report)
     return pace.cycles / pace.micro_batches
 
@@ -323,7 +323,7 @@ def with_a_loss(self: Any, x: torch.Tensor, target: torch.Tensor) -> Any:
 
 def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> None:
     """The line that is advised gives the levers that were not considered before."""
-    found = {}
+    by_begun = {}
     for begun in (False, True):
         model = model_of(with_a_loss, layer=nn.Linear(64, 64))
         if begun:
@@ -333,10 +333,10 @@ def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> No
         optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1)
         executor = ipu_exec.trainingModel(model, options, optimizer)
         executor.compile(torch.zeros(8, 64), torch.zeros(8, 64))
-        found[begun] = insights(open_report(tmp_path / str(begun)))
-    (advised,) = [one for one in found[False] if one.code]
+        by_begun[begun] = insights(open_report(tmp_path / str(begun)))
+    (advised,) = [one for one in by_begun[False] if one.code]
     assert advised.title == "the model has no Blocks" and "BeginBlock" in advised.code[0]
-    titles = [one.title for one in found[True] if one.code]
+    titles = [one.title for one in by_begun[True] if one.code]
     assert "the weights are float32" in titles and advised.title not in titles
 
 

@@ -1,4 +1,4 @@
-"""What is kept of profiles in the user's cache directory."""
+"""The cache of profiles in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -55,31 +55,31 @@ def test_other_code_makes_it_anew(
 
 @pytest.mark.parametrize("cut", [0, 5, 16, 20, -1])
 def test_what_is_broken_is_not_there(where: Path, profile: Path, cut: int) -> None:
-    mine = kept.Kept([profile])
-    mine.put("a", b"an answer" * 100)
-    file = mine.folder / "a"
+    cache = kept.Kept([profile])
+    cache.put("a", b"an answer" * 100)
+    file = cache.folder / "a"
     file.write_bytes(file.read_bytes()[:cut])
-    assert mine.get("a") is None
-    mine.put("a", b"made again")
-    assert mine.get("a") == b"made again"
+    assert cache.get("a") is None
+    cache.put("a", b"made again")
+    assert cache.get("a") == b"made again"
 
 
 def test_a_directory_that_cannot_be_made_is_done_without(where: Path, profile: Path) -> None:
     where.write_text("a file where the directory would be")
-    mine = kept.Kept([profile])
-    mine.put("a", b"an answer")
-    assert mine.get("a") is None
+    cache = kept.Kept([profile])
+    cache.put("a", b"an answer")
+    assert cache.get("a") is None
 
 
 def test_what_was_not_asked_for_longest_goes_first(where: Path, profile: Path) -> None:
-    mine = kept.Kept([profile])
+    cache = kept.Kept([profile])
     for at, name in enumerate("abc"):
-        mine.put(name, os.urandom(1000))
-        os.utime(mine.folder / name, (at, at))
-    mine.get("a")
+        cache.put(name, os.urandom(1000))
+        os.utime(cache.folder / name, (at, at))
+    cache.get("a")
     kept.make_room(2500)
-    assert mine.get("b") is None
-    assert mine.get("a") is not None
-    assert mine.get("c") is not None
+    assert cache.get("b") is None
+    assert cache.get("a") is not None
+    assert cache.get("c") is not None
     kept.make_room(0)
     assert list(where.iterdir()) == []

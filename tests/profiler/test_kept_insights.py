@@ -25,11 +25,11 @@ def refuse(report: Report) -> list[Insight]:
 
 
 def test_they_come_back_as_they_were(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = insights(open_report(path))
-    assert any(one.waits for one in made) and any(one.change for one in made)
-    assert known_insights(open_report(path)) == made
+    computed = insights(open_report(path))
+    assert any(one.waits for one in computed) and any(one.change for one in computed)
+    assert known_insights(open_report(path)) == computed
     monkeypatch.setattr(kept_insights, "insights", refuse)
-    assert known_insights(open_report(path)) == made
+    assert known_insights(open_report(path)) == computed
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'[{"title": "a"}]'])

@@ -22,7 +22,7 @@ from tests.synthetic import synthetic_profile
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """A recorder that has nothing yet."""
+    """A recorder that is still empty."""
     fresh = pvti.Recorder()
     monkeypatch.setattr(pvti, "recorder", fresh)
     return fresh

@@ -264,7 +264,7 @@ def test_vertices_of_a_step(report):
 
 
 def naive_steps(report: Report, path: Path, run: int) -> list[tuple]:
-    """Task by task, step by step, straight from the stored rows."""
+    """Every step of every task, straight from the stored rows."""
     from profiler.reader import Reader
 
     reader = Reader(path)
@@ -564,7 +564,7 @@ def test_tiles_with_and_without_gaps(report):
 
 
 def test_one_tile_has_one_number_in_every_view(report):
-    """What a tile uses: frames, liveness, its variables, libpva's model, SQL and the tables."""
+    """Frames, liveness, variables, libpva's model, SQL and the tables agree on what a tile uses."""
     bytes_per_tile = report.target.bytes_per_tile
     device = pva.openReport(report.path).compilation
     for ipu in range(report.target.ipus_per_replica):

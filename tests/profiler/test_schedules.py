@@ -89,8 +89,8 @@ def test_every_ipu_is_accounted_for_at_every_moment(
     _check_transfers(schedule, some, count)
     for kind in (FORWARD, BACKWARD) if training else (FORWARD,):
         for k in range(len(stages)):
-            mine = (schedule.kind == kind) & (schedule.stage == k)
-            assert sorted(schedule.micro_batch[mine]) == list(range(count))
+            tasks = (schedule.kind == kind) & (schedule.stage == k)
+            assert sorted(schedule.micro_batch[tasks]) == list(range(count))
     assert (schedule.cycle_end[schedule.cycle] >= schedule.end).all()
 
 
@@ -114,9 +114,9 @@ def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> 
 
 
 def _tasks(schedule: schedules.Schedule, kind: int) -> list[tuple[int, int, int, int]]:
-    mine = schedule.kind == kind
+    of_kind = schedule.kind == kind
     columns = (schedule.stage, schedule.micro_batch, schedule.start, schedule.end)
-    return list(zip(*(column[mine].tolist() for column in columns), strict=True))
+    return list(zip(*(column[of_kind].tolist() for column in columns), strict=True))
 
 
 times = st.integers(0, 60)

@@ -59,11 +59,11 @@ def say(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 def complain(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> str:
     """The one line on standard error of a command that must fail with the code."""
     try:
-        found = main([str(word) for word in argv])
+        exit_code = main([str(word) for word in argv])
     except SystemExit as stop:
-        found = int(stop.code or 0)
+        exit_code = int(stop.code or 0)
     captured = capsys.readouterr()
-    assert found == code
+    assert exit_code == code
     assert captured.err.startswith("ipu-report")
     assert captured.err.count("\n") == 1
     return captured.err
@@ -375,11 +375,11 @@ def test_a_table_as_csv_is_the_frame(
             "memory": report.memory,
         }
         wanted = frames[table]() if table in frames else getattr(report, table)
-    found = pd.read_csv(path, keep_default_na=False)
-    assert len(found) == len(wanted)
+    read = pd.read_csv(path, keep_default_na=False)
+    assert len(read) == len(wanted)
     for column in wanted.columns:
         if wanted[column].dtype.kind in "if":
-            np.testing.assert_allclose(found[column].astype(float), wanted[column].astype(float))
+            np.testing.assert_allclose(read[column].astype(float), wanted[column].astype(float))
 
 
 def test_parquet_is_the_frame_or_says_what_is_missing(
@@ -693,10 +693,10 @@ def test_a_port_in_use_is_said_before_dash_is_loaded(
 ) -> None:
     import socket
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         assert "--port 0" in complain(
             capsys, 1, "view", "--port", port, "--no-browser", runs / "training"
         )

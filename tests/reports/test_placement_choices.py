@@ -94,8 +94,8 @@ def test_a_chosen_promise_is_kept_and_held_to(
 
     def rows() -> list[dict[str, float]]:
         words = ("rebalance", "--verify", "--json", demo / "training", tmp_path / "training")
-        found: list[dict[str, float]] = json.loads(say(capsys, *words))[0]["verify"]
-        return found
+        verified: list[dict[str, float]] = json.loads(say(capsys, *words))[0]["verify"]
+        return verified
 
     for row in rows():
         assert row["predicted"] == pytest.approx(row["obtained"], rel=0.005), row
@@ -103,8 +103,8 @@ def test_a_chosen_promise_is_kept_and_held_to(
     content["promise"]["cycles"] *= 2
     path.write_text(json.dumps(content))
     assert script("--compile-only", "--placement", path, "--autoreport", tmp_path).returncode == 0
-    found = rows()[0]
-    assert found["predicted"] == content["promise"]["cycles"]
+    verified = rows()[0]
+    assert verified["predicted"] == content["promise"]["cycles"]
 
 
 @pytest.mark.parametrize(

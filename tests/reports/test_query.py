@@ -32,8 +32,8 @@ def copy(profile: Path, tmp_path: Path) -> Path:
 
 def ask(capsys: pytest.CaptureFixture[str], path: Path, *words: str) -> tuple[int, str, str]:
     code = main(["query", *words, str(path)])
-    found = capsys.readouterr()
-    return code, found.out, found.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.mark.parametrize("sql", [ENDLESS + "select max(x) from n", ONE_CALL])

@@ -138,12 +138,12 @@ def test_a_placement_wins_over_the_scripts_stages(tmp_path: Path) -> None:
 
 
 def test_insights_name_what_to_do(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(say(capsys, "insights", "--json", demo / "training"))[0]["insights"]
-    assert [row["gain_cycles"] for row in found] == sorted(
-        (row["gain_cycles"] for row in found), reverse=True
+    insights = json.loads(say(capsys, "insights", "--json", demo / "training"))[0]["insights"]
+    assert [row["gain_cycles"] for row in insights] == sorted(
+        (row["gain_cycles"] for row in insights), reverse=True
     )
     page = " ".join(say(capsys, "insights", demo / "training").split())
-    assert " ".join(found[0]["action"].split()).lower() in page.lower()  # as a sentence there
+    assert " ".join(insights[0]["action"].split()).lower() in page.lower()  # as a sentence there
 
 
 def test_a_comparison_fails_where_a_rule_is_broken(
@@ -162,11 +162,11 @@ def test_the_accumulation_that_makes_ramps_small_goes_into_the_file(
     demo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (bubble,) = json.loads(say(capsys, "rebalance", "--bubble", "2", "--json", demo / "training"))
-    found = bubble["bubble"]["micro_batches"]
+    micro_batches = bubble["bubble"]["micro_batches"]
     placement = tmp_path / "placement.json"
     say(capsys, "rebalance", "--bubble", "2", demo / "training", "-o", placement)
     written = json.loads(placement.read_text())
-    assert written["accumulation"] == written["promise"]["micro_batches"] == found > 10
+    assert written["accumulation"] == written["promise"]["micro_batches"] == micro_batches > 10
 
 
 ANSWERS = ("--pareto", "--inside", "--bubble 5", "--robust 10", "--prove", "--prices", "--blame")

@@ -45,14 +45,14 @@ def test_grid_covers_the_whole_time_in_at_most_the_columns_asked_for(
 ) -> None:
     end = np.cumsum(lengths)
     start = end - lengths
-    made = grid(start, end, columns)
-    assert len(made.edges) - 1 <= columns
-    assert made.edges[0] == 0
-    assert made.edges[-1] == end[-1]
-    assert (np.diff(made.edges) > 0).all()
-    assert len(made.cells) == len(lengths)
-    if made.width > 1:  # a cell begins with its pipeline cycle
-        assert made.edges[made.cells] == pytest.approx(start)
+    drawn = grid(start, end, columns)
+    assert len(drawn.edges) - 1 <= columns
+    assert drawn.edges[0] == 0
+    assert drawn.edges[-1] == end[-1]
+    assert (np.diff(drawn.edges) > 0).all()
+    assert len(drawn.cells) == len(lengths)
+    if drawn.width > 1:  # a cell begins with its pipeline cycle
+        assert drawn.edges[drawn.cells] == pytest.approx(start)
 
 
 @given(durations, durations)
@@ -62,8 +62,8 @@ def test_every_column_has_the_task_that_fills_most_of_it(
     end = np.cumsum(lengths)
     start = end - lengths
     edges = np.concatenate([[0], np.cumsum(columns)])
-    found = longest_task(start, end, edges)
-    for first, last, task in zip(edges[:-1], edges[1:], found, strict=True):
+    tasks = longest_task(start, end, edges)
+    for first, last, task in zip(edges[:-1], edges[1:], tasks, strict=True):
         overlap = np.minimum(end, last) - np.maximum(start, first)
         assert (task == -1) == (overlap.max() <= 0)
         if task >= 0:
@@ -71,8 +71,8 @@ def test_every_column_has_the_task_that_fills_most_of_it(
 
 
 def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
-    found, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
-    assert lane(found, code, np.array([7, 7, -1])) == (
+    tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
+    assert lane(tasks, code, np.array([7, 7, -1])) == (
         ("F", timeline.ACTIVITIES[0].style),
         ("B7─", timeline.ACTIVITIES[1].style),
         ("··", "dim"),

@@ -42,20 +42,20 @@ def spans(found: list[dict[str, Any]]) -> dict[Place, list[tuple[int, int, dict[
             start, length = in_perfetto(event["ts"]), in_perfetto(event["dur"])
             place = event["pid"], event["tid"]
             by_place.setdefault(place, []).append((start, start + length, event))
-    for mine in by_place.values():
-        mine.sort(key=lambda one: one[:2])
+    for slices in by_place.values():
+        slices.sort(key=lambda one: one[:2])
     return by_place
 
 
 def test_no_slices_overlap_by_even_a_nanosecond(found: list[dict[str, Any]]) -> None:
     """Of all slices of the demo; and an IPU's tasks meet, for it always does something."""
     count = 0
-    for place, mine in spans(found).items():
-        for (_, end, _), (start, _, _) in itertools.pairwise(mine):
+    for place, slices in spans(found).items():
+        for (_, end, _), (start, _, _) in itertools.pairwise(slices):
             assert end <= start, place
             if place[1] == TASKS and place[0] != PIPELINE:
                 assert end == start, "an IPU's tasks leave no gap"
-        count += len(mine)
+        count += len(slices)
     assert count > 30_000
 
 
@@ -69,8 +69,8 @@ def test_nanoseconds_survive_being_written_as_microseconds(number: int) -> None:
 
 
 def test_slices_last_as_long_as_their_cycles(report: Report, found: list[dict[str, Any]]) -> None:
-    for mine in spans(found).values():
-        for start, end, event in mine:
+    for slices in spans(found).values():
+        for start, end, event in slices:
             exact = event["args"]["cycles"] * 1e9 / report.target.clock_hz
             assert abs(end - start - exact) <= 1
 
@@ -102,11 +102,11 @@ def test_counters_are_the_reports(report: Report, found: list[dict[str, Any]]) -
     ran = set(report.steps(0, iteration=0)["step"])
     program = report.program_steps()
     for ipu in range(4):
-        mine = program[(program["ipu"] == ipu) & program["step"].isin(ran)]
-        links = mine[mine["kind"] == "global exchange"]
-        live = report.liveness(ipu)["total"][mine["position"]].max()
+        ran_on_ipu = program[(program["ipu"] == ipu) & program["step"].isin(ran)]
+        links = ran_on_ipu[ran_on_ipu["kind"] == "global exchange"]
+        live = report.liveness(ipu)["total"][ran_on_ipu["position"]].max()
         assert largest(found, ipu, "live bytes") == live
-        assert largest(found, ipu, "busy tiles") == mine["active_tiles"].max()
+        assert largest(found, ipu, "busy tiles") == ran_on_ipu["active_tiles"].max()
         assert largest(found, ipu, "link bytes") == links["bytes_out"].max(skipna=True)
 
 
@@ -184,7 +184,7 @@ def test_a_rank_a_file_for_holistic_trace_analysis(report: Report, tmp_path: Pat
             assert event["args"]["stream"] == 0
             kind = "nccl" if event["name"].startswith("ncclDevKernel") else "other"
             spent[kind] += event["args"]["cycles"]
-        mine = steps[(steps["ipu"] == ipu) & (steps["kind"] != "idle")]
-        between = mine[mine["kind"] == "global exchange"]
+        working = steps[(steps["ipu"] == ipu) & (steps["kind"] != "idle")]
+        between = working[working["kind"] == "global exchange"]
         assert spent["nccl"] == between["cycles"].sum()
-        assert spent.total() == mine["cycles"].sum()
+        assert spent.total() == working["cycles"].sum()

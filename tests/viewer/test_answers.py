@@ -57,13 +57,13 @@ def test_a_second_opening_gives_the_same_answers_without_asking_the_report(
 
 
 def test_a_profile_that_is_written_anew_has_other_answers(path: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "profile.pop"
-    shutil.copyfile(path, mine)
-    app = create_app(open_report(mine))
+    copied = tmp_path / "profile.pop"
+    shutil.copyfile(path, copied)
+    app = create_app(open_report(copied))
     first = FirstAnswers(app)
     request = next(asked for what, asked in first.of_page(PAGES[0], WHERE) if what == "layout")
     before = first.ask(request)
-    synthetic_profile(mine, tiles=32)
+    synthetic_profile(copied, tiles=32)
     assert first.ask(request) != before
 
 

@@ -67,12 +67,12 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = Costs.from_report(report)
-    compiler, mine = Compiler(monkeypatch), Checks(SCRIPT)
-    mine.begin(costs, profiled(costs), "training")
-    assert mine.now.running
-    mine.begin(costs, profiled(costs), "training")  # nothing: one is running
+    compiler, runner = Compiler(monkeypatch), Checks(SCRIPT)
+    runner.begin(costs, profiled(costs), "training")
+    assert runner.now.running
+    runner.begin(costs, profiled(costs), "training")  # nothing: one is running
     compiler.go_on.set()
-    now = finished(mine)
+    now = finished(runner)
     assert not now.running and not now.problem
     assert compiler.script == SCRIPT
     assert compiler.wanted == chosen(costs, profiled(costs))
@@ -81,23 +81,23 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
 
 
 def test_what_goes_wrong_is_said(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs, mine = Costs.from_report(report), Checks(SCRIPT)
+    costs, runner = Costs.from_report(report), Checks(SCRIPT)
     full = costs.with_tile_bytes(100)
-    mine.begin(full, profiled(costs), "training")
-    assert "fits" in finished(mine).problem
+    runner.begin(full, profiled(costs), "training")
+    assert "fits" in finished(runner).problem
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(checks, "verify", fail)
-    mine.begin(costs, profiled(costs), "training")
-    assert finished(mine).problem == "no space left" and not mine.now.running
+    runner.begin(costs, profiled(costs), "training")
+    assert finished(runner).problem == "no space left" and not runner.now.running
 
 
 def test_without_a_script_there_is_nothing_to_press(report: Report) -> None:
-    costs, mine = Costs.from_report(report), Checks()
-    mine.begin(costs, profiled(costs), "training")
-    assert not mine.now.running
+    costs, runner = Costs.from_report(report), Checks()
+    runner.begin(costs, profiled(costs), "training")
+    assert not runner.now.running
     page = answers(report, ())
     assert all("rebalance-check" not in text for text in page.values())
 

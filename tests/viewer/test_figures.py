@@ -51,15 +51,15 @@ def test_pieces_cover_what_the_slices_covered_and_count_them(
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
     start = end - length
-    found = lod.pieces(start, end, code, 0, float(end[-1]), pixels)
-    assert found.count.sum() == len(parts)
-    assert found.first.tolist() == (np.cumsum(found.count) - found.count).tolist()
-    assert found.start.tolist() == start[found.first].tolist()
-    assert found.end.tolist() == end[found.first + found.count - 1].tolist()
-    assert (found.code == code[found.longest]).all()
-    inside = (found.first <= found.longest) & (found.longest < found.first + found.count)
+    pieces = lod.pieces(start, end, code, 0, float(end[-1]), pixels)
+    assert pieces.count.sum() == len(parts)
+    assert pieces.first.tolist() == (np.cumsum(pieces.count) - pieces.count).tolist()
+    assert pieces.start.tolist() == start[pieces.first].tolist()
+    assert pieces.end.tolist() == end[pieces.first + pieces.count - 1].tolist()
+    assert (pieces.code == code[pieces.longest]).all()
+    inside = (pieces.first <= pieces.longest) & (pieces.longest < pieces.first + pieces.count)
     assert inside.all()
-    for first, count, longest in zip(found.first, found.count, found.longest, strict=True):
+    for first, count, longest in zip(pieces.first, pieces.count, pieces.longest, strict=True):
         assert length[longest] == length[first : first + count].max()
 
 
@@ -71,16 +71,16 @@ def test_a_merged_bar_is_filled_in_proportion_to_what_it_stands_for(
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
     one_row = lod.Rows.make(np.zeros(len(parts), np.int64), end - length, end, code, 1)
-    found, _ = one_row.around(0, 0, float(end[-1]), pixels)
-    merged = found.where(found.count > 1)
+    pieces, _ = one_row.around(0, 0, float(end[-1]), pixels)
+    merged = pieces.where(pieces.count > 1)
     piece, of, below, share = one_row.bands(merged)
     area = share * (merged.end - merged.start)[piece]
     for number in range(len(merged)):
         slices = slice(merged.first[number], merged.first[number] + merged.count[number])
         exact = np.bincount(code[slices], weights=length[slices], minlength=5)
-        mine = piece == number
-        assert np.bincount(of[mine], weights=area[mine], minlength=5) == pytest.approx(exact)
-        assert below[mine] == pytest.approx(np.cumsum(share[mine]) - share[mine])
+        bands = piece == number
+        assert np.bincount(of[bands], weights=area[bands], minlength=5) == pytest.approx(exact)
+        assert below[bands] == pytest.approx(np.cumsum(share[bands]) - share[bands])
 
 
 def test_like_replicas_and_neighbours_of_equal_work_share_a_lane() -> None:
@@ -118,8 +118,8 @@ def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
     stages = pd.DataFrame({"ipu": np.arange(256), "stage": np.arange(256), "blocks": ""})
     columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
     none = pd.DataFrame(columns=pd.Index(columns))
-    found = pipeline.lanes(tasks, tasks.iloc[:0], none, stages)
-    figure = pipeline.pipeline(found, Clock(1e9), theme.LIGHT)
+    lanes = pipeline.lanes(tasks, tasks.iloc[:0], none, stages)
+    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
     assert len(figure.to_json()) < 1_000_000
     assert figure.layout.height < 1100
 
@@ -130,23 +130,23 @@ def test_slices_that_are_long_enough_to_see_stay_as_they_are(
 ) -> None:
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
-    found = lod.pieces(end - length, end, code, 0, float(end[-1]), lod.FINEST * int(end[-1]))
-    assert (found.end - found.start).tolist() == length.tolist()
-    assert found.code.tolist() == code.tolist()
+    pieces = lod.pieces(end - length, end, code, 0, float(end[-1]), lod.FINEST * int(end[-1]))
+    assert (pieces.end - pieces.start).tolist() == length.tolist()
+    assert pieces.code.tolist() == code.tolist()
 
 
 def test_many_slices_become_few_pieces() -> None:
     start = np.arange(1_000_000)
     code = (start // 7) % 5
-    found = lod.pieces(start, start + 1, code, 0, 1e6, 1000)
-    assert len(found) <= 2000
-    assert found.count.sum() == 1_000_000
+    pieces = lod.pieces(start, start + 1, code, 0, 1e6, 1000)
+    assert len(pieces) <= 2000
+    assert pieces.count.sum() == 1_000_000
 
 
 def test_a_zoom_draws_only_what_reaches_into_it() -> None:
     start = np.arange(0, 1000, 10)
-    found = lod.pieces(start, start + 10, np.zeros(100, dtype=int), 95, 125, 300)
-    assert found.first.tolist() == [9, 10, 11, 12]
+    pieces = lod.pieces(start, start + 10, np.zeros(100, dtype=int), 95, 125, 300)
+    assert pieces.first.tolist() == [9, 10, 11, 12]
 
 
 @given(rows, st.integers(0, 500), st.integers(1, 500))

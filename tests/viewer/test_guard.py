@@ -26,8 +26,8 @@ UPDATE = "/_dash-update-component"
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
     path = tmp_path_factory.mktemp("guard") / "profile.pop"
-    with open_report(synthetic_profile(path, tiles=16)) as found:
-        yield found
+    with open_report(synthetic_profile(path, tiles=16)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def test_beyond_loopback_an_address_has_a_token(report: Report) -> None:
     for path in ("/", "/_dash-layout", "/?token=guess", "/?token="):
         refused = client.get(path, headers=outside)
         assert refused.status_code == 403 and guard.token not in refused.text
-    taken = client.get(f"/pipeline?run=1&token={guard.token}&ipu=2", headers=outside)
-    assert (taken.status_code, taken.location) == (302, "/pipeline?run=1&ipu=2")
-    cookie = taken.headers["Set-Cookie"]
+    response = client.get(f"/pipeline?run=1&token={guard.token}&ipu=2", headers=outside)
+    assert (response.status_code, response.location) == (302, "/pipeline?run=1&ipu=2")
+    cookie = response.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
     client.set_cookie(guard.cookie, guard.token, domain="192.168.0.9")
     assert client.get("/_dash-layout", headers=outside).status_code == 200
@@ -99,9 +99,9 @@ def test_beyond_loopback_an_address_has_a_token(report: Report) -> None:
 def test_a_token_leads_nowhere_else(report: Report) -> None:
     guard = Guard.bound_to("0.0.0.0")
     client = create_app(report, guard=guard).server.test_client()
-    taken = client.get(f"//evil.example/?token={guard.token}", headers={"Host": "10.0.0.1"})
-    assert taken.status_code in (302, 404)
-    assert not (taken.location or "/").startswith(("//", "http"))
+    response = client.get(f"//evil.example/?token={guard.token}", headers={"Host": "10.0.0.1"})
+    assert response.status_code in (302, 404)
+    assert not (response.location or "/").startswith(("//", "http"))
 
 
 def test_on_this_machine_no_token_is_needed() -> None:

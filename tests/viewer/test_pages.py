@@ -36,8 +36,8 @@ def report(demo: Path) -> Report:
 
 @pytest.fixture(scope="module")
 def address(report: Report) -> Iterator[str]:
-    with serving(create_app(report)) as found:
-        yield found
+    with serving(create_app(report)) as served:
+        yield served
 
 
 class Tab:
@@ -87,11 +87,11 @@ def chromium(chromium: Any) -> Iterator[Any]:
 def tab(context: Any, address: str, color_scheme: str = "") -> Iterator[Tab]:
     """A tab; with a colour scheme, in a context (and so a storage) of its own."""
     own = context.browser.new_context(color_scheme=color_scheme) if color_scheme else None
-    found = Tab(own or context, address)
+    opened = Tab(own or context, address)
     try:
-        yield found
+        yield opened
     finally:
-        found.page.close()
+        opened.page.close()
         if own is not None:
             own.close()
 
@@ -282,7 +282,7 @@ def test_the_trace_is_found_clicked_and_restored(
     chromium: Any, address: str, report: Report
 ) -> None:
     steps = report.steps(0, 1, 0)
-    found = steps["name"].str.contains("convolve", case=False)
+    hits = steps["name"].str.contains("convolve", case=False)
     step = (
         report.program_steps(1)
         .set_index("name")
@@ -291,10 +291,8 @@ def test_the_trace_is_found_clicked_and_restored(
     number = int(step.iloc[0] if hasattr(step, "iloc") else step)
     with tab(chromium, address) as view:
         page = view.open(f"/trace?ipu=1&form=flame&find=convolve&step={number}")
-        assert f"{int(found.sum()):,} slices" in page.inner_text("#trace-found")
-        assert f"{int(steps.loc[found, 'cycles'].sum()):,} cycles" in page.inner_text(
-            "#trace-found"
-        )
+        assert f"{int(hits.sum()):,} slices" in page.inner_text("#trace-found")
+        assert f"{int(steps.loc[hits, 'cycles'].sum()):,} cycles" in page.inner_text("#trace-found")
         assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#trace-step")
         vertices = report.vertices(number)
         assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#trace-step")
@@ -629,7 +627,7 @@ def test_a_compiled_model_shows_its_schedule_as_predicted(
     ran = synthetic_profile(tmp_path / "ran.pop", runs=1)
     spans, lines = [], []
     for profile in (compiled, ran):
-        with serving(create_app(open_report(profile))) as found, tab(chromium, found) as view:
+        with serving(create_app(open_report(profile))) as served, tab(chromium, served) as view:
             page = view.open(path)
             graphs = "[...document.querySelectorAll('.js-plotly-plot')]"
             spans.append(page.evaluate(f"() => {graphs}.map(p => p.layout.xaxis.range)"))
@@ -768,7 +766,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
     """By axe-core, in light and, where colours differ most, in dark."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     grave = ("serious", "critical")
-    found = []
+    faults = []
     for scheme, paths in (("light", [page.path for page in PAGES]), ("dark", ["/", "/trace"])):
         with tab(chromium, address, color_scheme=scheme) as view:
             for path in paths:
@@ -776,8 +774,8 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
                 page.wait_for_timeout(150)  # names are put right after the page is drawn
                 for fault in axe.run(page).response["violations"]:
                     if fault["impact"] in grave:
-                        found.append((scheme, path, fault["id"], fault["nodes"][0]["html"][:120]))
-    assert found == []
+                        faults.append((scheme, path, fault["id"], fault["nodes"][0]["html"][:120]))
+    assert faults == []
 
 
 def test_a_directory_is_followed_from_one_profile_to_the_next(

@@ -28,10 +28,10 @@ def test_every_candidate_is_a_point_that_says_its_mapping() -> None:
 
 
 def test_the_best_is_run_by_its_file_and_others_are_planned_with_their_numbers() -> None:
-    made = plan()
-    best, other = made.candidates
-    assert command_of(made, best, "plan.json") == "ipu-run --placement plan.json train.py"
-    words = command_of(made, other, "plan.json")
+    the_plan = plan()
+    best, other = the_plan.candidates
+    assert command_of(the_plan, best, "plan.json") == "ipu-run --placement plan.json train.py"
+    words = command_of(the_plan, other, "plan.json")
     assert words.startswith("ipu-run --plan 4 --global-batch 64 --micro-batches 4")
     assert "--proportions 0.2 --fix t=1 --fix p=2 --fix r=2 --fix rts=no" in words
 

@@ -125,9 +125,9 @@ def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles)
     lanes = timeline.lanes_of(profiles, report, 0, 0)
     task = lanes.tasks[lanes.tasks["ipu"] == 2].iloc[5]
     middle = (task["start"] + task["end"]) / 2 - lanes.origin
-    found = pipeline.task_at(lanes, middle, 2.1)
-    assert found is not None
-    assert lanes.tasks.iloc[found].equals(task)
+    position = pipeline.task_at(lanes, middle, 2.1)
+    assert position is not None
+    assert lanes.tasks.iloc[position].equals(task)
     assert pipeline.task_at(lanes, middle, 77) is None
     assert pipeline.task_at(lanes, -5, 2) is None
     words = json.dumps(

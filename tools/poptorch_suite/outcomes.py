@@ -48,7 +48,7 @@ def read(path: Path) -> dict[str, Outcome]:
 
 
 def reasons(path: Path) -> list[Reason]:
-    """The lines of ``tests/poptorch/internals.txt``: ``expression  # reason``."""
+    """Parse ``tests/poptorch/internals.txt``, whose lines are ``expression # reason``."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     parts = [line.split("  # ", 1) for line in lines]
     return [Reason(re.compile(expression.strip()), why.strip()) for expression, why in parts]
@@ -60,7 +60,7 @@ def excused(outcome: Outcome, known: Iterable[Reason]) -> str:
 
 
 def cause(text: str) -> str:
-    """What a failing test said last: its error, in one line."""
+    """The last message of a failing test: its error, in one line."""
     errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     return (errors[0] if errors else text.strip().splitlines()[-1] if text.strip() else "")[:140]
 

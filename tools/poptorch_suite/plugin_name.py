@@ -1,4 +1,4 @@
-"""What the runner and the plugin, which it must not import, both say."""
+"""Names shared by the runner and the plugin, which the runner must not import."""
 
 PLUGIN = "tools.poptorch_suite.plugin"
 OUTCOMES_VARIABLE = "IPUSCOPE_OUTCOMES"

@@ -1,1 +1,1 @@
-"""Plotly figures made from a report's frames. Nothing here knows of Dash."""
+"""Plotly figures made from a report's frames. Nothing here depends on Dash."""

@@ -1,4 +1,4 @@
-"""The rows that a query gives, as a chart."""
+"""Charts of the rows that a query returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = 40  # characters of a label
 
 
 def numeric(column: pd.Series) -> bool:
-    """Whether a column has numbers, and nothing else but NULL."""
+    """Whether a column holds only numbers and NULLs, with at least one number."""
     return any(_is_number(value) for value in column) and all(
         value is None or _is_number(value) for value in column
     )
@@ -30,10 +30,10 @@ def _is_number(value: object) -> bool:
 
 
 def chart(frame: pd.DataFrame, x: str, y: str, form: str, theme: Theme) -> go.Figure:
-    """Column ``y``, numbers, over column ``x``, in the order of the rows.
+    """Plot the numeric column ``y`` over column ``x``, in row order.
 
-    ``form``: of `FORMS`. Bars are horizontal, one a row, of the first rows; a line and points have
-    ``x`` as numbers where it has them.
+    ``form`` is one of `FORMS`. Bars are horizontal, one per row, for the first rows only; lines and
+    points use numeric ``x`` values if the column has them.
     """
     if form == "bars":
         return _bars(frame.head(_MOST_BARS), x, y, theme)

@@ -1,4 +1,4 @@
-"""Counters under a trace: live bytes, tiles at work, bytes over links, over time."""
+"""Counters over time, drawn below a trace: live bytes, tiles at work, bytes over links."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ HEIGHT = 300
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The slices of an IPU in time order, and what is so during each.
+    """The slices of one IPU in time order, with the counters during each slice.
 
-    Cycles, as the slices count them; bytes live; tiles at work; bytes sent a cycle.
+    Times are in cycles, counted as the slices count them; the counters are live bytes, tiles at
+    work, and bytes sent per cycle.
     """
 
     start: np.ndarray
@@ -36,8 +37,8 @@ class Track:
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
-    """Of each row of steps whose IPU ``known`` has (`counters.of_steps`)."""
-    found = []
+    """One track for each row of steps whose IPU is in ``known`` (`counters.of_steps`)."""
+    drawn_tracks = []
     for row in rows.rows_of_steps():
         of_ipu = known.get(int(rows.ipu[row]))
         if of_ipu is None:
@@ -48,8 +49,8 @@ def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
         live, tiles, sent = (
             counters.at_slices(of_ipu, step, name) for name in ("live", "tiles", "link")
         )
-        found.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
-    return found
+        drawn_tracks.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
+    return drawn_tracks
 
 
 def drawn(
@@ -62,10 +63,10 @@ def drawn(
     window: tuple[float, float] | None = None,
     left: int = 64,
 ) -> go.Figure:
-    """The counters of the IPUs that are shown, between two cycles (default: all).
+    """Draw the counters of the shown IPUs between two cycles (default: all).
 
-    ``end``: how long the whole is, ``origin``: what the slices count from, in cycles; ``tiles``: of
-    an IPU; ``left``: the margin of the figure above, in pixels.
+    ``end`` is the total length and ``origin`` the cycle that slices count from, both in cycles;
+    ``tiles`` is the number per IPU; ``left`` is the left margin of the figure above, in pixels.
     """
     low, high = window or (0.0, float(max(1, end)))
     half = (high - low) / 2  # a margin for dragging
@@ -132,9 +133,9 @@ _LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
 
 
 def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Live bytes (the most in each bin), tiles at work (mean), bytes sent a cycle (mean), in sum.
+    """Per bin: peak live bytes, mean tiles at work and mean bytes sent per cycle, summed over IPUs.
 
-    ``edges`` in cycles as the slices count them.
+    ``edges`` are in cycles, counted as the slices count them.
     """
     live, busy, link = np.zeros((3, len(edges) - 1))
     for track in of:

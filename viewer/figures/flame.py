@@ -1,4 +1,4 @@
-"""Trees of cycles or bytes (`profiler.analysis.hierarchy`) as flame graph and as treemap."""
+"""Trees of cycles or bytes (`profiler.analysis.hierarchy`) as flame graphs and treemaps."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _DIVERGING = {
 
 
 def id_of(path: Path) -> str:
-    """A node's name in a figure and in an address."""
+    """The id of a node in a figure and in an address."""
     return SEPARATOR.join(path)
 
 
 def path_of(id: str) -> Path:
-    """The path that `id_of` wrote."""
+    """The inverse of `id_of`."""
     return tuple(id.split(SEPARATOR)) if id else ()
 
 
@@ -52,10 +52,11 @@ def drawn(
     bytes_of: bool,
     compared: bool,
 ) -> go.Figure:
-    """The nodes from ``at`` down (`hierarchy.visible`), as wide, or as large, as what they sum up.
+    """Draw the nodes below ``at`` (`hierarchy.visible`), each as wide or as large as its sum.
 
-    ``form``: of `FORMS`. ``words``: a number as people read it. ``bytes_of``: colours are those of
-    memory, else of what IPUs do; ``compared``: of the difference to before.
+    ``form`` is one of `FORMS`. ``words`` formats a number for people. With ``bytes_of`` the colours
+    are those of memory, otherwise those of IPU activities; with ``compared`` they show the
+    difference from before.
     """
     whole = max(1, nodes[0].width)
     parents = [id_of(one.path[:-1]) if one.path else None for one in nodes]
@@ -126,7 +127,7 @@ def _marker(nodes: list[Node], theme: Theme, bytes_of: bool, compared: bool) -> 
 
 
 def activity_colour(kind: str, theme: Theme) -> str:
-    """Of a direction, or of a cause."""
+    """The colour of a direction or of a cause."""
     if kind == MIXED:
         return theme.muted
     if kind in BY_DIRECTION:
@@ -135,7 +136,7 @@ def activity_colour(kind: str, theme: Theme) -> str:
 
 
 def memory_colour(kind: str, theme: Theme) -> str:
-    """Of a variable's role, or of the category of what belongs to the program."""
+    """The colour of a variable's role, or of the category of memory that belongs to the program."""
     if kind == MIXED:
         return theme.muted
     _, _, light, dark = KINDS[kind_of(kind, kind)]
@@ -143,13 +144,13 @@ def memory_colour(kind: str, theme: Theme) -> str:
 
 
 def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, str]]:
-    """(name, colour) of the kinds that are drawn, in the order of `KINDS` or `ACTIVITIES`."""
+    """(name, colour) of the kinds drawn, in the order of `KINDS` or `ACTIVITIES`."""
     kinds = {one.kind for one in nodes}
     mixed = [("several", theme.muted)] if MIXED in kinds else []
     kinds -= {MIXED}
     if bytes_of:
-        found = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
-        ordered = [(row[0], found[row[0]]) for row in KINDS if row[0] in found]
+        colours = {KINDS[kind_of(kind, kind)][0]: memory_colour(kind, theme) for kind in kinds}
+        ordered = [(row[0], colours[row[0]]) for row in KINDS if row[0] in colours]
         return [*ordered, *mixed]
     names = {_activity(kind) for kind in kinds}
     named = [(one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names]

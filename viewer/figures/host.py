@@ -11,9 +11,9 @@ _MOST = 20_000  # events drawn, the longest
 
 
 def host_timeline(lanes: pd.DataFrame, ipus: int, theme: Theme) -> go.Figure:
-    """A row for each thread of the host and depth of nesting, and one for each IPU, with the calls.
+    """One row per host thread and nesting depth, and one per IPU, with the calls.
 
-    ``lanes``: `profiler.host.host_lanes`. The x axis is in milliseconds from the first call on.
+    ``lanes`` is `profiler.host.host_lanes`. The x-axis is in milliseconds from the first call.
     """
     shown = lanes.nlargest(_MOST, "end_us", keep="all") if len(lanes) > _MOST else lanes
     thread = "host thread " + shown["thread"].astype(str)

@@ -1,9 +1,9 @@
-"""Level of detail: a row of slices as what a given number of pixels can show.
+"""Level of detail: reduces a row of slices to what a given number of pixels can show.
 
-Slices at least two pixels long stay as they are (an edge every pixel is a colour nobody sees, and
-half as many pieces redraw in half the time). Shorter ones become one piece, two pixels at a time;
-`bands` parts such a piece in proportion to what its slices took. Nothing is dropped: the pieces
-cover what the slices covered, and say how many they stand for. Times are cycles; all arrays are
+Slices at least two pixels long are kept (an edge at every pixel is a colour nobody sees, and half
+as many pieces redraw in half the time). Shorter ones are merged into pieces two pixels wide;
+`bands` divides such a piece in proportion to the time of its slices. Nothing is dropped: the pieces
+cover what the slices covered, and record how many they stand for. Times are cycles; all arrays are
 int64; nothing loops over slices.
 """
 
@@ -18,9 +18,9 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What is drawn of one row.
+    """The drawn pieces of one row.
 
-    ``first`` and ``longest`` are positions in the row; ``count`` how many slices.
+    ``first`` and ``longest`` are positions in the row; ``count`` is the number of slices.
     """
 
     start: np.ndarray
@@ -34,12 +34,12 @@ class Pieces:
         return len(self.start)
 
     def where(self, mask: np.ndarray) -> Pieces:
-        """The pieces that ``mask`` marks."""
+        """The pieces selected by ``mask``."""
         return Pieces(*(getattr(self, name)[mask] for name in self.__slots__))
 
 
 def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice:
-    """Positions of the slices that reach into ``[low, high]``. Sorted, without overlaps."""
+    """Positions of the slices that overlap ``[low, high]``. Slices are sorted and disjoint."""
     first = int(np.searchsorted(end, low, side="right"))
     return slice(first, max(first, int(np.searchsorted(start, high, side="left"))))
 
@@ -54,11 +54,11 @@ def pieces(
     finest: float = FINEST,
     join: bool = True,
 ) -> Pieces:
-    """The slices of one row between ``low`` and ``high``, drawn on ``pixels`` pixels.
+    """The slices of one row between ``low`` and ``high``, merged for ``pixels`` pixels.
 
-    ``start``, ``end`` and ``code`` (what decides the colour) are of one row: sorted, without
-    overlaps. What is shorter than ``finest`` pixels is drawn together, in the colour of the
-    longest; ``join``: neighbours of one colour, both so made, as one.
+    ``start``, ``end`` and ``code`` (which decides the colour) are of one row, sorted and without
+    overlaps. Slices shorter than ``finest`` pixels are merged, in the colour of the longest; with
+    ``join``, adjacent merged pieces of one colour become one.
     """
     window = inside(start, end, low, high)
     start, end, code = start[window], end[window], code[window]
@@ -109,7 +109,7 @@ def pieces(
 def totals(
     start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int
 ) -> np.ndarray:
-    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes].
+    """Exact cycles of each code between ``low`` and ``high``: float64[codes].
 
     Slices need not be sorted.
     """
@@ -119,10 +119,9 @@ def totals(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of slices, one after the other.
+    """Rows of slices, stored one after another.
 
-    Row r has ``[first[r], first[r + 1])``. ``source`` says where each slice came from (the position
-    in its frame).
+    Row r is ``[first[r], first[r + 1])``. ``source`` is the position of each slice in its frame.
     """
 
     first: np.ndarray
@@ -135,9 +134,9 @@ class Rows:
     def make(
         cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int
     ) -> Rows:
-        """Sorted by row and start from slices in any order.
+        """Build rows from slices in any order, sorted by row and start.
 
-        Those with a row outside ``0 .. rows - 1`` are left out.
+        Slices whose row is outside ``0 .. rows - 1`` are left out.
         """
         order = np.lexsort((start, row)) if len(row) else np.zeros(0, dtype=np.int64)
         order = order[(row[order] >= 0) & (row[order] < rows)]
@@ -148,19 +147,19 @@ class Rows:
         return len(self.first) - 1
 
     def of(self, row: int) -> slice:
-        """Where a row lies."""
+        """The extent of a row."""
         return slice(int(self.first[row]), int(self.first[row + 1]))
 
     def at(self, row: int, time: float) -> int:
-        """Which slice of a row covers a time: its position in these rows, -1 where none does."""
+        """Position in these rows of the slice that covers a time; -1 if there is none."""
         if not 0 <= row < len(self):
             return -1
         here = self.of(row)
-        found = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
-        return found if found >= here.start and self.end[found] > time else -1
+        position = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
+        return position if position >= here.start and self.end[position] > time else -1
 
     def only(self, wanted: np.ndarray) -> Rows:
-        """Some of the rows, in that order."""
+        """A selection of the rows, in the given order."""
         parts = [self.of(row) for row in wanted.tolist()]
         first = np.cumsum([0, *(part.stop - part.start for part in parts)])
         positions = np.concatenate([np.arange(part.start, part.stop) for part in parts] or [first])
@@ -176,13 +175,13 @@ class Rows:
         code: np.ndarray | None = None,
         finest: float = FINEST,
     ) -> tuple[Pieces, np.ndarray]:
-        """The items of a row between ``low`` and ``high``, with a margin for dragging.
+        """The pieces of a row between ``low`` and ``high``, with a margin for dragging.
 
-        The margin is half as much on either side.
+        The margin on either side is half as wide as the window.
 
-        Pieces end at the window's edges, so that what is written on them is in view; True in the
-        mask for those in it. Pieces of several slices stay apart (for `bands`). ``first`` and
-        ``longest`` are positions in these rows. ``code`` may stand in for the rows' own.
+        Pieces are split at the window's edges, so that their text is in view; the mask is True for
+        those inside. Pieces of several slices are not joined (for `bands`). ``first`` and
+        ``longest`` are positions in these rows. ``code`` may replace the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]
@@ -214,11 +213,11 @@ class Rows:
     def bands(
         self, found: Pieces, code: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What pieces of several slices are made of, in proportion to cycles.
+        """The contents of pieces of several slices, in proportion to cycles.
 
-        ``piece`` (position in ``found``), ``code``, ``below`` (share of the piece beneath the band,
-        0..1) and ``share`` (of the piece), for each code that a piece has. Gaps between slices are
-        in no band. ``code`` may stand in for the rows' own.
+        For each code in a piece: ``piece`` (position in ``found``), ``code``, ``below`` (share of
+        the piece beneath the band, 0..1) and ``share`` (of the piece). Gaps between slices are in
+        no band. ``code`` may replace the rows' own.
         """
         colour = self.code if code is None else code
         piece = np.repeat(np.arange(len(found)), found.count)

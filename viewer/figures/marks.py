@@ -1,4 +1,4 @@
-"""Marked times and a selection, drawn over a figure of time."""
+"""Draws marked times and a selection over a figure of time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_MARKS = 26  # each has a letter
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A range of time, in cycles, and of rows (first, last), None for all."""
+    """A range of time in cycles, and a range of rows (first, last), or None for all rows."""
 
     low: int
     high: int
@@ -30,9 +30,9 @@ def marked(
     clock: Clock,
     theme: Theme,
 ) -> go.Figure:
-    """The figure with a line and a letter at each mark (cycles), and a frame around the selection.
+    """Add a line and a letter at each mark (cycles), and a frame around the selection.
 
-    What the figure has of shapes and notes stays.
+    Existing shapes and annotations of the figure are kept.
     """
     shapes: list[Any] = list(figure.layout.shapes)
     notes: list[Any] = list(figure.layout.annotations)

@@ -1,8 +1,8 @@
-"""Memory: bytes over tiles and program steps, with the limit of a tile.
+"""Memory figures: bytes over tiles and program steps, with the memory limit of a tile.
 
-The limit is drawn wherever it can be reached.
+The limit is drawn wherever the data could reach it.
 
-Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
+Arrays are int64 bytes unless noted; figures show KiB per tile and MiB per IPU.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _JUST_OVER, _FAR_OVER = "#f4511e", "#7f0000"
 
 
 def kind_of(category: str, role: str) -> int:
-    """Index into ``KINDS`` of a row of `Report.memory`."""
+    """The index into ``KINDS`` for a row of `Report.memory`."""
     return _KIND_OF.get(role, _KIND_OF.get(category, len(KINDS) - 1))
 
 
@@ -95,11 +95,11 @@ def heat_map(
     to_limit: bool = False,
     scale: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Live bytes over tiles and program steps, and beneath what the steps are for.
+    """Live bytes over tiles and program steps, with the purpose of the steps beneath.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale``: least and most
-    bytes of all maps that are read together (default: its own).
+    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale`` is the minimum and
+    maximum in bytes over all maps that are compared (default: this map's own).
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
@@ -170,11 +170,11 @@ def liveness(
     to_limit: bool = True,
     other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Live bytes over program steps: above, the IPU's sum; beneath, its fullest tile at each step.
+    """Live bytes over program steps: the IPU's sum above, its fullest tile at each step below.
 
-    ``frame`` is `Report.liveness`, ``other`` that of another profile, drawn as lines over it, by
-    its own steps; ``tile`` (position, tile, total) is drawn instead of the fullest one;
-    ``to_limit`` has the limit of a tile in view, however far it is.
+    ``frame`` is `Report.liveness`; ``other`` is that of another profile, drawn as lines on top over
+    its own steps. ``tile`` (position, tile, total) is drawn instead of the fullest one. With
+    ``to_limit`` the limit of a tile is in view, however far away it is.
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09
@@ -325,7 +325,7 @@ def tiles(
 
 
 def _colours(most: float, limit: float) -> Any:
-    """Viridis up to the limit; beyond it, where ``most`` is more, reds that darken."""
+    """Viridis up to the limit, then darkening reds if ``most`` exceeds it."""
     if most <= limit:
         return "Viridis"
     part = limit / most
@@ -336,9 +336,9 @@ def _colours(most: float, limit: float) -> Any:
 def chip(
     values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
 ) -> go.Figure:
-    """Bytes (or any number) of each tile where it lies on the chip.
+    """Bytes (or any other number) of each tile at its place on the chip.
 
-    64 columns; the order of tiles is assumed.
+    64 columns; the order of the tiles is an assumption.
     """
     rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
     columns = -(-len(values) // rows)
@@ -382,9 +382,9 @@ def chip(
 
 
 def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figure:
-    """Bytes in each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`.
+    """Bytes on each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`.
 
-    ``columns``: of the legend, where the figure is at its narrowest.
+    ``columns`` is the number of legend columns when the figure is at its narrowest.
     """
     ipus = sorted(set(memory["ipu"].tolist()))
     kind = [
@@ -433,7 +433,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
 
 
 def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
-    """What one tile holds, by what it is for. ``live`` is `Report.live_variables` of the tile."""
+    """The contents of one tile by purpose. ``live`` is `Report.live_variables` of the tile."""
     kind = [
         kind_of(category, role)
         for category, role in zip(live["category"], live["role"], strict=True)
@@ -487,15 +487,18 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
     start, stop = variables["start"].to_numpy(), variables["stop"].to_numpy()
     size = variables["bytes"].to_numpy()
     for at in sorted(set(kind.tolist())):
-        mine = np.flatnonzero(kind == at)
+        variables_of_kind = np.flatnonzero(kind == at)
         figure.add_bar(
             name=KINDS[at][0],
             orientation="h",
-            base=start[mine],
-            x=(stop - start)[mine],
-            y=[labels[i] for i in mine],
+            base=start[variables_of_kind],
+            x=(stop - start)[variables_of_kind],
+            y=[labels[i] for i in variables_of_kind],
             marker={"color": KINDS[at][3 if theme.name == "dark" else 2], "line": {"width": 0}},
-            customdata=[f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}" for i in mine],
+            customdata=[
+                f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}"
+                for i in variables_of_kind
+            ],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     if not len(labels):
@@ -530,7 +533,7 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
 
 
 def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:
-    """Of bytes on the fullest tile of each IPU the IPUs to draw: all, or the fullest of many."""
+    """The IPUs to draw, given the bytes on each one's fullest tile: all, or the fullest of many."""
     if len(fullest) <= FEW:
         return np.arange(len(fullest))
     return np.sort(np.argsort(-fullest, kind="stable")[:most])
@@ -539,9 +542,9 @@ def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:
 def headroom(
     fullest: np.ndarray, limit: int, theme: Theme, ipus: np.ndarray | None = None
 ) -> go.Figure:
-    """The fullest tile of each IPU, what it uses, against what a tile has.
+    """Memory used on the fullest tile of each IPU, against what a tile has.
 
-    ``ipus``: whose they are; by default of IPU 0 on.
+    ``ipus`` are the IPUs of the entries; by default they count up from IPU 0.
     """
     shown = np.arange(len(fullest)) if ipus is None else ipus
     labels = [f"IPU {ipu}" for ipu in shown.tolist()]
@@ -608,7 +611,7 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
 
 
 def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> list[go.Bar]:
-    """Runs of steps of one direction, as bars of the height 1."""
+    """Runs of steps of the same direction, as bars of height 1."""
     shown = program[(program["position"] >= steps[0]) & (program["position"] < steps[1])]
     code = np.array([BY_DIRECTION.get(name, -1) for name in shown["direction"]], dtype=np.int64)
     if not len(code):
@@ -619,13 +622,13 @@ def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> 
     stop = np.append(start[1:], position[-1] + 1)
     bars: list[go.Bar] = []
     for value in sorted(set(code.tolist())):
-        mine = code[first] == value
+        runs = code[first] == value
         activity = ACTIVITIES[value if value >= 0 else WAITING]
         bars.append(
             go.Bar(
-                base=start[mine],
-                x=(stop - start)[mine],
-                y=np.full(int(mine.sum()), 0.5),
+                base=start[runs],
+                x=(stop - start)[runs],
+                y=np.full(int(runs.sum()), 0.5),
                 width=1.0,
                 orientation="h",
                 name=activity.name if value >= 0 else "copies and waits",

@@ -1,4 +1,4 @@
-"""The viewer's figures of a report, for notebooks: ``report.figures.pipeline()`` and the others."""
+"""The viewer's figures for notebooks: ``report.figures.pipeline()`` and the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Figures:
         return memory.headroom(analysis.fullest_tiles(self._report), limit, self._theme)
 
     def memory(self) -> go.Figure:
-        """What the memory of each IPU is for."""
+        """What the memory of each IPU is used for."""
         return memory.categories(self._report.memory(), self._theme)
 
     def liveness(self, ipu: int = 0) -> go.Figure:

@@ -1,10 +1,10 @@
-"""The pipeline: one lane per IPU.
+"""The pipeline figure: one lane per IPU.
 
-Its tasks are large, with their steps as a strip beneath and the work of its I/O tiles as a strip
-above.
+A lane draws its tasks large, with their steps as a strip below and the work of its I/O tiles as a
+strip above.
 
-Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on
-the x-axis count from the start of what is shown (a device iteration, or a run).
+Slices are drawn by activity (`slices`), so that the legend switches activities on and off. The
+x-axis counts time from the start of what is shown (a device iteration or a run).
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain that sets the length of what is shown: its pieces in time order, without gaps.
+    """The chain of work that sets the length of what is shown, in time order without gaps.
 
-    int64, an entry a piece; times count cycles from the beginning of what is shown.
+    int64 arrays with one entry per piece; times are in cycles from the start of what is shown.
     """
 
     ipu: np.ndarray
@@ -79,9 +79,9 @@ def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """IPUs that are drawn as one: the one that is drawn, and all of them.
+    """A group of IPUs drawn as one: the IPU that is drawn, and all members.
 
-    ``group``: the IPU by which the lane is opened, or closed again; -1 for one that cannot be.
+    ``group`` is the IPU by which the lane is opened or closed again; -1 if it cannot be.
     """
 
     shown: int
@@ -91,19 +91,19 @@ class Lane:
 
     @property
     def openable(self) -> bool:
-        """Whether it stands for several IPUs."""
+        """Whether the lane stands for several IPUs."""
         return len(self.members) > 1
 
     @property
     def mark(self) -> str:
-        """Before its name: whether a click opens or closes it, or it is pinned."""
+        """The mark before the name: a click opens or closes the lane, or the lane is pinned."""
         opened = "" if self.group < 0 else "▾ "
         return "▸ " if self.openable else "▴ " if self.pinned else opened
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """A device iteration (or a run) ready to be drawn; made once, drawn at every zoom."""
+    """A device iteration (or a run) prepared for drawing: built once, drawn at every zoom level."""
 
     tasks: pd.DataFrame
     steps: pd.DataFrame
@@ -121,7 +121,7 @@ class Lanes:
 
     @property
     def end(self) -> int:
-        """Cycles that are shown."""
+        """The number of cycles shown."""
         return int(self.tasks["end"].max()) - self.origin if len(self.tasks) else 0
 
 
@@ -302,10 +302,10 @@ def _with_legend(figure: go.Figure, pixels: int) -> go.Figure:
 
 
 def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
-    """The task at a point of the figure: its position in ``lanes.tasks``, None where none is.
+    """The position in ``lanes.tasks`` of the task at a point of the figure; None if there is none.
 
-    ``cycle`` from the beginning of what is shown, ``row`` as the figure counts lanes. Over I/O
-    tiles first, where the point is on their strip.
+    ``cycle`` counts from the start of what is shown, ``row`` as the figure counts lanes. Where the
+    point is on the strip of the I/O tiles, their tasks come first.
     """
     lane = round(row)
     time = cycle + lanes.origin
@@ -313,16 +313,16 @@ def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
     on_strip = abs(row - lane - middle) <= height / 2
     order = (lanes.beside_rows, lanes.task_rows) if on_strip else (lanes.task_rows,)
     for rows in order:
-        found = rows.at(lane, time)
-        if found >= 0:
-            return int(rows.source[found])
+        position = rows.at(lane, time)
+        if position >= 0:
+            return int(rows.source[position])
     return None
 
 
 def busy(
     lanes: Lanes, clock: Clock, theme: Theme, window: tuple[float, float] | None = None
 ) -> go.Figure:
-    """What each IPU's cycles went to between two cycles (default: all), in per cent, exactly."""
+    """How each IPU spent its cycles between two cycles (default: all), exactly, in per cent."""
     table = shares(lanes, window)
     span = table.sum(axis=1, keepdims=True).clip(1)
     y = list(lanes.names)
@@ -395,14 +395,14 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def blocks_of(blocks: str, most: int) -> str:
-    """The Blocks of a stage as a profile lists them, in at most so many characters."""
+    """The Blocks of a stage as the profile lists them, shortened to a number of characters."""
     return ends_of(blocks.split(", "), most)
 
 
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
-    """Cycles of a micro-batch in each stage: what rebalancing has to even out.
+    """Cycles of a micro-batch in each stage, which rebalancing should make equal.
 
-    Of many stages, neighbours of equal cycles are one bar.
+    With many stages, adjacent ones of equal cycles share one bar.
     """
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
@@ -493,7 +493,7 @@ def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
 
 
 def _rows(frame: pd.DataFrame, code: np.ndarray, row: np.ndarray, wanted: np.ndarray) -> Rows:
-    """``row``: of each IPU, -1 for none."""
+    """``row`` of each IPU; -1 if it has none."""
     ipu = frame["ipu"].to_numpy()
     at = np.where(wanted, row[ipu] if len(row) else ipu, -1)
     start, end = frame["start"].to_numpy(), frame["end"].to_numpy()
@@ -547,7 +547,7 @@ def _traces(
 def _drawn(
     lanes: Lanes, clock: Clock, low: float, high: float, pixels: int, finest: float
 ) -> tuple[Canvas, Canvas]:
-    """Tasks, and steps with what lies over the tasks, at a level of detail."""
+    """Tasks, steps and I/O tile work at a level of detail."""
     few = (
         _shown_tasks(lanes, low, high) <= _MOST_BARS
     )  # then narrow ones have their hatching and their numbers, too
@@ -555,20 +555,20 @@ def _drawn(
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for lane in range(len(lanes.task_rows)):
         rows = lanes.task_rows
-        found, shown = rows.around(lane, low, high, pixels, finest=finest)
-        wide = tasks.add(rows, found, lane + _TASK[0], _TASK[1])
-        bars = found.where(wide)
+        pieces, shown = rows.around(lane, low, high, pixels, finest=finest)
+        wide = tasks.add(rows, pieces, lane + _TASK[0], _TASK[1])
+        bars = pieces.where(wide)
         words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
         hover = _task_words(lanes, bars, clock, rows)
         tasks.add_bars(bars, lane + _TASK[0], _TASK[1], hover, words)
         rows = lanes.step_rows
-        found, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = found.where(steps.add(rows, found, lane + _STRIP[0], _STRIP[1]))
+        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = pieces.where(steps.add(rows, pieces, lane + _STRIP[0], _STRIP[1]))
         hover = _step_words(lanes, bars, clock)
         steps.add_bars(bars, lane + _STRIP[0], _STRIP[1], hover, [""] * len(bars))
         rows = lanes.beside_rows
-        found, _ = rows.around(lane, low, high, pixels, finest=finest)
-        bars = found.where(steps.add(rows, found, lane + _BESIDE[0], _BESIDE[1]))
+        pieces, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = pieces.where(steps.add(rows, pieces, lane + _BESIDE[0], _BESIDE[1]))
         hover = _task_words(lanes, bars, clock, rows)
         steps.add_bars(bars, lane + _BESIDE[0], _BESIDE[1], hover, [""] * len(bars))
     return tasks, steps
@@ -577,8 +577,8 @@ def _drawn(
 def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     rows = lanes.task_rows
     return sum(
-        found.stop - found.start
-        for found in (
+        span.stop - span.start
+        for span in (
             inside(rows.start[here], rows.end[here], low, high)
             for here in map(rows.of, range(len(rows)))
         )
@@ -637,9 +637,9 @@ def critical(
     window: tuple[float, float],
     below: float = _SLOWEST_AT,
 ) -> list[go.Scatter]:
-    """The critical path between two cycles: a line under the IPU it is on, arrows between IPUs.
+    """The critical path between two cycles: a line below its current IPU, arrows between IPUs.
 
-    Arrows are left out where more than `_MOST_HOPS` are in view: they would hide the lanes.
+    With more than `_MOST_HOPS` arrows in view none are drawn: they would hide the lanes.
     """
     low, high = window
     margin = (high - low) / 2
@@ -697,7 +697,7 @@ def _phases(
     high: float,
     pixels: int,
 ) -> None:
-    """Ramp-up and ramp-down shaded, pipeline cycles numbered and told apart by thin lines."""
+    """Shade ramp-up and ramp-down; number the pipeline cycles and separate them by thin lines."""
     cycles = lanes.cycles
     change = (cycles["phase"] != cycles["phase"].shift()).cumsum()
     cycles_a_pixel = (high - low) / pixels
@@ -781,19 +781,16 @@ def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) ->
 
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
-    """A micro-batch on its way.
-
-    An arrow from the end of each of its tasks to the start of the next.
-    """
+    """The path of one micro-batch: an arrow from the end of each task to the start of the next."""
     code = codes(lanes.tasks, by_direction=True)
-    mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
-    mine = mine.sort_values(["iteration", "start"], kind="stable")
-    times = mine[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
+    tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
+    tasks = tasks.sort_values(["iteration", "start"], kind="stable")
+    times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
     first = np.arange(len(times)) % 2 == 0
     return [
         go.Scatter(
             x=times * clock.scale,
-            y=np.repeat(lanes.lane[mine["ipu"].to_numpy()], 2) + _TASK[0],
+            y=np.repeat(lanes.lane[tasks["ipu"].to_numpy()], 2) + _TASK[0],
             mode="lines+markers",
             line={"color": theme.text, "width": 1.5},
             marker={
@@ -809,7 +806,7 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
 
 
 def _label_length(lanes: Lanes) -> int:
-    """Characters of the longest line of the lanes' labels."""
+    """Length in characters of the longest line in the lanes' labels."""
     lines = [re.sub("<[^>]*>", "", line) for label in lanes.labels for line in label.split("<br>")]
     return max((len(html.unescape(line)) for line in lines), default=6)
 

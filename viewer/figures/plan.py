@@ -1,4 +1,4 @@
-"""A plan: samples a second over the fullest tile of every candidate, and the Pareto front."""
+"""A plan: samples per second over the fullest tile for every candidate, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 
 
 def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figure:
-    """Every candidate as a point; ``chosen`` ones are ringed and named A and B.
+    """One point per candidate; ``chosen`` ones are ringed and named A and B.
 
-    A point's ``customdata`` is its position in the plan.
+    The ``customdata`` of a point is its position in the plan.
     """
     figure = go.Figure()
     pipelines = sorted({one.mapping.pipeline for one in plan.candidates})
     for number, pipeline in enumerate(pipelines):
-        mine = [k for k, one in enumerate(plan.candidates) if one.mapping.pipeline == pipeline]
+        positions = [k for k, one in enumerate(plan.candidates) if one.mapping.pipeline == pipeline]
         figure.add_scatter(
-            x=[_fullest(plan.candidates[k]) for k in mine],
-            y=[plan.candidates[k].rate for k in mine],
+            x=[_fullest(plan.candidates[k]) for k in positions],
+            y=[plan.candidates[k].rate for k in positions],
             mode="markers",
             name=f"p = {pipeline}",
-            customdata=mine,
-            text=[hover(plan.candidates[k], k) for k in mine],
+            customdata=positions,
+            text=[hover(plan.candidates[k], k) for k in positions],
             hovertemplate="%{text}<extra></extra>",
             marker={
                 "size": 11,
                 "color": _COLOURS[number % len(_COLOURS)],
-                "symbol": [_symbol(plan.candidates[k], number) for k in mine],
+                "symbol": [_symbol(plan.candidates[k], number) for k in positions],
                 "line": {"width": 1, "color": theme.card},
             },
         )
@@ -69,7 +69,7 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
 
 
 def _symbol(one: Candidate, number: int) -> str:
-    """A cross for what does not run; where colours come again, another form."""
+    """A cross for a candidate that does not run; another shape when colours repeat."""
     if not one.runs:
         return "x"
     return ("circle", "square", "diamond")[number // len(_COLOURS) % 3]
@@ -81,7 +81,7 @@ def _fullest(one: Candidate) -> float:
 
 
 def pareto(every: Sequence[Candidate]) -> list[int]:
-    """Positions of those that no other beats in speed without taking more memory, by memory."""
+    """Positions of the candidates on the Pareto front of speed and memory, sorted by memory."""
     front: list[int] = []
     running = [k for k, one in enumerate(every) if one.runs]
     for k in sorted(running, key=lambda k: (_fullest(every[k]), -every[k].rate)):
@@ -91,7 +91,7 @@ def pareto(every: Sequence[Candidate]) -> list[int]:
 
 
 def hover(one: Candidate, position: int) -> str:
-    """What a point says of its mapping."""
+    """The hover text that describes a point's mapping."""
     mapping = one.mapping
     shares = ", ".join(f"{name} {one.shares[name]:.0%}" for name in SHARES if one.shares[name])
     lines = [

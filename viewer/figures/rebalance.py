@@ -1,4 +1,4 @@
-"""Blocks in their stages, and a predicted schedule as a pipeline picture."""
+"""Blocks in their stages, and a predicted schedule drawn as a pipeline."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _KIND = {
 def stages(
     costs: Costs, prediction: Prediction, profiled: int, clock: Clock, theme: Theme
 ) -> go.Figure:
-    """A bar a stage, made of its Blocks; what is no Block's (stash, recomputation) at its end.
+    """One bar per stage, made of its Blocks; costs of no Block (stash, recomputation) at its end.
 
-    Of many stages, neighbours whose Blocks take the same cycles are one bar. ``profiled``: cycles
-    of the slowest stage as it was profiled, drawn as a line.
+    With many stages, adjacent ones whose Blocks take the same cycles share one bar. ``profiled`` is
+    the cycles of the slowest profiled stage, drawn as a line.
     """
     spans = prediction.assignment.spans(len(costs))
     shown = _alike(costs, prediction) if len(spans) > FEW else [[k] for k in range(len(spans))]
@@ -125,7 +125,7 @@ def stages(
 
 
 def _alike(costs: Costs, prediction: Prediction) -> list[list[int]]:
-    """Runs of neighbouring stages whose Blocks, one by one, take the same cycles."""
+    """Runs of adjacent stages whose Blocks, one by one, take the same cycles."""
     work, whole = costs.cycles.work, prediction.stage_cycles
     groups: list[list[int]] = []
     before: tuple[int, ...] = ()
@@ -148,16 +148,16 @@ def _label(prediction: Prediction, group: list[int]) -> str:
 def _name(
     costs: Costs, spans: list[tuple[int, int]], group: list[int], block: int, most: int = 18
 ) -> str:
-    """A Block of the first stage of a group, up to the one in its place in the last."""
+    """The range of Blocks from one of a group's first stage to its counterpart in the last."""
     last = spans[group[-1]][0] + block - spans[group[0]][0]
     name = costs.names[block]
     return shortened(name if block == last else f"{name} … {costs.names[last]}", most)
 
 
 def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
-    """A predicted schedule, ready for `viewer.figures.pipeline.pipeline`; like lanes fold.
+    """Prepare a predicted schedule for `viewer.figures.pipeline.pipeline`.
 
-    They do where there are many.
+    With many lanes, equal ones are folded.
     """
     import pandas as pd
 

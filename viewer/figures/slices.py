@@ -1,9 +1,9 @@
-"""Slices of rows as plotly traces, one or two an activity.
+"""Slices of rows as plotly traces, one or two per activity.
 
-Wide ones as bars, narrow ones as one filled outline.
+Wide slices are drawn as bars, narrow ones as one filled outline.
 
 A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an
-outline of a thousand rectangles at once. What is only a few pixels wide has no room for a name, and
+outline of a thousand rectangles at once. A slice only a few pixels wide has no room for a name and
 needs no element of its own.
 """
 
@@ -26,10 +26,7 @@ _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
 
 @dataclass(frozen=True)
 class Look:
-    """How an activity is drawn.
-
-    Its name in the legend, the bars' marker, and the colours of outline and text.
-    """
+    """The appearance of an activity: legend name, marker of its bars, outline and text colours."""
 
     name: str
     marker: dict[str, Any]
@@ -38,9 +35,9 @@ class Look:
 
 
 def look(code: int, marker: dict[str, Any], theme: Theme) -> Look:
-    """How an activity is drawn over time. Waiting is a line: the ground that work stands out from.
+    """The appearance of an activity over time; waiting is a line, against which work stands out.
 
-    ``marker``: of its bars.
+    ``marker`` is that of its bars.
     """
     activity = ACTIVITIES[code]
     fill = activity.edge(theme) or activity.colour(theme)
@@ -52,9 +49,9 @@ def _heights(code: np.ndarray, height: float) -> np.ndarray:
 
 
 class Canvas:
-    """Slices gathered row by row.
+    """Collects slices row by row.
 
-    What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on the x-axis.
+    Slices of fewer than ``wide`` pixels are narrow; ``origin`` is 0 on the x-axis.
     """
 
     def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
@@ -74,7 +71,7 @@ class Canvas:
     def add_bars(
         self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]
     ) -> None:
-        """Wide pieces, at ``y`` and so high (in rows), with a hover label and a text each."""
+        """Add wide pieces at ``y``, of a height in rows, each with a hover label and a text."""
         count = len(found)
         words, labels = np.empty(count, dtype=object), np.array(text, dtype=object)
         words[:] = hover
@@ -98,10 +95,10 @@ class Canvas:
         height: float,
         code: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Draw what needs no words; True in the mask for the pieces to give to `add_bars`.
+        """Draw what needs no text; the mask is True for the pieces to pass to `add_bars`.
 
-        Pieces of several slices are filled in proportion to what the slices took; what of them was
-        waiting stays empty, and a piece of nothing else is a line.
+        Pieces of several slices are filled in proportion to their slices; the share spent waiting
+        stays empty, and a piece of only waiting is a line.
         """
         several = found.count > 1
         bars = ~several & self.wide(found)
@@ -124,15 +121,15 @@ class Canvas:
         return bars
 
     def coarser(self, finest: float) -> float:
-        """Pixels below which pieces must be drawn together for the figure to stay light.
+        """The length in pixels below which pieces must be merged to keep the figure light.
 
-        ``finest`` where it is light as it is drawn, so.
+        Returns ``finest`` if the figure is light enough as it is.
         """
         count = sum(len(columns[0]) for columns in self._narrow)
         return finest if count <= _MOST_NARROW else 1.2 * finest * count / _MOST_NARROW
 
     def add_narrow(self, found: Pieces, y: float, height: float) -> None:
-        """Narrow pieces."""
+        """Add narrow pieces."""
         count = len(found)
         self._narrow.append(
             (found.start, found.end, found.code, np.full(count, y), _heights(found.code, height))
@@ -152,9 +149,9 @@ class Canvas:
             else None
         )
         for code, look in looks.items():
-            if bars is not None and (mine := bars[2] == code).any():
-                scatters.append(self._bar(look, *(column[mine] for column in bars)))
-            if narrow is not None and (mine := narrow[2] == code).any():
+            if bars is not None and (of_code := bars[2] == code).any():
+                scatters.append(self._bar(look, *(column[of_code] for column in bars)))
+            if narrow is not None and (of_code := narrow[2] == code).any():
                 # the legend shows squares, whatever is drawn
                 if not scatters or scatters[-1].name != look.name:
                     scatters.append(
@@ -166,7 +163,7 @@ class Canvas:
                             marker=look.marker,
                         )
                     )
-                scatters.append(self._outline(look, *(column[mine] for column in narrow)))
+                scatters.append(self._outline(look, *(column[of_code] for column in narrow)))
         return scatters
 
     def _at(self, cycles: np.ndarray) -> np.ndarray:
@@ -212,9 +209,9 @@ class Canvas:
         y: np.ndarray,
         height: np.ndarray,
     ) -> go.Scatter:
-        """All narrow pieces of an activity as one filled outline, with gaps between.
+        """All narrow pieces of an activity as one filled outline with gaps.
 
-        A single element of the page.
+        It is a single element of the page.
         """
         left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
         # Half as many bytes where that moves nothing by a pixel.

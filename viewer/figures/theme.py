@@ -1,10 +1,10 @@
-"""Colours and type, for light and dark pages.
+"""Colours and typography for light and dark pages.
 
-The one place that has them (assets/style.css takes them from here).
+This is the only place that defines them (assets/style.css takes them from here).
 
-What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart;
-recomputing a forward pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which
-grows in lightness throughout.
+Activities of an IPU use the Okabe-Ito hues, which colour-blind people can tell apart; recomputation
+of a forward pass has the hue of forward, paler and hatched. Bytes are drawn in viridis, whose
+lightness increases throughout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What an IPU may be seen doing, as a legend names it."""
+    """An activity of an IPU, as a legend names it."""
 
     name: str
     light: str
@@ -31,7 +31,7 @@ class Activity:
     edges: tuple[str, str] = ("", "")  # light and dark, around a fill that is too pale to stand out
 
     def edge(self, theme: Theme) -> str:
-        """The colour around its fill; "" for none."""
+        """The colour of the outline around its fill; "" for none."""
         return self.edges[theme.name == "dark"]
 
     def colour(self, theme: Theme) -> str:
@@ -40,7 +40,7 @@ class Activity:
 
 
 def luminance(colour: str) -> float:
-    """Of "#rrggbb", 0..1, as WCAG 2 defines it."""
+    """Relative luminance of "#rrggbb", 0..1, as WCAG 2 defines it."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
@@ -49,13 +49,13 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """Between two colours, 1 to 21, as WCAG 2 defines it."""
+    """Contrast ratio of two colours, 1 to 21, as WCAG 2 defines it."""
     dark, light = sorted([luminance(one), luminance(other)])
     return (light + 0.05) / (dark + 0.05)
 
 
 def text_on(colour: str) -> str:
-    """White or nearly black: what is read better on that colour."""
+    """White or nearly black, whichever is more readable on the colour."""
     return max("#ffffff", "#06080b", key=lambda text: contrast(text, colour))
 
 
@@ -188,7 +188,7 @@ THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def theme(name: str | None) -> Theme:
-    """The theme of that name; light for any other."""
+    """The theme of that name; the light theme for an unknown name."""
     return THEMES.get(name or "", LIGHT)
 
 

@@ -1,4 +1,4 @@
-"""A number of each tile (cycles, bytes) as a histogram: how even the work is."""
+"""A histogram of a value per tile (cycles, bytes), which shows how even the work is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from viewer.figures.theme import Theme
 
 
 def histogram(values: np.ndarray, name: str, theme: Theme, bins: int = 40) -> go.Figure:
-    """How many tiles have how much; mean and maximum marked. ``values`` is over tiles."""
+    """How many tiles have each value, with mean and maximum marked. ``values`` is over tiles."""
     top = max(1, int(values.max(initial=0)))
     counts, edges = np.histogram(values, bins=min(bins, top), range=(0, top))
     figure = go.Figure(

@@ -1,7 +1,7 @@
-"""The execution trace: every step in time, flat (a row an IPU) or as a flame (rows by module path).
+"""The execution trace: every step in time, flat (one row per IPU) or as a flame graph by module.
 
-Rows are drawn at the level of detail that the pixels can show (`lod`); what a filter leaves out
-stays, faint.
+Rows are drawn at the level of detail the pixels can show (`lod`); steps that a filter excludes stay
+visible, but faint.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _MODULE_COLOURS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows ready to be drawn.
+    """Rows prepared for drawing.
 
-    ``label`` is an index into ``labels`` for each slice of ``rows``' frame order.
+    ``label`` is, for each slice in the frame order of ``rows``, an index into ``labels``.
     """
 
     rows: Rows
@@ -74,15 +74,15 @@ class Trace:
     of_steps: np.ndarray  # whether a row has the steps of its IPU: what is summed up
 
     def rows_of_steps(self, lanes: Collection[int] | None = None) -> list[int]:
-        """The rows to sum up; of some IPUs, if any are given."""
+        """The rows to sum up, restricted to some IPUs if any are given."""
         wanted = self.of_steps if lanes is None else self.of_steps & np.isin(self.ipu, list(lanes))
         return np.flatnonzero(wanted).tolist()
 
 
 def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None = None) -> Trace:
-    """A row an IPU, and one for the I/O tiles of each that has any.
+    """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
-    ``steps`` is `Report.steps`; ``lanes``: the IPUs that have a row, and how it is called (default:
+    ``steps`` is `Report.steps`; ``lanes`` are the IPUs that have a row, with their names (default:
     all ``ipus``).
     """
     import pandas as pd
@@ -202,7 +202,7 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
 
 
 def stacked(flames: Sequence[tuple[str, Trace]]) -> Trace:
-    """The flames of several IPUs, one above the other; the first row of each has its name."""
+    """The flame graphs of several IPUs, stacked; the first row of each carries its name."""
     names: list[str] = []
     labels: list[str] = []
     columns: dict[str, list[np.ndarray]] = {}
@@ -249,9 +249,9 @@ def trace(
     find: str = "",
     path: CriticalPath | None = None,
 ) -> go.Figure:
-    """The rows between two cycles (default: all). What has not ``find`` in its name is faint.
+    """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
-    ``path``: the critical path, by row.
+    ``path`` is the critical path by row.
     """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
@@ -281,9 +281,9 @@ def _drawn(
     """The rows at a level of detail."""
     canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
     for row in range(len(rows.rows)):
-        found, shown = rows.rows.around(row, low, high, pixels, code, finest)
-        wide = canvas.add(rows.rows, found, row, _HEIGHT, code)
-        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
+        pieces, shown = rows.rows.around(row, low, high, pixels, code, finest)
+        wide = canvas.add(rows.rows, pieces, row, _HEIGHT, code)
+        bars, source = pieces.where(wide), rows.rows.source[pieces.longest[wide]]
         words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
         hover = list(
             zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
@@ -293,7 +293,7 @@ def _drawn(
 
 
 def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> go.Figure:
-    """All of the time, small: the share of it that was not waiting."""
+    """The whole time in small: the share of it not spent waiting."""
     bins = min(pixels // 2, max(1, rows.end))
     edges = np.linspace(0, max(1, rows.end), bins + 1)
     busy = np.zeros(bins)
@@ -343,7 +343,8 @@ def by_kind(
 ) -> list[tuple[str, int, int]]:
     """(activity, cycles, slices) of the steps between two cycles, largest first.
 
-    Exact, whatever is drawn. ``lanes``: of these IPUs (default: all that are shown).
+    The sums are exact, whatever is drawn. ``lanes`` restricts them to these IPUs (default: all that
+    are shown).
     """
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin
@@ -361,7 +362,7 @@ def by_kind(
 def by_step(
     rows: Trace, window: tuple[float, float] | None, lanes: Collection[int] | None = None
 ) -> tuple[np.ndarray, ...]:
-    """Program steps between two cycles: their ids, cycles (exact) and slices. Waits are -1."""
+    """Ids, exact cycles and slice counts of the program steps between two cycles. Waits are -1."""
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin
     ids, cycles = [], []
@@ -372,51 +373,52 @@ def by_step(
         ids.append(rows.step[rows.rows.source[here][part]])
         cycles.append(np.minimum(end[part], high) - np.maximum(start[part], low))
     none = np.zeros(0, dtype=np.int64)
-    found, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
-    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(found))
-    return found, total.astype(np.int64), np.bincount(at, minlength=len(found))
+    ids_of_steps, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
+    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(ids_of_steps))
+    return ids_of_steps, total.astype(np.int64), np.bincount(at, minlength=len(ids_of_steps))
 
 
 def next_hit(
     rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
 ) -> tuple[int, int] | None:
-    """The window of the next slice whose name has ``find`` in it, or of the one before.
+    """The window around the next slice, or the previous one, whose name contains ``find``.
 
-    After the middle of ``window``, from the other end where there is none; as wide as ``window``,
-    or forty times the slice where all is shown. None where no slice has the name.
+    The search starts at the middle of ``window`` and wraps around. The new window is as wide as
+    ``window``, or forty times the slice when everything is shown. Returns None if no slice has the
+    name.
     """
     wanted = _wanted(rows, find)
     if wanted is None:
         return None
-    mine = np.flatnonzero(wanted[rows.label[rows.rows.source]])
-    if not len(mine):
+    hits = np.flatnonzero(wanted[rows.label[rows.rows.source]])
+    if not len(hits):
         return None
-    middles = (rows.rows.start[mine] + rows.rows.end[mine]) / 2 - rows.origin
+    middles = (rows.rows.start[hits] + rows.rows.end[hits]) / 2 - rows.origin
     order = np.argsort(middles, kind="stable")
-    middles, mine = middles[order], mine[order]
+    middles, hits = middles[order], hits[order]
     here = -1.0 if window is None else (window[0] + window[1]) / 2
     at = (
         int(np.searchsorted(middles, here + 1, side="right"))
         if forward
         else int(np.searchsorted(middles, here - 1, side="left")) - 1
-    ) % len(mine)
-    length = int(rows.rows.end[mine[at]] - rows.rows.start[mine[at]])
+    ) % len(hits)
+    length = int(rows.rows.end[hits[at]] - rows.rows.start[hits[at]])
     width = 40 * length if window is None else max(window[1] - window[0], length)
     low = max(0, int(middles[at] - width / 2))
     return low, int(low + width)
 
 
 def matches(rows: Trace, find: str) -> tuple[int, int]:
-    """(slices, cycles) whose name has ``find`` in it, in the rows of steps."""
+    """(slices, cycles) of the steps whose name contains ``find``."""
     wanted = _wanted(rows, find)
     if wanted is None:
         return 0, 0
     slices, cycles = 0, 0
     for row in rows.rows_of_steps():
         here = rows.rows.of(row)
-        mine = wanted[rows.label[rows.rows.source[here]]]
-        slices += int(mine.sum())
-        cycles += int((rows.rows.end[here] - rows.rows.start[here])[mine].sum())
+        hits = wanted[rows.label[rows.rows.source[here]]]
+        slices += int(hits.sum())
+        cycles += int((rows.rows.end[here] - rows.rows.start[here])[hits].sum())
     return slices, cycles
 
 
@@ -436,13 +438,13 @@ def _row(
 
 
 def _wanted(rows: Trace, find: str) -> np.ndarray | None:
-    """Which labels have the words in them, in any case; None where there is nothing to find."""
+    """Mask of the labels that contain the words, ignoring case; None if there is no search."""
     words = find.strip().lower()
     return np.array([words in label.lower() for label in rows.labels] or [False]) if words else None
 
 
 def _codes(rows: Trace, find: str) -> np.ndarray | None:
-    """The rows' codes with what is not found faint; None where nothing is to be found."""
+    """The rows' codes, with slices that do not match made faint; None if there is no search."""
     wanted = _wanted(rows, find)
     return (
         None
@@ -476,7 +478,7 @@ _HOST_WAYS = {"copyFromHost": "from the host", "copyToHost": "to the host"}
 
 
 def _last(name: str) -> str:
-    """The part of a name that a bar shows: the last, and the last two of a step of a transfer."""
+    """The part of a name that a bar shows: the last, or the last two for a transfer step."""
     parts = name.rsplit("/", 3)
     if parts[-1] not in ("begin", "mid", "end") or len(parts) < 3:
         return parts[-1]
@@ -487,7 +489,7 @@ def _last(name: str) -> str:
 def _words(
     rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
 ) -> list[str]:
-    """The last part of the name, where it fits into its bar."""
+    """The last part of the name, if it fits into its bar."""
     room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
     legible = (
         shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
@@ -500,7 +502,7 @@ def _words(
 
 
 def _looks(theme: Theme) -> dict[int, Look]:
-    """Colours by code: activities, unknown ones, and the modules' hues (one name in the legend)."""
+    """Colours by code: activities, faint ones, and the modules' hues (one name in the legend)."""
     looks = {}
     for code in range(len(ACTIVITIES)):
         looks[code] = look(code, {"line": {"width": 0}}, theme)
@@ -513,7 +515,7 @@ def _looks(theme: Theme) -> dict[int, Look]:
 
 
 def _one_name_for_modules(figure: go.Figure) -> None:
-    """Hues say "another module", which the legend need not say eight times."""
+    """Name the hues of modules once: the legend need not say "another module" eight times."""
     modules = [one for one in figure.data if str(one.name).startswith("module")]
     for at, one in enumerate(modules):
         one.update(name="module", legendgroup="module", showlegend=at == 0 and one.type == "bar")
@@ -524,7 +526,7 @@ def _plain(name: str, colour: str, text: str) -> Look:
 
 
 def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Cycles between consecutive edges in which something but waiting went on."""
+    """Cycles not spent waiting between consecutive edges."""
     busy = code != WAITING
     length = np.where(busy, end - start, 0)
     total = np.concatenate([[0], np.cumsum(length)])
@@ -536,7 +538,7 @@ def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarra
 
 
 def left_margin(rows: Trace) -> int:
-    """Pixels for the names of the rows."""
+    """Width in pixels of the row names."""
     return 22 + _CHARACTER * max(6, *(len(name) for name in rows.names))
 
 

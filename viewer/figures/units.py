@@ -1,4 +1,4 @@
-"""Numbers as people read them, and names from a profile as text, never markup."""
+"""Formats numbers for people, and names from a profile as text, never as markup."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = [
 
 
 def plain(words: object) -> str:
-    """A name as plotly must get it to show it as it is: plotly takes ``<`` and ``&`` for markup."""
+    """A name escaped for plotly, which would take ``<`` and ``&`` for markup."""
     return str(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How a page shows time: ``unit`` is "cycles" or "µs"."""
+    """The unit in which a page shows time: ``unit`` is "cycles" or "µs"."""
 
     hz: float
     unit: str = "cycles"
 
     @property
     def scale(self) -> float:
-        """Shown units a cycle."""
+        """Shown units per cycle."""
         return 1e6 / self.hz if self.unit == "µs" else 1.0
 
     @property
@@ -58,10 +58,10 @@ class Clock:
 
 
 def text_of(pieces: list[str]) -> str:
-    """Lines of a hover label."""
+    """Format the lines of a hover label."""
     return "<br>".join(piece for piece in pieces if piece)
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
-    """The rows of a small frame, columns as attributes."""
+    """The rows of a small frame, with columns as attributes."""
     return iter(frame.itertuples())

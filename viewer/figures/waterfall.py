@@ -24,9 +24,9 @@ _COLOURS = {
 
 
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
-    """Bars that begin where the one above ends, parted by phase; together they are the update.
+    """Stacked bars, each starting where the one above ends, by phase; they sum to the update.
 
-    ``table`` is what `profiler.analysis.critical_path.waterfall` gives.
+    ``table`` is the result of `profiler.analysis.critical_path.waterfall`.
     """
     causes = [str(cause) for cause in table["cause"]]
     cycles = table["cycles"].to_numpy()

@@ -1,9 +1,9 @@
 """Bar charts without plotly.
 
-The summary's, so that the first page need not wait for the browser to load plotly.
+The summary uses them, so that the first page need not wait for the browser to load plotly.
 
-They are drawn from the same figures that other pages show (`viewer.figures`): what a chart says is
-decided there. assets/viewer.js saves them as it saves figures.
+They are drawn from the same figures as on the other pages (`viewer.figures`), which decide what a
+chart says. assets/viewer.js saves them like any figure.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = ""
 
 
 def bars(id: str, figure: go.Figure) -> Any:
-    """The horizontal bars of ``figure`` as elements of the page.
+    """The horizontal bars of ``figure`` as elements of the page, with names and end labels.
 
-    Names, bars, what is written at their ends.
-
-    Vertical lines with the annotation that stands at their place become marks; annotations at the
-    right edge the words behind each bar.
+    Vertical lines with an annotation at their place become marks; annotations at the right edge
+    become the text behind each bar.
     """
     traces = [trace for trace in figure.data if trace.type == "bar"]
     labels = list(dict.fromkeys(label for trace in traces for label in trace.y))
@@ -84,7 +82,7 @@ def bars(id: str, figure: go.Figure) -> Any:
 
 
 def _outside(pieces: list[Any]) -> list[Any]:
-    """A bar that is too short for its words, with the words behind it."""
+    """A bar too short for its text, with the text behind it."""
     moved: list[Any] = []
     for piece in pieces:
         words = piece.children

@@ -1,4 +1,4 @@
-"""Rebalance's check: the split that is shown and others near it, compiled side by side."""
+"""Rebalance's check: the shown split and others near it, compiled and compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MILLISECONDS = 1000
 
 
 def button(profiles: Profiles) -> list[Any]:
-    """What begins a check; nothing where the viewer was given no script."""
+    """The button that starts a check; nothing if the viewer was given no script."""
     if not profiles.checks.script:
         return []
     title = f"compile this split and the quickest near it, {COUNT} in all, with the script"
@@ -29,7 +29,7 @@ def button(profiles: Profiles) -> list[Any]:
 
 
 def card(profiles: Profiles) -> list[Any]:
-    """Where the answer appears."""
+    """The card that shows the answer."""
     if not profiles.checks.script:
         return []
     script = " ".join(profiles.checks.script)

@@ -1,6 +1,4 @@
-"""What the pages are built of.
-
-Parameters that the address keeps, cards, figures with their tools, tables.
+"""The building blocks of pages: parameters kept in the address, cards, figures with tools, tables.
 
 A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in
 ``value``: one browser-side callback writes them all into the address, so that the address restores
@@ -41,7 +39,7 @@ GRAPH_CONFIG = {
 
 @dataclass(frozen=True)
 class View:
-    """What a page is asked to show: its report and the parameters of its address."""
+    """What a page is asked to show: the report and the parameters of the address."""
 
     profiles: Profiles
     page: str
@@ -55,7 +53,7 @@ class View:
         return self.profiles.get(self.number("profile", 0))
 
     def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
-        """A parameter; the default where it is not there or, which is said, not allowed."""
+        """A parameter; the default if it is missing or, with a note on the page, not allowed."""
         value = self.params.get(name, default)
         if allowed is None or value in allowed:
             return value
@@ -63,19 +61,19 @@ class View:
         return default
 
     def say(self, words: str) -> None:
-        """Have the page say above itself what it does not show, once."""
+        """Note once, above the page, what it does not show."""
         if words not in self.said:
             self.said.append(words)
 
     def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
-        """A whole number within bounds; the default where it is none, which is said."""
-        given = self.params.get(name, "")
-        number = whole(given, low - 1, low, high)
-        if given and number < low:
+        """A whole number within bounds; otherwise the default, with a note on the page."""
+        word = self.params.get(name, "")
+        number = whole(word, low - 1, low, high)
+        if word and number < low:
             most = f" to {high:,}" if high < 1 << 40 else " on"
             instead = f"this is {default}" if default >= low else "none is chosen"
             self.say(
-                f"There is no {_SAID.get(name, name)} {given}: there are {low}{most}; {instead}."
+                f"There is no {_SAID.get(name, name)} {word}: there are {low}{most}; {instead}."
             )
         return default if number < low else number
 
@@ -85,7 +83,7 @@ class View:
 
 
 def whole(value: object, default: int, low: int = 0, high: int = 1 << 40) -> int:
-    """A whole number within bounds, from whatever a browser sent; the default where it is none."""
+    """A whole number within bounds from untrusted browser input; the default if it is not one."""
     try:
         number = int(float(str(value)))
     except (ValueError, OverflowError):
@@ -95,7 +93,7 @@ def whole(value: object, default: int, low: int = 0, high: int = 1 << 40) -> int
 
 @dataclass(frozen=True)
 class Page:
-    """A page: where it is, what it is called, how it is laid out, and its callbacks."""
+    """A page: its address, its title, its layout and its callbacks."""
 
     path: str
     name: str
@@ -105,7 +103,7 @@ class Page:
 
 
 def parse(search: str | None) -> dict[str, str]:
-    """The parameters of an address, the last of each; none of what is no query."""
+    """The parameters of an address, the last value of each; none if it has no query."""
     try:
         pairs = parse_qs((search or "").lstrip("?"), max_num_fields=50)
     except ValueError:
@@ -117,7 +115,7 @@ def parse(search: str | None) -> dict[str, str]:
 
 
 def param_id(page: str, name: str) -> dict[str, str]:
-    """The id of a page's control, by which its state gets into the address."""
+    """The id of a page's control, which puts its state into the address."""
     return {"page": page, "param": name}
 
 
@@ -127,17 +125,17 @@ def param_input(page: str, *names: str) -> list[Input]:
 
 
 def param_state(page: str, name: str) -> State:
-    """A control's value as a callback's argument that does not set it off."""
+    """A control's value as a callback argument that does not trigger the callback."""
     return State(param_id(page, name), "value")
 
 
 def query(**params: object) -> str:
-    """Parameters as the query of an address of this viewer."""
+    """The parameters as the query string of an address of this viewer."""
     return urlencode({name: value for name, value in params.items() if value is not None})
 
 
 def hidden(view: View, name: str, default: str = "") -> Children:
-    """State that no control shows, as what a zoom is at."""
+    """State without a visible control, such as the position of a zoom."""
     return dcc.Input(
         id=param_id(view.page, name), type="hidden", value=view.params.get(name, default)
     )
@@ -151,7 +149,7 @@ def choice(
     default: str,
     wide: bool = False,
 ) -> Children:
-    """One of several, as a list that opens. ``options``: (value, label)."""
+    """A dropdown for one of several. ``options`` are (value, label)."""
     values = [value for value, _ in options]
     return control(
         label,
@@ -169,7 +167,7 @@ def choice(
 def several(
     view: View, name: str, label: str, options: Sequence[tuple[str, str]], none: str
 ) -> Children:
-    """Any number of several, as a list that opens; ``none``: what stands there for none."""
+    """A dropdown for any number of several; ``none`` is its placeholder."""
     allowed = {value for value, _ in options}
     chosen = [one for one in view.params.get(name, "").split(",") if one in allowed]
     field = dcc.Dropdown(
@@ -199,7 +197,7 @@ def switch(
 
 
 def search(view: View, name: str, label: str) -> Children:
-    """Words to look for; obeyed when typing pauses."""
+    """A field for words to search for; it takes effect when typing pauses."""
     field = dcc.Input(
         id=param_id(view.page, name),
         type="search",
@@ -226,7 +224,7 @@ def number_field(view: View, name: str, label: str, low: int, high: int | None) 
 
 
 def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
-    """The report and the IPU that two parameters say."""
+    """The report and the IPU selected by two parameters."""
     report = profiles.get(whole(profile, 0))
     return report, whole(ipu, 0, 0, report.target.ipus_per_replica - 1)
 
@@ -387,7 +385,7 @@ def figure_card(
 
 
 def nothing(theme: Theme, words: str) -> go.Figure:
-    """A figure that says why there is none."""
+    """An empty figure that says why it is empty."""
     hidden_axis = {"visible": False}
     figure = go.Figure(layout=theme.layout(120, xaxis=hidden_axis, yaxis=hidden_axis))
     figure.add_annotation(text=words, showarrow=False, font={"color": theme.muted})
@@ -395,7 +393,7 @@ def nothing(theme: Theme, words: str) -> go.Figure:
 
 
 def facts(rows: Sequence[tuple[str, Children]]) -> Children:
-    """Names and values, in two columns."""
+    """Names and values in two columns."""
     return html.Dl(
         [child for name, value in rows for child in (html.Dt(name), html.Dd(value))],
         className="facts",
@@ -403,7 +401,7 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
 
 
 def separated(links: Sequence[Children]) -> list[Children]:
-    """Links one after the other."""
+    """Links in a row, with separators."""
     parts: list[Children] = []
     for link in links:
         parts += [" · ", link] if parts else [link]
@@ -411,22 +409,22 @@ def separated(links: Sequence[Children]) -> list[Children]:
 
 
 def message(words: str, kind: str = "note") -> Children:
-    """A paragraph; ``kind`` is its CSS class."""
+    """A paragraph of the CSS class ``kind``."""
     return html.Div(words, className=f"message {kind}", role="status")
 
 
 def predicted(view: View) -> list[Children]:
-    """A line that says what the times are, where no call was profiled."""
+    """A line that says the times are predicted, if no call was profiled."""
     return [message(PREDICTED_NOTE)] if view.report.predicted else []
 
 
 def misfits(view: View) -> list[Children]:
-    """What the address asked for and the page does not show."""
+    """What the address asks for that the page cannot show."""
     return [message(words, "warning") for words in view.said]
 
 
 def failure(error: BaseException) -> Children:
-    """What a page shows instead of itself: the cause, no stack."""
+    """What is shown in place of a page that failed: the cause, no traceback."""
     return card("This cannot be shown", message(str(error), "error"))
 
 
@@ -462,10 +460,10 @@ def table(
     row_id: str = "",
     sortable: bool = True,
 ) -> Children:
-    """A table to sort and filter.
+    """A table that can be sorted and filtered.
 
-    Numbers are divided by their column's ``scale`` for display; ``row_id`` names the column that
-    tells rows apart, where clicks matter; not ``sortable`` are rows whose order means something.
+    Numbers are divided by their column's ``scale`` for display. ``row_id`` names the column that
+    identifies rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
     """
     definitions = []
     for column in columns:
@@ -583,9 +581,10 @@ def zoomable(
     x: tuple[str, str] = ("from", "to"),
     end: int | None = None,
 ) -> go.Figure:
-    """Tell the browser how to ask for another part of a figure.
+    """Tell the browser how to request another part of a figure.
 
-    Whose parameters, which (``x``), the unit of its x-axis, and how long the whole is (``end``).
+    It needs the page's parameters, the one for the x-axis (``x``), the unit of that axis, and the
+    total length (``end``).
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y:
@@ -594,7 +593,7 @@ def zoomable(
 
 
 def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to") -> None:
-    """Keep where a graph is zoomed to in two hidden parameters."""
+    """Keep the zoom of a graph in two hidden parameters."""
     app.clientside_callback(
         _ZOOM,
         Output(param_id(page, low), "value"),
@@ -606,7 +605,7 @@ def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "t
 
 
 def window(low: object, high: object, end: int) -> tuple[float, float] | None:
-    """A zoom as cycles or positions within 0 .. end; None for all."""
+    """A zoom as cycles or positions within 0 .. end; None for everything."""
     left, right = whole(low, -1, -end, 2 * end), whole(high, -1, -end, 2 * end)
     left, right = max(0, left), min(end, right)
     return (

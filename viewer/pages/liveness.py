@@ -263,10 +263,10 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
     def clicked(at: Any, *of: Any) -> Any:
         report, chip, rows = rows_of(*of)
         point = timeline.point_of(at)
-        found = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
-        if found < 0:
+        position_of_slice = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
+        if position_of_slice < 0:
             return no_update
-        position = positions(report, chip, rows.step[rows.rows.source[[found]]])
+        position = positions(report, chip, rows.step[rows.rows.source[[position_of_slice]]])
         return int(position[0]) if len(position) else no_update
 
     @app.callback(
@@ -296,8 +296,8 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
 def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
     """Where program steps (ids) stand in an IPU's program; waits are left out."""
     program = report.program_steps(ipu)
-    mine = program["step"].isin(np.unique(step[step >= 0]))
-    return program.loc[mine, "position"].to_numpy()
+    in_program = program["step"].isin(np.unique(step[step >= 0]))
+    return program.loc[in_program, "position"].to_numpy()
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:

@@ -254,8 +254,8 @@ def _filtered(frame: pd.DataFrame, direction: Any, stage: int, words: str) -> pd
         frame = frame[frame["stage"] == stage]
     if words:
         columns = (frame[name].str for name in ("name", "aten", "source"))
-        found = [column.contains(words, case=False, regex=False) for column in columns]
-        frame = frame[found[0] | found[1] | found[2]]
+        matches = [column.contains(words, case=False, regex=False) for column in columns]
+        frame = frame[matches[0] | matches[1] | matches[2]]
     return frame
 
 
@@ -290,8 +290,8 @@ def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
     theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])[
         "cycles"
     ]
-    mine = frame.sort_index().assign(turn=lambda f: f.groupby(keys).cumcount()).loc[frame.index]
-    index: Any = list(zip(mine["name"], mine["direction"], mine["turn"], strict=True))
+    numbered = frame.sort_index().assign(turn=lambda f: f.groupby(keys).cumcount()).loc[frame.index]
+    index: Any = list(zip(numbered["name"], numbered["direction"], numbered["turn"], strict=True))
     cycles = theirs.reindex(index).set_axis(frame.index)
     columns = {"other_cycles": cycles, "other_difference": cycles - frame["cycles"]}
     return frame.assign(

@@ -167,10 +167,10 @@ def task_details(
     report: Report, lanes: Lanes, point: tuple[float, float] | None, clock: Clock
 ) -> Any:
     """The task at a point of the lanes, with the ways to its steps, operators and memory."""
-    found = None if point is None else figures.task_at(lanes, *point)
-    if point is None or found is None:
+    position = None if point is None else figures.task_at(lanes, *point)
+    if point is None or position is None:
         return common.message("Click a task in the pipeline.")
-    task: Any = lanes.tasks.iloc[found]
+    task: Any = lanes.tasks.iloc[position]
     ipu, begin, end = (int(task[name]) for name in ("ipu", "start", "end"))
     begin, end = begin - lanes.origin, end - lanes.origin
     in_replica = ipu % report.target.ipus_per_replica

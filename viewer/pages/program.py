@@ -109,8 +109,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
         tree = profiles.made(report, "program tree", lambda: Tree(report))
         flipped = {common.whole(id, -1) for id in str(toggled or "").split(",")[:MOST]}
-        shown, found = tree.shown(str(find or "").strip().lower(), chip, flipped)
-        return _rows(shown).to_dict("records"), _said(shown, found, len(tree.frame))
+        shown, hits = tree.shown(str(find or "").strip().lower(), chip, flipped)
+        return _rows(shown).to_dict("records"), _said(shown, hits, len(tree.frame))
 
     @app.callback(
         Output("program-step", "children"),

@@ -103,12 +103,12 @@ def _stage_count(now: int, counts: list[tuple[str, str]]) -> Any:
 
 
 def costs_of(profiles: Profiles, report: Report) -> Costs:
-    """What the profile's Blocks cost. ValueError where it has none."""
+    """The costs of the profile's Blocks. Raises ValueError if it has none."""
     return profiles.made(report, "costs", lambda: Costs.from_report(report))
 
 
 def profiled(costs: Costs) -> Assignment:
-    """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
+    """The profiled split. Raises ValueError if its stages do not follow the order of the Blocks."""
     return Assignment.of(costs.stage.tolist(), costs.ipus)
 
 
@@ -134,9 +134,9 @@ def asked(costs: Costs, starts: Any) -> Assignment:
 
 
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1).
+    """First Blocks after moving ``block`` one stage forward (``by`` 1) or back (-1).
 
-    The Blocks between it and the cut move too.
+    The Blocks between it and the cut move along.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
@@ -326,7 +326,7 @@ def _numbers(
 
 
 def _off(share: float) -> str:
-    """How far a prediction is from what was profiled, in words."""
+    """The error of a prediction against the profile, in words."""
     if abs(share) < 0.00005:
         return "the prediction is as many"
     return f"the prediction is {abs(share):.2%} {'more' if share > 0 else 'less'}"

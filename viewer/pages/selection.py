@@ -89,10 +89,10 @@ def table(
         more = f" and {len(lanes) - 6} more" if lanes is not None and len(lanes) > 6 else ""
         words = f"Of the selection: {clock.both(selection.high - selection.low)} on {many}{more}"
     if by in dict(BY[1:]):
-        found = aggregated(report, rows, window, str(by), lanes)
+        sums = aggregated(report, rows, window, str(by), lanes)
     else:
-        found = figures.by_kind(rows, window, lanes)
-    return [html.P(words, className="note"), _table(found, clock)]
+        sums = figures.by_kind(rows, window, lanes)
+    return [html.P(words, className="note"), _table(sums, clock)]
 
 
 def _table(found: list[tuple[str, int, int]], clock: Clock) -> Any:

@@ -83,9 +83,9 @@ def _operators_of(report: Report) -> list[Any]:
 def _why(view: View, clock: Clock) -> Any:
     """The waterfall of the critical path, and beside it the longest waits in words."""
     report = view.report
-    found = waits.waits_of(view.profiles, report)
-    rows = found.longest.head(MOST_WAITS)
-    addresses = waits.links(view.profiles, report, found, rows)
+    critical = waits.waits_of(view.profiles, report)
+    rows = critical.longest.head(MOST_WAITS)
+    addresses = waits.links(view.profiles, report, critical, rows)
     entries = [
         html.Li(
             [
@@ -99,7 +99,7 @@ def _why(view: View, clock: Clock) -> Any:
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
-        waterfall_figures.waterfall(waterfall(found.path), clock, view.theme),
+        waterfall_figures.waterfall(waterfall(critical.path), clock, view.theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
     )
     share = units.percent(float(rows["share"].sum()))

@@ -1,8 +1,8 @@
-"""What Pipeline, Execution trace and Liveness share: a window of time, marks, a selection, lanes.
+"""Shared by Pipeline, Execution trace and Liveness: time window, marks, selection and lanes.
 
-All of it is in the address, in cycles from the beginning of what is shown, so that it holds from
-page to page. assets/timeline.js writes it: wheel and keys move the window, M marks, a drag with
-Shift selects, a click asks for what is there.
+All of it is in the address, in cycles from the start of what is shown, so that it carries over from
+page to page. assets/timeline.js writes it: wheel and keys move the window, M sets marks, a drag
+with Shift selects, a click asks for details.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LANES = ("lanes", "opened", "pins")
 
 
 def hidden(view: View) -> list[Any]:
-    """The state that no control shows."""
+    """State without a visible control."""
     return [common.hidden(view, name) for name in ("from", "to", "marks", "select", "at", "opened")]
 
 
 def lane_controls(view: View) -> list[Any]:
-    """Whether like lanes are folded, and which IPUs have a lane of their own at the top."""
+    """Controls to fold equal lanes, and to pin IPUs in lanes of their own at the top."""
     count = view.report.target.num_ipus
     if count < 2:
         return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
@@ -58,7 +58,7 @@ def lane_controls(view: View) -> list[Any]:
 
 
 def fold_default(report: Report) -> str:
-    """Whether like lanes are folded where nobody said: where there are many."""
+    """Whether equal lanes are folded by default: yes if there are many."""
     return "folded" if report.target.num_ipus > FEW else "all"
 
 
@@ -79,10 +79,10 @@ def pixels(where: Any) -> int:
 
 
 def numbers(value: Any, most: int) -> list[int]:
-    """Whole numbers between commas, or of a list, each once; what is none is left out."""
+    """Distinct whole numbers of a comma-separated text or a list; anything else is left out."""
     parts = value if isinstance(value, list) else str(value or "").split(",")
-    found = (common.whole(part, -1) for part in parts[: 4 * most])
-    return list(dict.fromkeys(number for number in found if number >= 0))[:most]
+    parsed = (common.whole(part, -1) for part in parts[: 4 * most])
+    return list(dict.fromkeys(number for number in parsed if number >= 0))[:most]
 
 
 def marks_of(value: Any, end: int) -> list[int]:
@@ -111,7 +111,7 @@ def iteration_of(report: Report, run: int, iteration: Any) -> int:
 
 
 def in_time(low: Any, high: Any, end: int) -> list[Any]:
-    """What is said of a window that is not in what is shown."""
+    """A note about a window outside what is shown."""
     if not (str(low or "") and str(high or "")) or common.window(low, high, end) is not None:
         return []
     words = f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown."
@@ -271,10 +271,10 @@ def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, Of
     """What the steps of the rows' IPUs hold, by IPU; replicas do as the first does."""
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
     in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
-    made = [
+    tracks = [
         profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
     ]
-    return dict(zip(ipus, made, strict=True))
+    return dict(zip(ipus, tracks, strict=True))
 
 
 # -- figures ---
@@ -290,9 +290,9 @@ def keep_zoom(
     lanes: Sequence[pipeline_figures.Lane] = (),
     rows: int = 0,
 ) -> None:
-    """Zoom comes from the address, legend switches stay as they are.
+    """Let the address set the zoom, and keep legend switches as they are.
 
-    The browser is told how to ask for another part, how long the whole is (``end``, cycles), what a
+    The browser is told how to request another part, the total length (``end``, cycles), what a
     click on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
     """
     common.zoomable(figure, page, clock.scale, end=end).update_layout(
@@ -332,9 +332,9 @@ def point_of(value: Any) -> tuple[float, float] | None:
 
 
 def pin_button(begin: int, end: int) -> Any:
-    """Pins a slice: marks at both of its ends, which stay in the address and on every page of time.
+    """A button that pins a slice: marks at both ends, kept in the address on every page of time.
 
-    Again: removes them. Cycles within what is shown.
+    Pressing it again removes them. Cycles are within what is shown.
     """
     attributes: Any = {"data-pin": f"{begin},{end}"}
     return html.Button(
@@ -343,7 +343,7 @@ def pin_button(begin: int, end: int) -> Any:
 
 
 def measured(marks: Sequence[int], selection: Selection | None, clock: Clock) -> Any:
-    """What lies between marks, and how long the selection is."""
+    """The distance between marks, and the length of the selection."""
     parts: list[Any] = []
     if marks:
         names = [chr(ord("A") + at) for at in range(len(marks))]

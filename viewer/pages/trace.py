@@ -286,7 +286,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
 
 
 def _details(app: Dash, profiles: Profiles) -> None:
-    """What is known of what was clicked."""
+    """What is known about the clicked slice."""
 
     @app.callback(
         Output(common.param_id(NAME, "step"), "value"),
@@ -297,8 +297,8 @@ def _details(app: Dash, profiles: Profiles) -> None:
     def clicked(at: Any, *what: Any) -> Any:
         """The step that was clicked; none for a task, a module or a wait."""
         rows = what_is_asked(profiles, *what).rows
-        found = slice_at(rows, timeline.point_of(at))
-        return no_update if at in (None, "") else "" if found < 0 else _step_of(rows, found)
+        position = slice_at(rows, timeline.point_of(at))
+        return no_update if at in (None, "") else "" if position < 0 else _step_of(rows, position)
 
     @app.callback(
         Output("trace-step", "children"),
@@ -308,10 +308,10 @@ def _details(app: Dash, profiles: Profiles) -> None:
     def chosen(step: Any, at: Any, *values: Any) -> Any:
         *what, where = values
         it = what_is_asked(profiles, *what)
-        found = slice_at(it.rows, timeline.point_of(at))
+        position = slice_at(it.rows, timeline.point_of(at))
         number = common.whole(step, -1)
-        here = found >= 0 and (number < 0 or _step_of(it.rows, found) == str(number))
-        details: list[Any] = [_slice(it, found)] if here else []
+        here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
+        details: list[Any] = [_slice(it, position)] if here else []
         frame = it.report.program_steps()
         row = np.flatnonzero(frame["step"].to_numpy() == number)
         if len(row):
@@ -322,7 +322,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for: the report, the rows, and what they are of."""
+    """What an address asks for: the report, its rows, and the run they belong to."""
 
     report: Report
     rows: Trace
@@ -365,7 +365,7 @@ def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
 
 
 def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
-    """The slice at a point of the figure: its position in ``rows.rows``, -1 where none is."""
+    """Position in ``rows.rows`` of the slice at a point of the figure; -1 if there is none."""
     return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
 
 
@@ -465,12 +465,12 @@ def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[An
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
     """The tensors that a step moves over a chip's edge, and between whom."""
     moved = report.moved_tensors
-    mine = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
-    if not len(mine):
+    tensors = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
+    if not len(tensors):
         return []
-    ends = {name: [_end(one) for one in mine[name]] for name in ("source", "target")}
-    height = None if len(mine) <= _FEW_TENSORS else 320
-    return [common.table("trace-moved", mine.assign(**ends), _MOVED, theme, height)]
+    ends = {name: [_end(one) for one in tensors[name]] for name in ("source", "target")}
+    height = None if len(tensors) <= _FEW_TENSORS else 320
+    return [common.table("trace-moved", tensors.assign(**ends), _MOVED, theme, height)]
 
 
 def _end(ipu: int) -> str:

@@ -1,4 +1,4 @@
-"""The critical path of a report, made once and kept: its chain, its steps, the longest waits."""
+"""The critical path of a report, computed once and cached: chain, steps and longest waits."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def links(profiles: Profiles, report: Report, waits: Waits, rows: pd.DataFrame) 
 
     ``rows`` are of ``waits.longest``.
     """
-    tasks, found = _tasks_and_chain(profiles, report, 0, 0)
+    tasks, chain = _tasks_and_chain(profiles, report, 0, 0)
     body = tasks["body"].to_numpy()
-    on_path = np.where(found.task >= 0, body[found.task], -1)
+    on_path = np.where(chain.task >= 0, body[chain.task], -1)
     steps, bodies = waits.path["step"].to_numpy(), waits.path["body"].to_numpy()
     ipus = waits.path["ipu"].to_numpy()
     addresses = []
     for row in rows_of(rows):
-        mine = bodies[(steps == row.step) & (ipus == row.ipu)]
-        pieces = np.flatnonzero(np.isin(on_path, mine))
-        addresses.append(_address(int(row.ipu), int(row.step), found, pieces))
+        bodies_of_step = bodies[(steps == row.step) & (ipus == row.ipu)]
+        pieces = np.flatnonzero(np.isin(on_path, bodies_of_step))
+        addresses.append(_address(int(row.ipu), int(row.step), chain, pieces))
     return addresses
 
 

@@ -172,7 +172,7 @@ def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -
 @pytest.mark.parametrize("layer", [nn.Linear(4, 3), nn.Conv1d(2, 3, 2)])
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
 def test_a_layer_has_the_dtype_of_its_input(layer: nn.Module, weights: torch.dtype) -> None:
-    """PyTorch refuses weights of another; PopTorch casts them to what the input is."""
+    """PyTorch refuses weights of another dtype; PopTorch casts them to that of the input."""
     x = torch.randn(2, 4)
     layer = copy.deepcopy(layer).to(weights)
     for inputs in (x, x.half()):

@@ -55,7 +55,7 @@ def test_inference_follows_the_data_and_the_profile_the_last_path(tmp_path, capl
 
 
 def test_an_input_that_is_changed_in_place_is_changed_once() -> None:
-    """Finding out what a forward reads runs it: on copies of the inputs."""
+    """Running the forward to find out what it reads uses copies of the inputs."""
     step = torch.tensor(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

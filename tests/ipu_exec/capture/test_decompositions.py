@@ -1,4 +1,4 @@
-"""What capture puts in place of an operator computes the same as the operator."""
+"""The operators that capture substitutes compute the same as the original."""
 
 from __future__ import annotations
 

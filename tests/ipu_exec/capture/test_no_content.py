@@ -20,7 +20,7 @@ from ipu_exec import Error
 
 
 class Doing(nn.Module):
-    """A linear layer whose forward does something besides."""
+    """A linear layer whose forward has a side effect."""
 
     def __init__(self, what: Callable[..., Any]) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def compiled(tied: bool, patterns: dict[str, bool], accumulation: int = 4) -> Ex
 
 
 def dense_gradients(executable: Executable) -> int:
-    """How many gradients of the table's size are made, whole."""
+    """The number of gradients of the table's full size."""
     return sum(v.role == "gradient" and v.bytes >= WORDS * WIDTH * 4 for v in executable.variables)
 
 

@@ -59,7 +59,7 @@ def both(
     optimizer: torch.optim.Optimizer | None,
     accumulate: bool = True,
 ) -> tuple[Graph, Graph]:
-    """The graph with equal layers captured once, and as they run."""
+    """The graph with equal layers captured once, and the graph of every layer."""
 
     def captured(repeats: bool) -> Graph:
         return step.capture(

@@ -28,8 +28,8 @@ def test_products_of_each_index() -> None:
 def test_extremes_say_where_they_first_stand(
     reduction: str, values: list[list[int]], places: list[list[int]]
 ) -> None:
-    found, where = _extreme(reduction, SRC, INDEX, dim_size=4)
-    assert found.tolist() == values and where.tolist() == places
+    extremes, where = _extreme(reduction, SRC, INDEX, dim_size=4)
+    assert extremes.tolist() == values and where.tolist() == places
     turned, across = _extreme(reduction, SRC.T, INDEX, 0, dim_size=4)
     assert turned.T.tolist() == values and across.T.tolist() == places
 
@@ -37,5 +37,5 @@ def test_extremes_say_where_they_first_stand(
 def test_without_a_size_the_largest_index_says_it() -> None:
     assert scatter_mul(SRC, INDEX).shape == (2, 4)
     out = torch.full((2, 4), 4.0)
-    found, where = _extreme("amax", SRC, INDEX, -1, out)
-    assert found is out and out[0].tolist() == [4, 4, 4, 5] and int(where[0, 0]) == 6
+    extremes, where = _extreme("amax", SRC, INDEX, -1, out)
+    assert extremes is out and out[0].tolist() == [4, 4, 4, 5] and int(where[0, 0]) == 6

@@ -36,7 +36,7 @@ PLAN = {
 
 
 class OneLayer(nn.Module):
-    """A transformer layer and a loss."""
+    """A transformer layer with a loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ def collectives(made: Executable, task: int) -> list[Any]:
 
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_two_all_reduces_each_way_of_2_t_minus_1_over_t_of_the_activation(shards: int) -> None:
-    made = compiled(shards)
+    executable = compiled(shards)
     activation = CONFIG.sequence * CONFIG.hidden * 4
     for task in (schedules.FORWARD, schedules.BACKWARD):
-        steps = collectives(made, task)
+        steps = collectives(executable, task)
         assert [step.op >= 0 for step in steps] == [True, True]
         for step in steps:
             assert step.bytes_in.sum() == step.bytes_out.sum()
@@ -90,9 +90,9 @@ def test_products_fall_with_the_shards() -> None:
     """Floating-point operations and cycles of a layer's products, by the granularity of plans."""
 
     def products(made: Executable) -> tuple[int, int]:
-        mine = [op.id for op in made.graph.ops if op.aten.split(".")[1] in ("mm", "addmm")]
-        flops = sum(made.tree.op_plans[op].flops for op in mine)
-        return flops, sum(made.tree.op_cycles[op] for op in mine)
+        ops = [op.id for op in made.graph.ops if op.aten.split(".")[1] in ("mm", "addmm")]
+        flops = sum(made.tree.op_plans[op].flops for op in ops)
+        return flops, sum(made.tree.op_cycles[op] for op in ops)
 
     flops, cycles = products(compiled(1))
     for shards in (2, 4, 8):
@@ -103,13 +103,13 @@ def test_products_fall_with_the_shards() -> None:
 
 
 def test_each_ipu_stores_its_share_of_weights_and_state() -> None:
-    """1 / t of what is cut; norms and the biases behind all-reduces are whole."""
+    """1 / t of the tensors that are cut; norms and the biases after all-reduces are whole."""
     whole = 2 * 2 * CONFIG.hidden + 2 * CONFIG.hidden  # two norms, two biases
     cut = sum(p.numel() for p in OneLayer().parameters()) - whole
     for shards in (1, 2, 4, 8):
-        made = compiled(shards)
+        executable = compiled(shards)
         for role, copies in (("weight", 1), ("accumulator", 1), ("optimiser state", 2)):
-            held = sum(v.bytes for v in made.variables if v.role == role)
+            held = sum(v.bytes for v in executable.variables if v.role == role)
             steps = 4 * 12 if role == "optimiser state" else 0  # AdamW counts steps a weight
             assert held == copies * 4 * (whole + cut // shards) + steps
 
@@ -130,8 +130,8 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
     options.setExecutionStrategy(ipu_exec.PipelinedExecution(*two))
     location = ipu_exec.TensorLocationSettings().useReplicatedTensorSharding()
     options.TensorLocations.setWeightLocation(location.minElementsForReplicatedTensorSharding(1024))
-    made = compiled(shards, gpt3.plan(), example.module, example.inputs(1), options)
-    assert made.attached_ipus == shards * stages
+    executable = compiled(shards, gpt3.plan(), example.module, example.inputs(1), options)
+    assert executable.attached_ipus == shards * stages
     matrices = [
         (name, p)
         for name, p in example.module.named_parameters()
@@ -142,7 +142,7 @@ def test_weights_are_shared_over_shards_stages_and_replicas() -> None:
     for ipu in range(stages):
         held = sum(
             v.bytes
-            for v in made.variables
+            for v in executable.variables
             if v.ipu == ipu and v.role == "weight" and v.name in names
         )
         assert held == pytest.approx(nbytes / (shards * stages * replicas), rel=0.02)
@@ -161,13 +161,13 @@ def test_equal_parts_of_sharded_layers_are_captured_once(monkeypatch: pytest.Mon
         monkeypatch.setattr(part, "forward", counted)
     with ipu_exec.no_weights():
         example = model_of(layers=6)
-    made = compiled(2, gpt3.plan(), example.module, example.inputs(1))
+    executable = compiled(2, gpt3.plan(), example.module, example.inputs(1))
     assert ran == {"Qkv": 2, "Mix": 2, "Inner": 4}
-    assert {op.module for op in made.graph.ops} >= {f"first.{layer}" for layer in range(6)}
+    assert {op.module for op in executable.graph.ops} >= {f"first.{layer}" for layer in range(6)}
 
 
 def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:
-    """What a style does around a layer's forward is none of the layer's."""
+    """What a parallel style does around a layer's forward does not belong to the layer."""
 
     class Chain(nn.Module):
         def __init__(self) -> None:
@@ -178,8 +178,8 @@ def test_a_layer_that_a_style_wraps_is_captured_as_it_runs() -> None:
             return self.layers(x).square().mean()
 
     plan = {"layers.*": ColwiseParallel(output_layouts=Replicate())}
-    made = compiled(2, plan, Chain(), (torch.randn(4, 16),))
-    assert len(collectives(made, schedules.FORWARD)) == 4
+    executable = compiled(2, plan, Chain(), (torch.randn(4, 16),))
+    assert len(collectives(executable, schedules.FORWARD)) == 4
 
 
 def test_a_memory_proportion_holds_for_a_shared_result() -> None:
@@ -193,8 +193,8 @@ def test_a_memory_proportion_holds_for_a_shared_result() -> None:
             return nn.functional.cross_entropy(scores, x.argmax(-1))
 
     plan = {"head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
-    made = compiled(2, plan, Head(), (torch.randn(16, 64),))
-    products = [op for op in made.graph.ops if op.aten.split(".")[1] in ("mm", "addmm")]
+    executable = compiled(2, plan, Head(), (torch.randn(16, 64),))
+    products = [op for op in executable.graph.ops if op.aten.split(".")[1] in ("mm", "addmm")]
     assert products and all(op.attributes.proportion == 0.125 for op in products)
 
 
@@ -212,7 +212,7 @@ class Inner(nn.Module):
 
 
 def test_collectives_of_a_sequence_that_is_shared() -> None:
-    """A gather before the products and a reduce-scatter behind them, instead of an all-reduce."""
+    """A gather before the products and a reduce-scatter after them replace an all-reduce."""
     plan = {
         "": PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
@@ -221,9 +221,9 @@ def test_collectives_of_a_sequence_that_is_shared() -> None:
         "expand": ColwiseParallel(input_layouts=Shard(1)),
         "contract": RowwiseParallel(output_layouts=Shard(1)),
     }
-    made = compiled(4, plan, Inner())
-    steps = collectives(made, schedules.FORWARD)
-    assert [made.graph.ops[step.op].aten.split(".")[1] for step in steps] == [
+    executable = compiled(4, plan, Inner())
+    steps = collectives(executable, schedules.FORWARD)
+    assert [executable.graph.ops[step.op].aten.split(".")[1] for step in steps] == [
         "all_gather_into_tensor",
         "reduce_scatter_tensor",
     ]
@@ -232,12 +232,14 @@ def test_collectives_of_a_sequence_that_is_shared() -> None:
 
 
 def test_norms_of_weights_that_are_shared_are_reduced() -> None:
-    """LAMB's: of a matrix that IPUs share, and not of a norm's weight that each has whole."""
+    """LAMB reduces the norm of a matrix shared by IPUs, not that of a weight each has whole."""
     model = OneLayer()
     optimizer = ipu_exec.optim.LAMB(model.parameters(), lr=0.1)
-    made = compiled(2, PLAN, model, optimizer=optimizer)
-    update = next(body for body in made.tree.bodies if body.task == schedules.UPDATE)
-    reduced = {made.graph.ops[s.op].module for s in update.steps if s.type == "GlobalExchange"}
+    executable = compiled(2, PLAN, model, optimizer=optimizer)
+    update = next(body for body in executable.tree.bodies if body.task == schedules.UPDATE)
+    reduced = {
+        executable.graph.ops[s.op].module for s in update.steps if s.type == "GlobalExchange"
+    }
     assert reduced == {"layer/qkv", "layer/output", "layer/expand", "layer/contract"}
 
 
@@ -271,12 +273,12 @@ def test_a_vocabulary_is_shared_by_embedding_head_and_loss(vocabulary: int) -> N
         with pytest.raises(ipu_exec.Error, match=r"'word.weight': its dimension 0 has 132.*136"):
             compiled(8, gpt3.plan(), example.module, example.inputs(1))
         return
-    made = compiled(8, gpt3.plan(), example.module, example.inputs(1))
+    executable = compiled(8, gpt3.plan(), example.module, example.inputs(1))
     tables = ("word.weight", "head.weight")
-    for weight in (v for v in made.variables if v.name in tables and v.role == "weight"):
+    for weight in (v for v in executable.variables if v.name in tables and v.role == "weight"):
         assert weight.bytes == vocabulary // 8 * gpt3.TINY.hidden * 4
     # nobody has the scores, or the gradient, of the whole vocabulary
-    assert all(vocabulary not in value.shape for value in made.graph.values.values())
+    assert all(vocabulary not in value.shape for value in executable.graph.values.values())
 
 
 @pytest.mark.parametrize(
@@ -308,5 +310,5 @@ def test_more_ipus_than_there_are() -> None:
 def test_a_model_says_its_own_plan() -> None:
     model = OneLayer()
     model.layer._tp_plan = {"qkv": "colwise", "output": "rowwise"}
-    made = compiled(2, "auto", model)
-    assert len(collectives(made, schedules.FORWARD)) == 1
+    executable = compiled(2, "auto", model)
+    assert len(collectives(executable, schedules.FORWARD)) == 1

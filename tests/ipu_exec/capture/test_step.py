@@ -1,4 +1,4 @@
-"""What capture writes down: every op with its direction, Block, module, source line and pair."""
+"""Capture records every op with its direction, Block, module, source line and pair."""
 
 from __future__ import annotations
 

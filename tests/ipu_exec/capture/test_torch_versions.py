@@ -1,4 +1,4 @@
-"""What differs between releases of PyTorch makes no difference to the graph."""
+"""Differences between releases of PyTorch do not change the graph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.models import Mnist, mnist_batch
 
 
 def of_adagrad() -> tuple[list[Any], list[Any]]:
-    """Operators with what they read and make, and what is kept."""
+    """Operators with their inputs and outputs, and the storages."""
     model = Mnist()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1, initial_accumulator_value=0.5)
     graph = training_graph(model, *mnist_batch(4), optimizer=optimizer)
     ops = [(op.aten, op.direction) for op in graph.ops]
-    kept = [(one.name, one.role, one.elements, one.dtype) for one in graph.storages.values()]
-    return ops, kept
+    storages = [(one.name, one.role, one.elements, one.dtype) for one in graph.storages.values()]
+    return ops, storages
 
 
 def test_an_adagrad_that_begins_with_its_state_is_captured_alike(

@@ -1,4 +1,4 @@
-"""A model that was run once more than its user asked for is as it was before."""
+"""A model that was run once more than its user asked is left unchanged."""
 
 import copy
 from typing import Any

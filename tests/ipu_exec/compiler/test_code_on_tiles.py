@@ -27,7 +27,7 @@ def compiled(model: nn.Module, *inputs: torch.Tensor) -> Executable:
 
 
 def code(executable: Executable, category: str) -> np.ndarray:
-    """Bytes over tiles."""
+    """Bytes of code per tile."""
     return sum(
         (v.tile_bytes for v in executable.variables if v.category == category),
         np.zeros(1472, np.int64),

@@ -1,4 +1,4 @@
-"""What replicas of several instances exchange, and on which links."""
+"""Exchanges between replicas of several instances, and the links they use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.enums import Purpose
 
 
 def carried(purpose: Purpose, replicas: int, instances: int, hosts: int) -> float:
-    """Of a tensor, how much each replica sends in all steps."""
+    """How much of a tensor each replica sends over all steps."""
     sent = 0.0
     for ring in rings_of_levels(purpose, replicas, instances, hosts):
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1

@@ -38,7 +38,7 @@ Change = Callable[[ipu_exec.Options], Any]
 
 
 def sharded(**more: Any) -> ipu_exec.TensorLocationSettings:
-    """Settings with replicated tensor sharding, and methods called as named."""
+    """Location settings with replicated tensor sharding, after calling the named methods."""
     settings = ipu_exec.TensorLocationSettings().useReplicatedTensorSharding(True)
     for method, value in more.items():
         getattr(settings, method)(value)
@@ -84,7 +84,7 @@ def state_in_parts(options: ipu_exec.Options) -> None:
 
 
 def named(executable: Executable, name: str) -> list[records.Variable]:
-    """Those of a name: that live at several times have numbers behind it."""
+    """The variables of a name; those that live at several times have a number appended."""
     return [v for v in executable.variables if re.fullmatch(re.escape(name) + r"(/\d+)?", v.name)]
 
 
@@ -207,7 +207,7 @@ def test_the_least_elements_are_the_users() -> None:
 
 
 def test_norms_of_parts_are_added_up() -> None:
-    """LAMB: the norm of the weight and that of its direction, each a number of every replica."""
+    """LAMB adds up the norms of the weight and of its direction, one number per replica each."""
     executable = compiled(state_in_parts, optimizer=ipu_exec.optim.LAMB)
     scalars = steps(executable, schedules.UPDATE, "AllReduce")
     assert len(scalars) == 2 * 2 and {step.cycles for step in scalars} == {ring(2, 4, 4)}

@@ -73,7 +73,7 @@ def test_a_step_lasts_as_long_as_its_slowest_tile(mnist):
 
 
 def test_a_call_takes_what_the_closed_form_says(mnist):
-    """The pipeline cycles of docs/pipeline-schedules.md#training, with streams and update added."""
+    """The pipeline cycles of docs/pipeline-schedules.md#training, plus streams and update."""
     costs = mnist.timeline.costs
     pipeline = schedules.training_cycles(
         costs.forward, costs.backward, 10, costs.sync + max(costs.copies)
@@ -305,7 +305,7 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
 
 @pytest.mark.parametrize("less", [0, 1])
 def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_path, less):
-    """A machine of which a tile has just what is needed, and one with a byte less."""
+    """On a machine whose tiles have exactly the bytes needed, and on one with a byte less."""
     report = written(mnist, tmp_path / "whole")
     needed = max(int(report.tiles(ipu)["total"].max()) for ipu in range(4))
     target = replace(mnist.target, bytes_per_tile=needed - less)

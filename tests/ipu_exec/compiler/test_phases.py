@@ -57,8 +57,10 @@ def serial(liveness: Liveness = Liveness.AlwaysLive) -> poptorch.SerialPhasedExe
 
 def moved(executable: Executable, body: str, what: str) -> int:
     """Bytes over all tiles that a body loads or stores."""
-    (found,) = [b for b in executable.tree.bodies if b.name == body]
-    steps = [s for s in found.steps if s.type == records.STREAM_COPY_MID and f"/{what}/" in s.name]
+    (program_body,) = [b for b in executable.tree.bodies if b.name == body]
+    steps = [
+        s for s in program_body.steps if s.type == records.STREAM_COPY_MID and f"/{what}/" in s.name
+    ]
     return sum(int((s.bytes_in if what == "load" else s.bytes_out).sum()) for s in steps)  # type: ignore[union-attr]
 
 
@@ -226,7 +228,7 @@ def test_groups_in_turn_load_while_the_other_computes() -> None:
     """
     schedule = place(parallel=True)
     work = schedule.kind == schedules.FORWARD
-    found = sorted(
+    tasks = sorted(
         zip(
             schedule.stage[work].tolist(),
             schedule.start[work].tolist(),
@@ -234,7 +236,7 @@ def test_groups_in_turn_load_while_the_other_computes() -> None:
             strict=True,
         )
     )
-    assert found == [(0, 0, 10), (1, 3, 17), (2, 12, 21)]
+    assert tasks == [(0, 0, 10), (1, 3, 17), (2, 12, 21)]
     assert schedule.total == 21
     assert place(parallel=False).total == 33
 
@@ -306,9 +308,9 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
     assert "was phased" in capsys.readouterr().err
     with profiler.open_report(tmp_path / "training") as report:
         assert not [
-            found
-            for found in insights(report)
-            if found.where.startswith(("/rebalance", "/pipeline"))
+            insight
+            for insight in insights(report)
+            if insight.where.startswith(("/rebalance", "/pipeline"))
         ]
         table = pipeline.cycle_table(report)
         assert (table["work_cycles"] <= table["cycles"]).all()
@@ -323,9 +325,9 @@ def test_accumulators_that_wait_are_reduced_one_after_another() -> None:
     model = Mlp([16, 16, 16, 16], ipus=[0, 0, 0])
     batch = torch.randn(4, 16), torch.randn(4, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = compile_step(model, batch, {}, options, optimizer, True)
-    assert all(body.task != schedules.REDUCE for body in made.tree.bodies)
-    (update,) = (body for body in made.tree.bodies if body.task == schedules.UPDATE)
+    executable = compile_step(model, batch, {}, options, optimizer, True)
+    assert all(body.task != schedules.REDUCE for body in executable.tree.bodies)
+    (update,) = (body for body in executable.tree.bodies if body.task == schedules.UPDATE)
     purposes = [str(step.purpose) for step in update.steps]
     assert purposes.count("all-reduce") == len(list(model.parameters()))
     first = purposes.index("all-reduce")

@@ -27,7 +27,7 @@ TWO_BY_TWO = (("L0", "L1"), ("L2", "L3"))
 
 def strategy(phases: tuple[tuple[str, ...], ...] = TWO_BY_TWO) -> ipu_exec.PipelinedExecution:
     return ipu_exec.PipelinedExecution(
-        *(Phase(*(Stage(name).ipu(ipu) for ipu, name in enumerate(mine))) for mine in phases)
+        *(Phase(*(Stage(name).ipu(ipu) for ipu, name in enumerate(names))) for names in phases)
     )
 
 
@@ -54,7 +54,7 @@ def compiled(how: Any = None, **kwargs: Any) -> Executable:
 
 
 def moved(made: Executable, task: int, stage: int, purpose: Purpose) -> set[str]:
-    """Names of what the bodies of a task of a stage load or store."""
+    """The names of what a stage's task loads or stores."""
     return {
         made.graph.storages[move.storage].name
         for body in made.tree.all_of(stage, task)
@@ -65,45 +65,51 @@ def moved(made: Executable, task: int, stage: int, purpose: Purpose) -> set[str]
 
 
 def test_weights_come_once_for_all_micro_batches_of_a_phase() -> None:
-    made = compiled()
-    tasks = Counter(zip(*(made.timeline.schedule.kind, made.timeline.schedule.stage), strict=True))
+    executable = compiled()
+    tasks = Counter(
+        zip(*(executable.timeline.schedule.kind, executable.timeline.schedule.stage), strict=True)
+    )
     for stage in range(LAYERS):
         weights = {f"layers.{stage}.weight", f"layers.{stage}.bias"}
         accumulators = {f"{name}/accumulator" for name in weights}
-        assert moved(made, schedules.ENTER, stage, Purpose.REMOTE_LOAD) == weights
+        assert moved(executable, schedules.ENTER, stage, Purpose.REMOTE_LOAD) == weights
         # the last phase's backward follows its forward: its weights are there
         back = accumulators | (set() if stage >= 2 else weights)
-        assert moved(made, schedules.RETURN, stage, Purpose.REMOTE_LOAD) == back
-        assert moved(made, schedules.LEAVE, stage, Purpose.REMOTE_STORE) == accumulators
+        assert moved(executable, schedules.RETURN, stage, Purpose.REMOTE_LOAD) == back
+        assert moved(executable, schedules.LEAVE, stage, Purpose.REMOTE_STORE) == accumulators
         for task in (schedules.ENTER, schedules.RETURN, schedules.LEAVE):
             assert tasks[task, stage] == 1
         assert tasks[schedules.FORWARD, stage] == tasks[schedules.BACKWARD, stage] == MICRO_BATCHES
 
 
 def test_what_enters_a_stage_waits_in_streaming_memory_for_its_backward() -> None:
-    """The rest is made again; what ends a phase waits for the next one too."""
-    made = compiled()
+    """Other tensors are recomputed; the output of a phase waits for the next one as well."""
+    executable = compiled()
     entering = {0: "input.0", 1: "relu:0", 2: "relu_1:0", 3: "relu_2:0"}
     for stage, name in entering.items():
-        assert name in moved(made, schedules.FORWARD, stage, Purpose.REMOTE_STORE)
-        again = moved(made, schedules.RECOMPUTE, stage, Purpose.REMOTE_LOAD)
+        assert name in moved(executable, schedules.FORWARD, stage, Purpose.REMOTE_STORE)
+        again = moved(executable, schedules.RECOMPUTE, stage, Purpose.REMOTE_LOAD)
         assert name in again and again <= {name, "input.1", "layers.2/gradient/mm:0"}
     # between phases: made on the last stage of the first, loaded by the first of the second
-    assert "relu_1:0" in moved(made, schedules.FORWARD, 1, Purpose.REMOTE_STORE)
-    assert moved(made, schedules.FORWARD, 2, Purpose.REMOTE_LOAD) == {"relu_1:0"}
-    assert not moved(made, schedules.FORWARD, 1, Purpose.REMOTE_LOAD)
+    assert "relu_1:0" in moved(executable, schedules.FORWARD, 1, Purpose.REMOTE_STORE)
+    assert moved(executable, schedules.FORWARD, 2, Purpose.REMOTE_LOAD) == {"relu_1:0"}
+    assert not moved(executable, schedules.FORWARD, 1, Purpose.REMOTE_LOAD)
 
 
 def test_weights_are_on_the_chip_in_their_phase_only() -> None:
-    """On an IPU with a stage of each of two phases one stage's weights are there at a time."""
-    made = compiled()
+    """An IPU with a stage in each of two phases holds the weights of one stage at a time."""
+    executable = compiled()
     bytes_of = WIDTH * WIDTH * 4
     for ipu in (0, 1):
-        mine = [v for v in made.variables if v.ipu == ipu and v.name.endswith(("weight", "ight/1"))]
-        mine = [v for v in mine if v.role == "weight"]
-        assert mine and not any(v.always_live for v in mine)
-        for v in mine:
-            others = [w for w in mine if w.tensor != v.tensor]
+        weights = [
+            v
+            for v in executable.variables
+            if v.ipu == ipu and v.name.endswith(("weight", "ight/1"))
+        ]
+        weights = [v for v in weights if v.role == "weight"]
+        assert weights and not any(v.always_live for v in weights)
+        for v in weights:
+            others = [w for w in weights if w.tensor != v.tensor]
             assert v.bytes == bytes_of
             apart = all(w.stop <= v.start or v.stop <= w.start for w in others)
             assert apart
@@ -147,8 +153,8 @@ def test_the_closed_form_is_the_trace(
 
 def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:
     """With synthetic data and stages as slow as the slowest, no more than the closed form."""
-    made = compiled(change=lambda options: options.enableSyntheticData(True))
-    costs, tree = made.timeline.costs, made.tree
+    executable = compiled(change=lambda options: options.enableSyntheticData(True))
+    costs, tree = executable.timeline.costs, executable.tree
     ends = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
     enter, back, leave = (max(tree.cycles(task, k) for k in range(LAYERS)) for task in ends)
     most = schedules.pipelined_phases_cycles(
@@ -161,7 +167,7 @@ def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:
         back,
         leave,
     )
-    total = made.timeline.schedule.total - max(costs.update)
+    total = executable.timeline.schedule.total - max(costs.update)
     run = MICRO_BATCHES + 1
     least = run * sum(costs.forward[k] for k in (0, 2)) + run * sum(
         costs.backward[k] for k in (0, 2)
@@ -176,10 +182,10 @@ def test_a_phase_gathers_parts_of_weights_once() -> None:
         parts.useReplicatedTensorSharding().minElementsForReplicatedTensorSharding(64)
         options.TensorLocations.setWeightLocation(parts)
 
-    made = compiled(change=in_parts)
+    executable = compiled(change=in_parts)
     gathers = Counter(
         body.task
-        for body in made.tree.bodies
+        for body in executable.tree.bodies
         for step in body.steps
         if step.purpose is Purpose.ALL_GATHER and body.task != schedules.UPDATE
     )
@@ -188,10 +194,10 @@ def test_a_phase_gathers_parts_of_weights_once() -> None:
 
 
 def test_recomputation_can_be_left_out() -> None:
-    """Everything that the backward reads then waits in streaming memory."""
-    made = compiled(change=lambda options: options._Popart.set("autoRecomputation", 0))
-    assert not any(body.task == schedules.RECOMPUTE for body in made.tree.bodies)
-    assert "relu:0" in moved(made, schedules.FORWARD, 0, Purpose.REMOTE_STORE)
+    """Everything the backward reads then waits in streaming memory."""
+    executable = compiled(change=lambda options: options._Popart.set("autoRecomputation", 0))
+    assert not any(body.task == schedules.RECOMPUTE for body in executable.tree.bodies)
+    assert "relu:0" in moved(executable, schedules.FORWARD, 0, Purpose.REMOTE_STORE)
 
 
 def test_numbers_are_those_without_phases() -> None:

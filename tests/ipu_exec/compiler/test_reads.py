@@ -1,4 +1,4 @@
-"""What a pipeline stashes of operators of which the backward reads only a shape."""
+"""The stash of a pipeline for operators of which the backward reads only a shape."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ def test_an_input_that_the_backward_reads_is_stashed() -> None:
 
 
 class Blinded(TorchDispatchMode):
-    """Hands every operator NaN instead of what `OperatorInfo` says that it does not read."""
+    """Gives every operator NaN for inputs that `OperatorInfo` says it does not read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blinded: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = list(args)
+        operands = list(args)
         for position in info(str(func)).unread_operands(args):
-            given[position] = torch.full_like(args[position], torch.nan)
+            operands[position] = torch.full_like(args[position], torch.nan)
             self.blinded.append(str(func))
-        return func(*given, **(kwargs or {}))
+        return func(*operands, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("pool", "rank"), POOLS, ids=lambda item: type(item).__name__)

@@ -1,4 +1,4 @@
-"""What waits for the backward, what runs again for it, and when (ipu_exec.compiler.recompute)."""
+"""What is stashed for the backward, what is recomputed, and when (ipu_exec.compiler.recompute)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def ran_again(executable: Executable) -> list[str]:
 
 
 def peak_of_activations(executable: Executable) -> int:
-    """Most bytes of activations at one step of IPU 0."""
+    """Peak bytes of activations over the steps of IPU 0."""
     steps = sum(len(body.steps) for body in executable.tree.bodies if body.ipu == 0)
     change = np.zeros(steps + 1, np.int64)
     for variable in executable.variables:
@@ -226,7 +226,7 @@ def test_intervals_cover_all_and_get_shorter(count):
 
 
 class Blocks(Stack):
-    """The same with a Block a layer."""
+    """The same with one Block per layer."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         for number, (wide, narrow) in enumerate(zip(self.wide, self.narrow, strict=True)):

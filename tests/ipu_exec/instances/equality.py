@@ -43,7 +43,7 @@ def dense() -> nn.Module:
 
 
 def branches() -> nn.Module:
-    """Replicas use different weights, by their data."""
+    """Replicas use different weights, depending on their data."""
 
     def forward(self, x, y):
         out = self.paths[int(y[0]) % 3](x)
@@ -181,17 +181,17 @@ class Lars(torch.optim.Optimizer):
 
 
 def data(replicas: int, first: int, total: int, seed: int):
-    """The micro-batches of some replicas of all."""
+    """The micro-batches of a range of replicas."""
     generator = torch.Generator().manual_seed(seed)
     steps = UPDATES * ACCUMULATION
     x = torch.randn(steps, total, SAMPLES, 12, generator=generator)
     y = torch.randint(0, 5, (steps, total, SAMPLES), generator=generator)
-    mine = slice(first, first + replicas)
-    return x[:, mine].reshape(-1, 12), y[:, mine].reshape(-1)
+    replicas_here = slice(first, first + replicas)
+    return x[:, replicas_here].reshape(-1, 12), y[:, replicas_here].reshape(-1)
 
 
 def train(case: tuple[str, str, str], instances: int, together: Instances | None):
-    """A training of this instance; its weights, and its outputs as [step, replica, ...]."""
+    """Train in this instance; return its weights, and its outputs as [step, replica, ...]."""
     name, optimiser, reduction = case
     rank = together.rank if together else 0
     torch.manual_seed(7)
@@ -233,7 +233,7 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def instance(rank: int, instances: int) -> dict[str, list[str]]:
-    """Of each case the digests of weights, outputs and losses of all replicas."""
+    """For each case, digests of the weights, outputs and losses of all replicas."""
     together = connect(rank, instances) if instances > 1 else None
     results = {}
     for case in CASES:
@@ -246,7 +246,7 @@ def instance(rank: int, instances: int) -> dict[str, list[str]]:
 
 
 def split(instances: int, folder: Path) -> list[dict[str, list[str]]]:
-    """What each of so many forked instances has found."""
+    """The results of each of a number of forked instances."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -220,10 +220,10 @@ def test_what_cannot_be_is_said(
 
 @pytest.mark.slow
 def test_a_busy_port_is_said(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
         done = run("--instances", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", SCRIPT, tmp_path)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}: that port is taken" in done.stderr

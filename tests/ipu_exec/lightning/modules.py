@@ -1,4 +1,4 @@
-"""LightningModules as people write them, small, and what a run of one is compared by."""
+"""Small LightningModules as people write them, and what their runs are compared by."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def data(seed: int = 0) -> TensorDataset:
 
 
 class Classifier(LightningModule):
-    """Logs in each of the ways there are."""
+    """Logs in every available way."""
 
     batch_size = 4
 
@@ -331,14 +331,14 @@ class Hooks(Classifier):
 
 
 class Uneven(Classifier):
-    """A last batch that is smaller, as is usual."""
+    """The last batch is smaller, as is usual."""
 
     batch_size = 7
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of a fit."""
+    """The values of a fit that are compared."""
 
     weights: dict[str, torch.Tensor]
     metrics: dict[str, float]

@@ -36,7 +36,7 @@ PIPELINED = (modules.Stages, modules.BlocksInInit, modules.BlocksInConfigureMode
 
 
 def same(actual: Run, expected: Run) -> None:
-    """Bit for bit, in all that a run leaves."""
+    """Bit-for-bit equality of everything a run leaves."""
     assert actual.weights.keys() == expected.weights.keys()
     for name, value in expected.weights.items():
         assert torch.equal(actual.weights[name], value), name
@@ -148,7 +148,7 @@ def test_accumulation_against_one_batch(tmp_path: Path) -> None:
 
 
 def close(actual: Run, expected: Run) -> None:
-    """To float32 rounding, and with the same decisions."""
+    """Equality up to float32 rounding, with the same decisions."""
     for name, value in expected.weights.items():
         assert torch.allclose(actual.weights[name], value, rtol=1e-5, atol=1e-6)
     assert actual.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-6)

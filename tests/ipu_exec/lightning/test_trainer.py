@@ -1,4 +1,4 @@
-"""What a Trainer does besides training: stages, callbacks, checkpoints, options, refusals."""
+"""Features of a Trainer besides training: stages, callbacks, checkpoints, options, refusals."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ QUIET: dict[str, Any] = {
 
 
 def trainer_of(folder: Path, **settings: Any) -> Trainer:
-    given = {**QUIET, "default_root_dir": folder, "accelerator": "ipu", "devices": 1}
+    arguments = {**QUIET, "default_root_dir": folder, "accelerator": "ipu", "devices": 1}
     if isinstance(settings.get("strategy"), IPUStrategy):
-        del given["accelerator"]
-    return Trainer(**(given | settings))
+        del arguments["accelerator"]
+    return Trainer(**(arguments | settings))
 
 
 def reported(folder: Path, **settings: Any) -> IPUStrategy:
@@ -93,7 +93,7 @@ def test_half_precision(precision: str, tmp_path: Path) -> None:
 
 
 class NamedBlocks(Classifier):
-    """Blocks that name no IPU are on one."""
+    """Blocks that name no IPU share one."""
 
     def __init__(self) -> None:
         super().__init__()

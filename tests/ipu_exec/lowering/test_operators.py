@@ -1,4 +1,4 @@
-"""What an operator is stands beside its lowering (ipu_exec.lowering.operators), nowhere else."""
+"""The description of an operator is beside its lowering (ipu_exec.lowering.operators) only."""
 
 from __future__ import annotations
 

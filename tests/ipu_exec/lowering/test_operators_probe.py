@@ -502,17 +502,17 @@ class Probe(nn.Module):
 def compiled(call: Callable[..., Any], inputs: Inputs, training: bool) -> list[str]:
     """Compile; returns the names of the operators whose cost is a guess."""
     torch.manual_seed(0)
-    given = inputs()
+    batch = inputs()
     if isinstance(call, nn.Module) and any(
         isinstance(p, nn.UninitializedParameter) for p in call.parameters()
     ):
-        call(*given)  # lazy modules take their shapes from a first batch, as in PyTorch
+        call(*batch)  # lazy modules take their shapes from a first batch, as in PyTorch
     options = ipu_exec.Options().showCompilationProgressBar(False)
     probe = Probe(call).train(training)
     optimizer = torch.optim.SGD(probe.parameters(), lr=0.1) if training else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        executable = compile_step(probe, tuple(given), {}, options, optimizer, training)
+        executable = compile_step(probe, tuple(batch), {}, options, optimizer, training)
     return [row.aten for row in op_rows(executable) if row.estimated]
 
 

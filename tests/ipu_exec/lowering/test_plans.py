@@ -1,4 +1,4 @@
-"""What every plan must keep: bytes, shapes, memory, and one object for equal operators."""
+"""Invariants of every plan: bytes, shapes, memory, and one object for equal operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = st.lists(st.integers(1, 48), min_size=1, max_size=4).map(tuple)
 
 
 def check(plan: Plan, spec: OpSpec, machine: Machine = MK2) -> None:
-    """The invariants of every plan."""
+    """Check the invariants of a plan."""
     for step in plan.steps:
         vectors = (
             [step.cycles, *(v.count for v in step.vertices)]

@@ -46,7 +46,7 @@ class Executable:
 
 
 class Session:
-    """Stands for `ipu_exec.session.autoreport.ProfileSession`."""
+    """A stand-in for `ipu_exec.session.autoreport.ProfileSession`."""
 
     opened: ClassVar[list[Session]] = []
 
@@ -76,7 +76,7 @@ class Session:
 def compiled(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> list[dict[str, Any]]:
-    """What was compiled, a dict a time."""
+    """The arguments of each compile, as dicts."""
     calls: list[dict[str, Any]] = []
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
     if request.function is test_training_equals_a_plain_loop_bit_for_bit:
@@ -177,8 +177,8 @@ def plain_loop(
     losses = []
     for i in range(iterations):
         for one in copies[1:]:
-            for mine, theirs in zip(one.parameters(), model.parameters(), strict=True):
-                mine.data.copy_(theirs.data)
+            for parameter, theirs in zip(one.parameters(), model.parameters(), strict=True):
+                parameter.data.copy_(theirs.data)
         for r, one in enumerate(copies):
             one.zero_grad()
             for a in range(accumulation):
@@ -456,7 +456,7 @@ def test_replicas_of_a_batch_norm_need_no_leave_to_differ() -> None:
 
 
 def returning(returned: Callable[[torch.Tensor], Any]) -> Any:
-    """A model that gives back what the function makes of its input times a weight."""
+    """A model that returns the function of its input times a weight."""
     return model_of(lambda self, x: returned(self.weight * x), weight=nn.Parameter(torch.ones(1)))
 
 
@@ -597,8 +597,8 @@ def test_inputs_and_outputs_have_32_bits_and_no_gradient(caplog: pytest.LogCaptu
 def test_a_returned_buffer_is_what_it_was_then() -> None:
     model = model_of(lambda self, x: self.sum.add_(x), sum=torch.zeros(1))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
-    given = options(iterations=2, replicas=2).broadcastBuffers(False)
-    assert poptorch.inferenceModel(model, given)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
+    replicated = options(iterations=2, replicas=2).broadcastBuffers(False)
+    assert poptorch.inferenceModel(model, replicated)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -68,7 +68,7 @@ OPTIMISERS: dict[str, tuple[Make, Make]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try. ``sizes``: samples of a micro-batch, compile after compile."""
+    """A case to try. ``sizes`` are samples per micro-batch, compile after compile."""
 
     layers: tuple[str, ...]
     width: int
@@ -105,7 +105,7 @@ cases = st.builds(
 
 
 class Network(nn.Module):
-    """What a case says, and a loss."""
+    """The network described by a case, with a loss."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def plain(case: Case) -> tuple[Network, list[torch.Tensor]]:
 
 
 def kept(case: Case, said: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
-    """What the output mode leaves of the losses, by (micro-batch, replica)."""
+    """The losses that the output mode returns, by (micro-batch, replica)."""
     count = case.iterations * case.accumulation
     if case.mode is OutputMode.Sum:
         sums = []
@@ -234,10 +234,10 @@ def kept(case: Case, said: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
 def test_a_random_network_trains_as_a_plain_loop_does(case: Case) -> None:
     if case.mode is OutputMode.EveryN and case.iterations * case.accumulation % 2:
         case = Case(**{**vars(case), "iterations": 2})
-    mine, losses = ours(case)
+    trained, losses = ours(case)
     theirs, expected = plain(case)
     for name, value in theirs.state_dict().items():
-        actual = mine.state_dict()[name]
+        actual = trained.state_dict()[name]
         assert torch.equal(actual.isnan(), value.isnan()), name
         assert torch.equal(actual.nan_to_num(), value.nan_to_num()), name
     for actual, wanted in zip(losses, expected, strict=True):
@@ -249,17 +249,17 @@ def test_a_random_network_trains_as_a_plain_loop_does(case: Case) -> None:
 def test_every_optimiser_trains_to_numbers(optimiser: str, half: bool) -> None:
     """Each of them once at least, in both precisions: the bits of the loop, and no NaN."""
     case = Case(("relu", "norm"), 7, half, optimiser, True, 2, 2, 1, OutputMode.All, False, (2,))
-    mine, _ = ours(case)
+    trained, _ = ours(case)
     theirs, _ = plain(case)
     for name, value in theirs.state_dict().items():
         assert value.isfinite().all()
-        assert torch.equal(mine.state_dict()[name], value), name
+        assert torch.equal(trained.state_dict()[name], value), name
 
 
 def test_the_loop_that_people_write_differs_in_the_last_bits() -> None:
     """``(loss / accumulation).backward()`` rounds each quotient: why the README says which loop."""
     case = Case(("tanh",), 16, False, "torch SGD", True, 1, 3, 1, OutputMode.All, False, (3,))
-    mine, _ = ours(case)
+    trained, _ = ours(case)
     model = network(case)
     optimizer = OPTIMISERS[case.optimiser][1](model.parameters())
     ((x, y),) = batches(case)
@@ -267,6 +267,6 @@ def test_the_loop_that_people_write_differs_in_the_last_bits() -> None:
     for at in range(0, 9, 3):
         (model(x[at : at + 3], y[at : at + 3])[1] / 3).backward()
     optimizer.step()
-    pairs = list(zip(mine.parameters(), model.parameters(), strict=True))
+    pairs = list(zip(trained.parameters(), model.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in pairs)
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs)

@@ -71,7 +71,7 @@ def test_a_plan_is_written_and_the_script_runs_with_it_unchanged(tmp_path: Path)
 
 
 def _close(some: str, others: str) -> bool:
-    """Whether what the scripts print of weights agrees, but for the order of sums."""
+    """Whether the printed weights agree, up to the order of sums."""
     sums = [float(text.split("sum ")[1]) for text in (some, others)]
     return abs(sums[0] - sums[1]) < 1e-3
 

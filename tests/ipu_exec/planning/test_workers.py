@@ -57,7 +57,7 @@ def test_a_task_that_kills_every_worker_is_an_error(two: Processes) -> None:
 
 
 def same(one: Plan, other: Plan) -> bool:
-    """Whether two plans are the same but for the time they took."""
+    """Whether two plans are equal apart from the time they took."""
     return (one.candidates, one.why, one.left_out) == (other.candidates, other.why, other.left_out)
 
 

@@ -22,8 +22,11 @@ def test_a_run_beside_another_has_a_directory_of_its_own(
         model.destroy()
         other.communicate()
     assert "inference-2" in caplog.text and "another process" in caplog.text
-    with open_report(tmp_path / "inference-2") as mine, open_report(tmp_path / "inference") as its:
-        assert len(mine.runs) == 1
+    with (
+        open_report(tmp_path / "inference-2") as second,
+        open_report(tmp_path / "inference") as its,
+    ):
+        assert len(second.runs) == 1
         assert its.options == {"whose": "other"}
 
 

@@ -177,9 +177,9 @@ def test_copies_and_files_of_a_wrapped_module_are_the_plain_module() -> None:
     torch.save(model, file)
     file.seek(0)
     copies = [copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))]
-    for made in (*copies, torch.load(file, weights_only=False)):
-        assert type(made) is Line
-        assert torch.equal(made.weight, model.weight)
+    for restored in (*copies, torch.load(file, weights_only=False)):
+        assert type(restored) is Line
+        assert torch.equal(restored.weight, model.weight)
     assert type(model).__name__ == "Line"
     assert isinstance(model, Line)
 

@@ -1,4 +1,4 @@
-"""Compiled models as files: what a stranger puts into one runs nothing and costs nothing."""
+"""Compiled models as files: content from strangers runs nothing and costs nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def put(path: Path, content: Files) -> Path:
 
 
 def changed(path: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy whose program was changed as JSON."""
+    """A copy whose program has been changed as JSON."""
     content = files(path)
     program = json.loads(content["program.json"])
     change(program)

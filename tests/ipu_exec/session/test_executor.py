@@ -141,8 +141,12 @@ def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
         return Trained(loss=out.pow(2).mean(), out=out)
 
     model = model_of(forward, layer=nn.Linear(4, 3))
-    made = poptorch.trainingModel(model, quiet())(torch.ones(2, 4))
-    assert isinstance(made, Trained) and made["loss"].numel() == 1 and made["out"].shape == (2, 3)
+    result = poptorch.trainingModel(model, quiet())(torch.ones(2, 4))
+    assert (
+        isinstance(result, Trained)
+        and result["loss"].numel() == 1
+        and result["out"].shape == (2, 3)
+    )
 
 
 def test_own_structures_are_cut_into_micro_batches_and_put_together() -> None:
@@ -153,10 +157,10 @@ def test_own_structures_are_cut_into_micro_batches_and_put_together() -> None:
         return Result(sum=pair.a + pair.b, a=pair.a)
 
     wrapped = poptorch.inferenceModel(model_of(add), quiet(iterations=3))
-    made = wrapped(NamedPair(torch.arange(6.0), torch.ones(6), "mine"))
-    assert isinstance(made, Result)
-    assert list(made) == ["sum", "a"]
-    assert torch.equal(made["sum"], torch.arange(6.0) + 1)
+    result = wrapped(NamedPair(torch.arange(6.0), torch.ones(6), "mine"))
+    assert isinstance(result, Result)
+    assert list(result) == ["sum", "a"]
+    assert torch.equal(result["sum"], torch.arange(6.0) + 1)
     with pytest.raises(Error, match=r"Shape mismatch for pair\[1\]"):
         wrapped(NamedPair(torch.arange(6.0), torch.ones(12), "mine"))
     with pytest.raises(Error, match="a class and an ICustomArgParser"):
@@ -393,9 +397,9 @@ def test_synthetic_data_costs_no_transfer() -> None:
         )
         return wrapped(x), wrapped
 
-    made, plain = run(False)
+    copied, plain = run(False)
     same, synthetic = run(True)
-    assert torch.equal(made, same)
+    assert torch.equal(copied, same)
     assert synthetic.executable.cycles_per_call < plain.executable.cycles_per_call
     assert sizes(synthetic.getPerfCounters()) == [(1, 0)] * 4
     assert synthetic.getLatency() == (0.0, 0.0, 0.0)

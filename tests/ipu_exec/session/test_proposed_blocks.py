@@ -54,8 +54,8 @@ NUMBERS = torch.zeros(2, 8)
 
 def test_layers_of_a_list_an_embedding_and_a_head_begin_blocks_as_they_are_called() -> None:
     model = Transformer()
-    found = propose(model, captured(model, TOKENS), 4)
-    assert found == ("embed", "layers.0", "layers.1", "layers.2", "head")
+    blocks = propose(model, captured(model, TOKENS), 4)
+    assert blocks == ("embed", "layers.0", "layers.1", "layers.2", "head")
 
 
 def test_a_model_in_a_wrapper_with_its_loss_is_looked_into() -> None:
@@ -66,10 +66,10 @@ def test_a_model_in_a_wrapper_with_its_loss_is_looked_into() -> None:
 
 def test_layers_are_cut_inside_only_where_no_more_crosses_than_at_their_beginning() -> None:
     model = Transformer(layers=1)
-    found = propose(model, captured(model, TOKENS), 4)
+    blocks = propose(model, captured(model, TOKENS), 4)
     parts = ("layers.0.norm1", "layers.0.linear1", "layers.0.norm2")
     # linear2 would send the hidden layer, twice as wide, and the residual beside it
-    assert found == ("embed", "layers.0", *parts, "head")
+    assert blocks == ("embed", "layers.0", *parts, "head")
 
 
 def test_a_module_that_the_model_returns_to_begins_no_block() -> None:

@@ -1,4 +1,4 @@
-"""What PopTorch refuses and this would run: refused, unless options are lenient."""
+"""What PopTorch refuses although this engine could run it: refused unless options are lenient."""
 
 from __future__ import annotations
 

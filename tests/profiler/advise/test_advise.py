@@ -1,4 +1,4 @@
-"""What levers are said to gain, held against a compile with `ipu-run --with`'s own changes."""
+"""Predicted gains of levers, compared with a compile that applies `ipu-run --with`'s changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST, MOST, BYTES = 0.75, 1.5, 0.25
 
 
 class Wide(nn.Module):
-    """Two wide layers, whose output is much to return."""
+    """Two wide layers with a large output to return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ def _compiled(
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Of `wide`, as it is."""
+    """The profile of `wide`, unchanged."""
     return wide(tmp_path_factory.mktemp("wide"))
 
 
 def held(one: Advice, report: Report) -> None:
-    """The compile is what was predicted: within a hundredth, or what an estimate may be off."""
+    """Check a compile against its prediction: within a hundredth, or within an estimate's error."""
     obtained = analysis.pace(report).samples_per_second
     fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in range(2))
     if one.estimate:

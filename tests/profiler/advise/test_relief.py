@@ -1,4 +1,4 @@
-"""What is said to free memory of a tile, held against compiles that do it."""
+"""Advice that frees memory of a tile, compared with compiles that follow it."""
 
 from __future__ import annotations
 

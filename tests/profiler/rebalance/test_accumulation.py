@@ -20,15 +20,15 @@ def test_accumulation_is_the_least_with_so_small_ramps(share: float) -> None:
         stages = int(random.integers(1, 5))
         costs = random_costs(random, stages + 2, 4, stages=stages)
         assignment = best_split(costs, stages).prediction.assignment
-        found = least_accumulation(costs, assignment, share)
+        least = least_accumulation(costs, assignment, share)
 
-        def lost(batches: int, costs: Costs = costs, assignment: Assignment = assignment, cycle: int = found.cycle) -> float:  # fmt: skip  # noqa: E501
+        def lost(batches: int, costs: Costs = costs, assignment: Assignment = assignment, cycle: int = least.cycle) -> float:  # fmt: skip  # noqa: E501
             total = what_if(replace(costs, micro_batches=batches), assignment).total
             return 1 - batches * cycle / total
 
-        assert lost(found.micro_batches) <= share + 1e-9
-        if found.micro_batches > 2 * stages - 1:
-            assert lost(found.micro_batches - 1) > share
+        assert lost(least.micro_batches) <= share + 1e-9
+        if least.micro_batches > 2 * stages - 1:
+            assert lost(least.micro_batches - 1) > share
 
 
 def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
@@ -46,9 +46,9 @@ def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
         samples=8,
         micro_batches=15,
     )
-    found = least_accumulation(even, Assignment((0, 1, 2, 3), (0, 1, 2, 3)), 0.05)
-    assert found.micro_batches == 19 * 3
+    least = least_accumulation(even, Assignment((0, 1, 2, 3), (0, 1, 2, 3)), 0.05)
+    assert least.micro_batches == 19 * 3
     # Of 8 x 15 samples, 57 micro-batches or more: 2 samples each are 60.
-    assert (found.micro_batch, found.of_batch) == (2, 60)
+    assert (least.micro_batch, least.of_batch) == (2, 60)
     with pytest.raises(ValueError, match="between 0 and 1"):
         least_accumulation(even, Assignment((0,), (0,)), 0.0)

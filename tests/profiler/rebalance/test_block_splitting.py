@@ -40,16 +40,16 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
 def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -> None:
     before = deep(tmp_path / "before", {"big": 6, "small": 1}, [("big",), ("small",)])
     costs = Costs.from_report(before)
-    found = best_block_cut(before, costs, 2)
-    assert found is not None
-    assert costs.names[found.block] == "big"
-    assert found.split.prediction.total < best_split(costs, 2).prediction.total
-    assert found.bytes_over == 16 * 256 * 4
-    assert found.split.prediction.assignment.starts == (0, 1)
+    cut = best_block_cut(before, costs, 2)
+    assert cut is not None
+    assert costs.names[cut.block] == "big"
+    assert cut.split.prediction.total < best_split(costs, 2).prediction.total
+    assert cut.bytes_over == 16 * 256 * 4
+    assert cut.split.prediction.assignment.starts == (0, 1)
     # The cut falls between layers: the model with its Block cut there gives what was predicted.
-    first = int(found.before.removeprefix("layers.").removesuffix("/addmm"))
+    first = int(cut.before.removeprefix("layers.").removesuffix("/addmm"))
     assert 0 < first < 6
     sizes = {"big.1": first, "big.2": 6 - first, "small": 1}
     after = deep(tmp_path / "after", sizes, [("big.1",), ("big.2", "small")])
     obtained = int(after.runs["cycles"].iloc[0] // after.runs["iterations"].iloc[0])
-    assert found.split.prediction.total == pytest.approx(obtained, rel=0.05)
+    assert cut.split.prediction.total == pytest.approx(obtained, rel=0.05)

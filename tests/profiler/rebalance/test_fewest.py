@@ -12,7 +12,7 @@ from tests.profiler.rebalance.test_split import brute_force
 
 def test_fewer_ipus_than_the_fewest_do_not_fit() -> None:
     random = np.random.default_rng(0)
-    found = set()
+    counts = set()
     for _ in range(60):
         costs = random_case(random, 4, micro_batches=40)
         try:
@@ -24,8 +24,8 @@ def test_fewer_ipus_than_the_fewest_do_not_fit() -> None:
             )
             continue
         stages = len(split.prediction.assignment.starts)
-        found.add(stages)
+        counts.add(stages)
         assert brute_force(costs, range(stages), (Choice.profiled(costs),)) is not None
         for fewer in range(1, stages):
             assert brute_force(costs, range(fewer), (Choice.profiled(costs),)) is None
-    assert len(found) > 1
+    assert len(counts) > 1

@@ -150,8 +150,8 @@ def _quick(costs: Costs, tried: Assignment) -> int:
 def _fits(costs: Costs, tried: Assignment) -> bool:
     parts = tried.parts(costs)
     for ipu in set(tried.ipus):
-        mine = [part for part, where in zip(parts, tried.ipus, strict=True) if where == ipu]
-        if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
+        parts_of_ipu = [part for part, where in zip(parts, tried.ipus, strict=True) if where == ipu]
+        if int(ipu_bytes(costs, parts_of_ipu).max()) > costs.machine.bytes_per_tile:
             return False
     return True
 
@@ -178,7 +178,7 @@ def test_no_split_is_below_what_is_known_without_looking() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_least_update_is_brute_forces(seed: int) -> None:
     random = np.random.default_rng(seed)
-    found = 0
+    compared = 0
     for _ in range(100):
         count = int(random.integers(2, 9))
         stages = int(random.integers(1, min(count, 4) + 1))
@@ -195,8 +195,8 @@ def test_the_least_update_is_brute_forces(seed: int) -> None:
         split = best_split(costs, ipus=ipus, choices=choices, together=together)
         assert (split.prediction.total, split.least_total) == (wanted, wanted)
         assert split.proven and split.gap == 0
-        found += 1
-    assert found > 50
+        compared += 1
+    assert compared > 50
 
 
 def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
@@ -278,19 +278,19 @@ def test_regret_is_never_more_where_no_stage_recomputes() -> None:
     for _ in range(25):
         count, stages = int(random.integers(3, 6)), int(random.integers(2, 4))
         costs = random_costs(random, count, 4, stages=min(stages, count), recompute=False)
-        found = least_regret(costs, stages, 0.2)
-        assert found.exact
+        robust = least_regret(costs, stages, 0.2)
+        assert robust.exact
         worst = 0
         for size in range(count + 1):
             for longer in itertools.combinations(range(count), size):
                 case = scenario(costs, longer, 0.2)
-                own = what_if(case, found.assignment).bottleneck
+                own = what_if(case, robust.assignment).bottleneck
                 best = min(
                     what_if(case, Assignment(starts, tuple(range(stages)))).bottleneck
                     for starts in all_starts(count, stages)
                 )
                 worst = max(worst, own - best)
-        assert worst == found.regret
+        assert worst == robust.regret
     assert not least_regret(replace(costs, recompute=True), stages, 0.2).exact
 
 
@@ -313,6 +313,6 @@ def test_lists_that_are_left_out_have_no_quicker_split(seed: int) -> None:
             quickest_split(costs, lists)
         return
     best = min(splits, key=lambda split: split.prediction.total)
-    found = quickest_split(costs, lists)
-    assert found.prediction.total == best.prediction.total
-    assert found.prediction.assignment == best.prediction.assignment
+    quickest = quickest_split(costs, lists)
+    assert quickest.prediction.total == best.prediction.total
+    assert quickest.prediction.assignment == best.prediction.assignment

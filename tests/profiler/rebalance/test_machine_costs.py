@@ -43,9 +43,11 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
     for a, b in ((0, 1), (1, 2), (3, 9), (0, 15), (60, 70)):
         assert costs.machine.link_rate(a, b) == pytest.approx(topology.link_rate(target, a, b))
         assert costs.machine.hop_latency(a, b) == round(topology.latency_cycles(target, a, b))
-    made = what_if(costs, Assignment(tuple(range(6)), tuple(range(6)))).schedule
+    schedule = what_if(costs, Assignment(tuple(range(6)), tuple(range(6)))).schedule
     copies = {ipu: set() for ipu in range(6)}
-    for ipu, kind, start, end in zip(made.ipu, made.kind, made.start, made.end, strict=True):
+    for ipu, kind, start, end in zip(
+        schedule.ipu, schedule.kind, schedule.start, schedule.end, strict=True
+    ):
         if kind == schedules.COPY:
             copies[int(ipu)].add(int(end - start))
     # At the ends 8,200 bytes come over a board's link; between, 400 cycles of a slow link and 100

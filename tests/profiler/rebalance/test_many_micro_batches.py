@@ -61,14 +61,16 @@ def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
 
 
 def lengths_as_laid_out(costs: schedules.Costs, micro_batches: int) -> schedules.Lengths:
-    made = schedules.pipelined(costs, micro_batches)
+    schedule = schedules.pipelined(costs, micro_batches)
     cycles: dict[str, list[int]] = {}
-    for phase, start, end in zip(made.phases, made.cycle_start, made.cycle_end, strict=False):
+    for phase, start, end in zip(
+        schedule.phases, schedule.cycle_start, schedule.cycle_end, strict=False
+    ):
         cycles.setdefault(phase, []).append(int(end - start))
     every = [length for lengths in cycles.values() for length in lengths]
     ramps = sum(cycles.get("ramp-up", [])) + sum(cycles.get("ramp-down", []))
     steady = max(cycles.get("steady", every))
-    return schedules.Lengths(made.total, steady, ramps, sum(cycles.get("update", [])))
+    return schedules.Lengths(schedule.total, steady, ramps, sum(cycles.get("update", [])))
 
 
 def test_a_billion_micro_batches_cost_no_more_than_thousands(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_the_front_is_brute_forces(choices: tuple[Choice, ...]) -> None:
         wanted = sorted(
             p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)
         )
-        found = pareto(costs, stages, choices)
-        assert [(point.bottleneck, point.fullest) for point in found] == wanted
+        front = pareto(costs, stages, choices)
+        assert [(point.bottleneck, point.fullest) for point in front] == wanted
         lengths.append(len(wanted))
-        for point in found:
+        for point in front:
             prediction = what_if(costs, point.assignment)
             assert (prediction.bottleneck, max(prediction.fullest)) == (
                 point.bottleneck,

@@ -1,4 +1,4 @@
-"""What more memory, or one stage more, would gain."""
+"""The gain from more memory, or from one more stage."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_prices_are_what_brute_force_gains() -> None:
         now = brute_force(costs, range(stages), choices)
         if now is None:
             continue
-        found = {price.what: price for price in prices(costs, stages, extra=2_048)}
-        assert all(price.now == now for price in found.values())
+        by_change = {price.what: price for price in prices(costs, stages, extra=2_048)}
+        assert all(price.now == now for price in by_change.values())
         roomier = costs.with_tile_bytes(costs.machine.bytes_per_tile + 2_048)
-        assert found["2 KiB more a tile everywhere"].then == brute_force(
+        assert by_change["2 KiB more a tile everywhere"].then == brute_force(
             roomier, range(stages), choices
         )
         for k in range(stages):
@@ -45,8 +45,8 @@ def test_prices_are_what_brute_force_gains() -> None:
                         sum(stage_cycles(costs, p, j == stages - 1)) for j, p in enumerate(parts)
                     )
                     best = load if best is None else min(best, load)
-            assert found[f"2 KiB more a tile on stage {k}"].then == best
+            assert by_change[f"2 KiB more a tile on stage {k}"].then == best
             worth += best is not None and best < now
         more = brute_force(costs, range(stages + 1), choices) if stages < len(costs) else None
-        assert (found["one more IPU"].then if "one more IPU" in found else None) == more
+        assert (by_change["one more IPU"].then if "one more IPU" in by_change else None) == more
     assert worth > 0

@@ -39,10 +39,10 @@ def test_the_least_regret_is_brute_forces() -> None:
                 what_if(case, assignment).bottleneck - best
                 for case, best in zip(corners, optima, strict=True)
             )
-        found = least_regret(costs, stages, 0.2)
-        assert found.regret == min(regrets.values()) == regrets[found.assignment.starts]
-        assert found.regret <= found.regret_of_best
-        better += found.regret < found.regret_of_best
-        assert found.worst == what_if(corners[-1], found.assignment).bottleneck
+        robust = least_regret(costs, stages, 0.2)
+        assert robust.regret == min(regrets.values()) == regrets[robust.assignment.starts]
+        assert robust.regret <= robust.regret_of_best
+        better += robust.regret < robust.regret_of_best
+        assert robust.worst == what_if(corners[-1], robust.assignment).bottleneck
     assert better > 0
     assert least_regret(costs, 2, 0.0).regret == 0

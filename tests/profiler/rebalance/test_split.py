@@ -96,12 +96,12 @@ def test_the_least_maximum_is_brute_forces() -> None:
             )
             for spans in splits(count, stages)
         ]
-        found = least_maximum(lambda k, cost=cost: cost[k], stages)  # type: ignore[misc]
+        least = least_maximum(lambda k, cost=cost: cost[k], stages)  # type: ignore[misc]
         if min(values) >= INFINITE:
-            assert found is None
+            assert least is None
             continue
-        assert found is not None
-        value, starts = found
+        assert least is not None
+        value, starts = least
         ends = [*(start - 1 for start in starts[1:]), count - 1]
         assert value == min(values)
         assert value == max(
@@ -114,13 +114,13 @@ def test_the_room_of_all_intervals_is_that_of_each(choice: Choice) -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         costs = random_costs(random, int(random.integers(1, 12)), tiles=8)
-        found = interval_memory(costs, len(costs), choice)
+        memory = interval_memory(costs, len(costs), choice)
         bound = interval_memory(costs, len(costs), choice, enough=0)
         for first in range(len(costs)):
             for last in range(first, len(costs)):
                 for depth in (0, 1, 5):
                     exact = int(ipu_bytes(costs, [Part(first, last, depth, choice)]).max())
-                    assert found.fullest(depth)[first, last - first] == exact
+                    assert memory.fullest(depth)[first, last - first] == exact
                     assert bound.fullest(depth)[first, last - first] >= exact
 
 
@@ -170,9 +170,9 @@ def test_bottleneck_and_copies_together_are_least() -> None:
         if best is None:
             continue
         table, least = table_of_least(costs, stages, choices)
-        found = _shortest_cycle(table, ())
-        reached = what_if(costs, found).bottleneck
-        assert reached + _copies(costs, found.spans(count)) == best
+        assignment = _shortest_cycle(table, ())
+        reached = what_if(costs, assignment).bottleneck
+        assert reached + _copies(costs, assignment.spans(count)) == best
         differs += reached > least
     assert differs > 20  # in some, a longer bottleneck pays
 
@@ -225,7 +225,7 @@ def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:
 
 
 def test_the_choices_reach_what_each_alone_cannot() -> None:
-    """Tight memory: some stages recompute, others need not."""
+    """With little memory, some stages have to recompute and others need not."""
     random = np.random.default_rng(6)
     mixed = 0
     for _ in range(60):
@@ -352,15 +352,15 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
     cost[bottleneck] = 1
     integral = np.ones(size)
     integral[bottleneck] = 0
-    found = optimize.milp(
+    solution = optimize.milp(
         cost,
         constraints=optimize.LinearConstraint(matrix, low, high),
         integrality=integral,
         bounds=optimize.Bounds(0, np.where(integral, 1, np.inf)),
         options={"mip_rel_gap": 0},
     )
-    assert found.status in (0, 2), found.message  # solved, or infeasible
-    return None if found.status == 2 else round(found.fun)
+    assert solution.status in (0, 2), solution.message  # solved, or infeasible
+    return None if solution.status == 2 else round(solution.fun)
 
 
 @pytest.mark.parametrize("seed", range(12))

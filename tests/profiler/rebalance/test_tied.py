@@ -27,7 +27,7 @@ def tied(folder: Path, words: int = 64, head: int = 1) -> Report:
         if head
         else [("words",), ("layer0", "layer1"), ("head",)]
     )
-    stages = [Stage(*mine).ipu(k % 2) for k, mine in enumerate(names)]
+    stages = [Stage(*blocks).ipu(k % 2) for k, blocks in enumerate(names)]
     options.setExecutionStrategy(PipelinedExecution(*stages))
     executor = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     executor(*(torch.randint(0, words, (8 * 4, 8)) for _ in range(2)))

@@ -1,4 +1,4 @@
-"""Whether a split fits: exactly of the one that was profiled, in three answers of any other."""
+"""Whether a split fits: exact for the profiled one, one of three answers for any other."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_what_is_near_the_end_of_a_tile_is_for_a_compile_to_say(pod16: Report) -
     fullest = max(what_if(costs, other).fullest)
 
     def answer(limit: float) -> Answer:
-        found = what_if(costs.with_tile_bytes(round(limit)), other)
-        assert bool(found.problems) == (limit < fullest * (1 - MARGIN))
-        return max(found.memory, key=lambda one: one.nbytes).answer
+        prediction = what_if(costs.with_tile_bytes(round(limit)), other)
+        assert bool(prediction.problems) == (limit < fullest * (1 - MARGIN))
+        return max(prediction.memory, key=lambda one: one.nbytes).answer
 
     assert answer(fullest * (1 + 2 * MARGIN)) is Answer.FITS
     assert answer(fullest) is Answer.CLOSE
@@ -95,8 +95,8 @@ def test_all_stages_at_once_have_the_profiled_ones_exactly(pod16: Report) -> Non
     table = interval_memory(costs, len(costs), parts[0].choice)
     for ipu in (1, 2, 3):
         part = parts[ipu]
-        found = table.fullest(part.depth)[part.first, part.last - part.first]
-        assert found == pod16.tiles(ipu)["total"].max()
+        fullest = table.fullest(part.depth)[part.first, part.last - part.first]
+        assert fullest == pod16.tiles(ipu)["total"].max()
 
 
 def test_json_says_whether_it_fits(pod16: Report, capsys: pytest.CaptureFixture[str]) -> None:

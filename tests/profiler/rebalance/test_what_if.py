@@ -170,9 +170,9 @@ def test_a_wrong_assignment_is_an_error(stage: list[int]) -> None:
 
 def test_stages_and_blocks_of_a_placement_are_the_assignments(four: Report) -> None:
     costs = Costs.from_report(four)
-    made = placement_file(costs, Assignment((0, 1, 3), (0, 1, 2)))
-    assert [stage["blocks"] for stage in made["stages"]] == [["B1"], ["B2", "B3"], ["B4"]]
-    assert [name for stage in made["stages"] for name in stage["blocks"]] == list(costs.names)
+    placement = placement_file(costs, Assignment((0, 1, 3), (0, 1, 2)))
+    assert [stage["blocks"] for stage in placement["stages"]] == [["B1"], ["B2", "B3"], ["B4"]]
+    assert [name for stage in placement["stages"] for name in stage["blocks"]] == list(costs.names)
 
 
 def test_a_profile_without_blocks_says_so(tmp_path: Path) -> None:
