@@ -67,8 +67,8 @@ class StrategyOptions:
 
     def keeps_state_off_chip(self, blocks: Sequence[str]) -> bool | None:
         """What it says of its optimiser state; None: nothing."""
-        mine = (stage for stage in self.stages if stage.blocks[0] in blocks)
-        return next((stage.state_off_chip for stage in mine), None)
+        stages = (stage for stage in self.stages if stage.blocks[0] in blocks)
+        return next((stage.state_off_chip for stage in stages), None)
 
     @property
     def phases(self) -> tuple[int, ...]:

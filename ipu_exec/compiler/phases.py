@@ -255,10 +255,10 @@ class _PipelineFinder(_Finder):
     def _reads(self, direction: str, stage: int) -> Iterable[int]:
         """Of the backward also what it runs again reads, but not what that makes."""
         again = self.again.get(stage, ()) if direction == Direction.BACKWARD else ()
-        made = {s for op in again for s in made_by(self.graph, op)}
+        recomputed = {s for op in again for s in made_by(self.graph, op)}
         ops = [*again, *self.ops.get((direction, stage), [])]
         read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
-        return [storage for storage in read if storage not in made]
+        return [storage for storage in read if storage not in recomputed]
 
     def _activation(self, storage: int, direction: str, stage: int) -> None:
         """From the stage before, or from streaming memory, where it waits since another phase."""
@@ -277,9 +277,9 @@ class _PipelineFinder(_Finder):
             traffic.receive.append(storage)
 
     def _wait(self, storage: int, keeper: tuple[str, int], traffic: _Lists) -> None:
-        kept = self.traffic[keeper].store
-        if storage not in kept:
-            kept.append(storage)
+        stores = self.traffic[keeper].store
+        if storage not in stores:
+            stores.append(storage)
         super()._load(traffic, storage, True)
 
     def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
@@ -290,6 +290,6 @@ class _PipelineFinder(_Finder):
 
     def _keep(self, traffic: _Lists, storage: int) -> None:
         accumulates = self.graph.storages[storage].role == Role.ACCUMULATOR
-        kept = traffic.leave if accumulates else traffic.store
-        if storage not in kept:
-            kept.append(storage)
+        stores = traffic.leave if accumulates else traffic.store
+        if storage not in stores:
+            stores.append(storage)

@@ -45,10 +45,10 @@ def header(executable: Executable) -> dict[str, Any]:
 def _cycle_error(executable: Executable) -> dict[str, float]:
     """How far the tiles' cycles likely are from the truth, and the share that nobody measured."""
     cycles = executable.tree.op_cycles
-    found = confidence(
+    error = confidence(
         (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops
     )
-    return {"likely": round(found.likely, 4), "unmeasured": round(found.unmeasured, 4)}
+    return {"likely": round(error.likely, 4), "unmeasured": round(error.unmeasured, 4)}
 
 
 def _groups(op: OpNode) -> int:

@@ -82,13 +82,13 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int
     """
     if graph.loss < 0:
         return set()
-    reached, found = {graph.values[graph.loss].storage}, set()
+    reached, storages = {graph.values[graph.loss].storage}, set()
     for op in reversed(forward):
         makes = made_by(graph, op)
         if makes & (reached - kept):
-            found |= makes
+            storages |= makes
             reached |= read_by(graph, op)
-    return found
+    return storages
 
 
 def run_again(
@@ -225,8 +225,8 @@ def by_block(
     )
     ends: list[OpNode] = []
     for number in range(count):
-        mine = [op for op in forward if block(op) == number]
-        ends += run_again(graph, mine, [op for op in backward if block(op) == number], stays)[0]
+        of_block = [op for op in forward if block(op) == number]
+        ends += run_again(graph, of_block, [op for op in backward if block(op) == number], stays)[0]
     return {
         "again": spent(again),
         "again_end": spent(ends),
@@ -246,7 +246,7 @@ def _closed(
     count: int,
 ) -> list[int]:
     """1 for a Block whose backward does not need most of what the Block before it makes again."""
-    made, early = [0] * count, [0] * count
+    recomputed, early = [0] * count, [0] * count
     waiting: list[OpNode] = []
     for op, is_again in sequence(graph, again, backward, kept):
         if is_again:
@@ -254,10 +254,13 @@ def _closed(
             continue
         for one in waiting:
             nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
-            made[block(one)] += nbytes
+            recomputed[block(one)] += nbytes
             early[block(one)] += nbytes * (block(one) < block(op))
         waiting = []
-    return [int(number > 0 and 2 * early[number - 1] < made[number - 1]) for number in range(count)]
+    return [
+        int(number > 0 and 2 * early[number - 1] < recomputed[number - 1])
+        for number in range(count)
+    ]
 
 
 def _stashes(

@@ -239,7 +239,7 @@ def _updates(
     ahead: dict[int, WeightUpdate] = {}  # by the first operator
     for weight, all_of_weight in by_weight(graph, ops).items():
         of_weight = all_of_weight
-        mine = tuple(states.get(weight, ()))
+        of_state = tuple(states.get(weight, ()))
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
         if weight not in places.updated_in_parts and not away & read.keys():
             for op in of_weight:
@@ -247,13 +247,13 @@ def _updates(
                     ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), False, frozenset())
             of_weight = [op for op in of_weight if op.id not in shared]
         read_away = tuple(s for s in read if s in away)
-        waiting = [s for s in mine if s in places.remote and s not in read_away]
+        waiting = [s for s in of_state if s in places.remote and s not in read_away]
         whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))
         updates.append(
             WeightUpdate(
                 weight,
                 tuple(of_weight),
-                mine,
+                of_state,
                 read_away,
                 (*waiting, *read_away),
                 weight in places.updated_in_parts,

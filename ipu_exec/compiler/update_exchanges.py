@@ -46,15 +46,17 @@ def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
         last_of: dict[int, int] = {}  # IPU -> the last operator there that this one waits for
         moves: list[Move] = []
         for storage in sorted(read_by(graph, op)):
-            made = maker.get(storage)
-            if made is None or ipu_of(made) == ipu_of(op):
+            last_writer = maker.get(storage)
+            if last_writer is None or ipu_of(last_writer) == ipu_of(op):
                 continue
-            arrival = storage, made.id, ipu_of(op)
+            arrival = storage, last_writer.id, ipu_of(op)
             if arrival not in arrived:
                 arrived.add(arrival)
                 nbytes = storage_bytes(graph, storage)
-                moves.append(Move(storage, nbytes, ipu_of(made), ipu_of(op)))
-                last_of[ipu_of(made)] = max(last_of.get(ipu_of(made), -1), made.id)
+                moves.append(Move(storage, nbytes, ipu_of(last_writer), ipu_of(op)))
+                last_of[ipu_of(last_writer)] = max(
+                    last_of.get(ipu_of(last_writer), -1), last_writer.id
+                )
         if moves:
             received[op.id] = tuple(moves)
         for source, behind in last_of.items():

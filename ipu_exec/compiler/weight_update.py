@@ -101,8 +101,8 @@ class WeightUpdates:
         Returns its parts of tensors that are kept whole and were changed: they are gathered later.
         """
         first = len(body.steps)
-        mine = [op for op in update.ops if op.id not in update.whole]
-        parts = self._take_parts(mine, shard, body)
+        partial = [op for op in update.ops if op.id not in update.whole]
+        parts = self._take_parts(partial, shard, body)
         for op in update.ops:
             self._receive(op, stage, body)
             self.operators.append(op, body)
@@ -111,7 +111,7 @@ class WeightUpdates:
                 self._reduce_numbers(op, shard, stage, body)
             self._reduce_over_shards(op, update.weight, body)
             self._send(op, stage, body)
-        changed = {self.mapping.storage(v) for op in mine for v in op.writes}
+        changed = {self.mapping.storage(v) for op in partial for v in op.writes}
         gathered: dict[int, Use] = {}
         for storage, part in parts.items():
             if storage in changed and self.graph.storages[storage].role in _CHANGED:
