@@ -24,7 +24,7 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
 
 
 def makers(graph: Graph) -> dict[int, int]:
-    """Storage -> operator that makes it first."""
+    """The operator that creates each storage, by storage."""
     first_makers: dict[int, int] = {}
     for op in graph.ops:
         for output in op.outputs:
