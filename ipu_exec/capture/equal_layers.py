@@ -47,16 +47,16 @@ class EqualLayers:
 def find_equal_layers(model: torch.nn.Module) -> list[EqualLayers]:
     """The groups of equal layers of a model, none inside another."""
     shared = _shared_parameters(model)
-    found: list[EqualLayers] = []
-    taken: list[str] = []
+    groups: list[EqualLayers] = []
+    paths: list[str] = []
     for path, module in model.named_modules():
-        inside = any(path == other or path.startswith(f"{other}.") for other in taken)
+        inside = any(path == other or path.startswith(f"{other}.") for other in paths)
         if inside or not isinstance(module, _LISTS):
             continue
         for group in _groups(path, module, shared):
-            found.append(group)
-            taken += group.paths
-    return found
+            groups.append(group)
+            paths += group.paths
+    return groups
 
 
 def _groups(path: str, members: torch.nn.Module, shared: set[int]) -> Iterator[EqualLayers]:

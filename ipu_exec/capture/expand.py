@@ -168,11 +168,11 @@ class _Expansion:
             copy.storages[theirs] = self._storage_of(one.sum.others)
         for number in like.backward.ops:
             self._append(self.graph.ops[number], copy)
-        given = dict(enumerate(one.gradients_out))
+        gradients = dict(enumerate(one.gradients_out))
         if one.sum is not None:  # the like's has it added already
-            given[one.sum.index] = one.sum.total
+            gradients[one.sum.index] = one.sum.total
         pairs = (
-            (like.gradients_out[index], own) for index, own in given.items() if own is not None
+            (like.gradients_out[index], own) for index, own in gradients.items() if own is not None
         )
         self._hand_out(pairs, copy)
         self._hand_out(one.gradients, copy)
@@ -286,7 +286,7 @@ class _Expansion:
             return copy.values[number]
         old = self.graph.values[number]
         storage = self._storage(old.storage, copy)
-        made = Value(
+        value = Value(
             len(self.new.values),
             storage,
             old.shape,
@@ -295,9 +295,9 @@ class _Expansion:
             old.dtype,
             copy.ops.get(old.producer, self.all.ops.get(old.producer, -1)),
         )
-        self.new.values[made.id] = made
-        copy.values[number] = made.id
-        return made.id
+        self.new.values[value.id] = value
+        copy.values[number] = value.id
+        return value.id
 
     def _storage_of(self, value: int) -> int:
         """The new storage of a value that is in the graph once."""
@@ -311,15 +311,15 @@ class _Expansion:
             copy.storages[number] = self._storage(number, self.all)
             return copy.storages[number]
         old = self.graph.storages[number]
-        made = self._next_storage(number)
-        copy.storages[number] = made
+        new_id = self._next_storage(number)
+        copy.storages[number] = new_id
         parameter = self._storage(old.parameter, copy) if old.parameter >= 0 else -1
-        self.new.storages[made] = Storage(
-            made, old.elements, old.dtype, old.role, copy.rename(old.name), parameter
+        self.new.storages[new_id] = Storage(
+            new_id, old.elements, old.dtype, old.role, copy.rename(old.name), parameter
         )
         if number in self.graph.checkpoints:
-            self.new.checkpoints.add(made)
-        return made
+            self.new.checkpoints.add(new_id)
+        return new_id
 
     def _next_storage(self, number: int) -> int:
         """A storage that was there before the first operator keeps its number."""

@@ -87,8 +87,8 @@ def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
     sets: dict[tuple[int, str, int], list[OpNode]] = {}
     for op in graph.ops:
         first = op.id if op.id in members else op.forward_op
-        mine = op.id == first or op.aten.startswith(_GRADIENT)
-        if first in members and mine and groups[members[first]].parallel:
+        belongs = op.id == first or op.aten.startswith(_GRADIENT)
+        if first in members and belongs and groups[members[first]].parallel:
             sets.setdefault((members[first], op.direction, op.block), []).append(op)
     for (k, direction, _), convolutions in sets.items():
         if len(convolutions) > 1:

@@ -381,15 +381,15 @@ class Recorder(TorchDispatchMode):
         collected = _Arguments()
         for index, argument in enumerate(schema.arguments):
             by_position = index < len(args)
-            given = (
+            actual = (
                 args[index] if by_position else kwargs.get(argument.name, argument.default_value)
             )
             if not argument.kwarg_only:
-                collected.positional.append(self._plain(given, collected))
+                collected.positional.append(self._plain(actual, collected))
             elif argument.name in kwargs or argument.has_default_value():
-                collected.named.append((argument.name, self._plain(given, collected)))
+                collected.named.append((argument.name, self._plain(actual, collected)))
             if argument.alias_info is not None and argument.alias_info.is_write:
-                collected.writes += [self.value(tensor) for tensor in tensors_of(given)]
+                collected.writes += [self.value(tensor) for tensor in tensors_of(actual)]
         return collected
 
     def _plain(self, item: Any, collected: _Arguments) -> Any:

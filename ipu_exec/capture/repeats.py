@@ -124,18 +124,18 @@ class Repeats:
     def standing_in(self) -> Iterator[None]:
         """Inside, equal layers of the model run once."""
         modules = dict(self.model.named_modules())
-        mine = [
+        layers = [
             (modules[path], group, path)
             for group, one in enumerate(self.groups)
             for path in one.paths
         ]
-        before = [vars(module).get("forward") for module, _, _ in mine]
-        for module, group, path in mine:
+        before = [vars(module).get("forward") for module, _, _ in layers]
+        for module, group, path in layers:
             module.__dict__["forward"] = _Stand(self, module.forward, group, path)
         try:
             yield
         finally:
-            for (module, _, _), forward in zip(mine, before, strict=True):
+            for (module, _, _), forward in zip(layers, before, strict=True):
                 del module.__dict__["forward"]
                 if forward is not None:
                     module.__dict__["forward"] = forward
@@ -197,8 +197,8 @@ class Repeats:
         if len(outputs) < len(leaves) or any(not self._whole(one, begin[1]) for one in outputs):
             raise NotRepeatable(f"{path} returns something else than whole tensors of its own")
         span = Span(*map(range, begin, self._now()))
-        made = tuple(recorder.value(one) for one in outputs)
-        layer = Layer(place, key, inputs, made, span)
+        results = tuple(recorder.value(one) for one in outputs)
+        layer = Layer(place, key, inputs, results, span)
         self.layers.setdefault(group, []).append(layer)
         self._last[group] = layer
         about = tuple((o.shape, o.stride(), o.dtype, o.requires_grad) for o in outputs)
@@ -218,13 +218,13 @@ class Repeats:
     def _stand_in(
         self, group: int, path: str, key: Hashable, tensors: Sequence[torch.Tensor]
     ) -> Any:
-        given = self._given[key]
-        stand_in = _Standing(self, group, self._place(path), key, given)
-        if any(requires for *_, requires in given.tensors):
+        returned = self._given[key]
+        stand_in = _Standing(self, group, self._place(path), key, returned)
+        if any(requires for *_, requires in returned.tensors):
             outputs = _Function.apply(stand_in, *stand_in.anchored(tensors))
         else:
             outputs = stand_in.forward(tensors)
-        return tree_unflatten(list(outputs), given.structure)
+        return tree_unflatten(list(outputs), returned.structure)
 
     def _place(self, path: str) -> Place:
         recorder = self.recorder
@@ -301,13 +301,13 @@ class Repeats:
     def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
         given, like = stand_in.gradients_out, stand_in.like
         outside = [] if like is None else self._from_outside(like)
-        mine = [value for value in op.inputs if value in given]
-        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(mine) != 1:
+        own = [value for value in op.inputs if value in given]
+        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(own) != 1:
             raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
-        (others,) = (value for value in op.inputs if value != mine[0])
+        (others,) = (value for value in op.inputs if value != own[0])
         total = op.outputs[0]
         assert total is not None
-        return Sum(op.id, given.index(mine[0]), outside[0], others, total)
+        return Sum(op.id, given.index(own[0]), outside[0], others, total)
 
     def _from_outside(self, like: Layer) -> list[int]:
         """Gradients that its backward reads and that did not come through its results."""

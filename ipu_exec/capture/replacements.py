@@ -69,8 +69,8 @@ def ctc_loss_of_longest_targets(
 
 def is_one_mask(indices: Sequence[torch.Tensor | None]) -> bool:
     """True where one mask is the only index."""
-    given = [index for index in indices if index is not None]
-    return len(given) == 1 and given[0].dtype == torch.bool
+    present = [index for index in indices if index is not None]
+    return len(present) == 1 and present[0].dtype == torch.bool
 
 
 def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:

@@ -192,11 +192,11 @@ def _rows_of_embedding(
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         outside = tokens >= rows
         weight = module.weight
-        found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
-        mine = found.masked_fill(outside.unsqueeze(-1), 0)
-        summed = DTensor.from_local(mine, mesh, [Partial()], run_check=False)
-        given = summed.redistribute(placements=layouts)
-        return given.to_local() if style.use_local_output else given
+        rows_found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
+        own_rows = rows_found.masked_fill(outside.unsqueeze(-1), 0)
+        summed = DTensor.from_local(own_rows, mesh, [Partial()], run_check=False)
+        result = summed.redistribute(placements=layouts)
+        return result.to_local() if style.use_local_output else result
 
     module.__dict__["forward"] = _Rows(forward)
 
@@ -388,10 +388,10 @@ def source_of(error: Exception) -> str:
     """The innermost line of the user's own code that an error came through."""
     from ipu_exec.capture.origins import is_own_code
 
-    found, trace = "", error.__traceback__
+    line, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not is_own_code(file):
-            found = f"{file}:{trace.tb_lineno}"
+            line = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line

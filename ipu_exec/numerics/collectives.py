@@ -49,10 +49,10 @@ class Instances:
 
     def gather(self, value: Given) -> list[Given]:
         """What each instance gave, by instance. It has to be picklable."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self.gather_tensors(torch.tensor([mine.numel()]))
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self.gather_tensors(torch.tensor([data.numel()]))
         padded = torch.zeros(int(torch.cat(sizes).max()), dtype=torch.uint8)
-        padded[: mine.numel()] = mine
+        padded[: data.numel()] = data
         rows = self.gather_tensors(padded)
         return [
             pickle.loads(bytes(row[: int(size)].numpy()))
@@ -61,9 +61,9 @@ class Instances:
 
     def gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensor of each instance; all have the same shape and dtype."""
-        mine = _bytes(tensor)
-        rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(lambda: self.group.allgather([rows], [mine]))
+        data = _bytes(tensor)
+        rows = [torch.empty_like(data) for _ in range(self.size)]
+        self._wait(lambda: self.group.allgather([rows], [data]))
         return [row.view(tensor.dtype).view(tensor.shape) for row in rows]
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
@@ -128,11 +128,11 @@ class Instances:
             cut[:, place] = padded.view(self.size, part)
         nbytes = part * cut.element_size()
         sent = _bytes(cut)
-        taken = torch.empty(sum(counts) * nbytes, dtype=torch.uint8)
+        slices = torch.empty(sum(counts) * nbytes, dtype=torch.uint8)
         sizes = [count * nbytes for count in counts], [len(rows) * nbytes] * self.size
         options = torch.distributed.AllToAllOptions()
-        self._wait(lambda: self.group.alltoall_base(taken, sent, *sizes, options))
-        summands = taken.view(dtype).view(sum(counts), part)
+        self._wait(lambda: self.group.alltoall_base(slices, sent, *sizes, options))
+        summands = slices.view(dtype).view(sum(counts), part)
         total = summands[0].clone()
         for summand in summands[1:]:
             total = total + summand

@@ -167,9 +167,9 @@ class ReplicaBuffers:
         """Start again from the model's buffers, or from those of these names only."""
         if not names:
             self._kept.clear()
-        for kept in self._kept.values():
+        for buffers in self._kept.values():
             for name in names:
-                kept.pop(name, None)
+                buffers.pop(name, None)
 
 
 def infer(
@@ -194,12 +194,12 @@ def infer(
             among_all = plan.first_replica + replica
             with buffers.of(model, replica, among_all):
                 for step in range(plan.accumulation):
-                    taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
+                    positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                     with (
-                        _watched(watch, (taken, named), iteration, step, replica),
+                        _watched(watch, (positional, named), iteration, step, replica),
                         precision.model(replica),
                     ):
-                        returned = run(model, plan.groupings, among_all, taken, named)
+                        returned = run(model, plan.groupings, among_all, positional, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -233,10 +233,10 @@ def train(
         with torch.enable_grad(), buffers.of(model, replica, among_all):
             _clear(parameters)
             for step in range(plan.accumulation):
-                taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                watched = _watched(watch, (taken, named), iteration, step, replica)
+                positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
+                watched = _watched(watch, (positional, named), iteration, step, replica)
                 with precision.counting(), watched, precision.model(replica):
-                    returned = run(model, plan.groupings, among_all, taken, named)
+                    returned = run(model, plan.groupings, among_all, positional, named)
                     if watch is not None:
                         watch.backward()
                     _backward(loss_of(returned), parameters, plan, step, scale)
@@ -310,11 +310,11 @@ class _Sum:
 
     def add_replica(self) -> None:
         """Take what a replica has left in ``.grad``."""
-        mine = {p: p.grad for p in self._parameters if p.grad is not None}
+        gradients = {p: p.grad for p in self._parameters if p.grad is not None}
         if self._together is None:
-            self._total = add_gradients(self._total, mine)
+            self._total = add_gradients(self._total, gradients)
         else:
-            self._apart.append(mine)
+            self._apart.append(gradients)
 
     def total(self) -> Gradients:
         """The sums, the same on all instances."""

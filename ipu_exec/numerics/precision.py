@@ -94,11 +94,11 @@ class LossScaler:
         Error where a share is not in 0 ... 1 or the period is no whole number above 0.
         """
         prefix = "automaticLossScalingSettings."
-        given = {
+        settings = {
             own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart
         }
-        period = given.get("period", UPDATE_PERIOD)
-        shares = [given.get("edge", BIN_EDGE), given.get("share", LARGE_SHARE)]
+        period = settings.get("period", UPDATE_PERIOD)
+        shares = [settings.get("edge", BIN_EDGE), settings.get("share", LARGE_SHARE)]
         if (
             not all(0 <= share <= 1 for share in shares)
             or not isinstance(period, int)
@@ -106,9 +106,9 @@ class LossScaler:
         ):
             raise UsageError(
                 f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0"
-                f" ... 1 and updatePeriod is a whole number above 0, not {given}"
+                f" ... 1 and updatePeriod is a whole number above 0, not {settings}"
             )
-        return LossScaler(scale, **given)
+        return LossScaler(scale, **settings)
 
     def count(self, gradient: torch.Tensor) -> None:
         """Look at one float16 gradient."""

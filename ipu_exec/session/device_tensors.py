@@ -112,7 +112,7 @@ class DeviceTensors:
             yield
             return
         differing = self._differing(host)
-        kept = {name: tensor.data for name, tensor in differing.items()}
+        host_data = {name: tensor.data for name, tensor in differing.items()}
         for name, tensor in differing.items():
             tensor.data = self._held[name]
         self._held.clear()
@@ -125,5 +125,5 @@ class DeviceTensors:
             with torch.no_grad():
                 for name in written:
                     buffers[name].copy_(before[name])
-            for name, data in kept.items():
+            for name, data in host_data.items():
                 host[name].data = data

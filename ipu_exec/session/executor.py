@@ -167,14 +167,14 @@ class PoplarExecutor:
         if isinstance(model, PoplarExecutor):
             model = model.model
         _check_wrapped(kind, model, options)
-        given = user_model if user_model is not None else model
-        if training and self._wraps_a_copy and is_wrapped(given):
+        original = user_model if user_model is not None else model
+        if training and self._wraps_a_copy and is_wrapped(original):
             raise Error(ALREADY_WRAPPED)
-        trainer = trainer_of(given)
+        trainer = trainer_of(original)
         self._trainer = weakref.ref(trainer) if trainer is not None else None
         self._model = shallow_copy(model) if self._wraps_a_copy else model
         own = not training and self._wraps_a_copy
-        self._user_model: torch.nn.Module = self._model if own else given
+        self._user_model: torch.nn.Module = self._model if own else original
         self._options = _own_options(options, training)
         self._training = training
         self._modes: Modes = ()  # of the modules, once compiled
@@ -459,9 +459,9 @@ class PoplarExecutor:
 
         start = time.perf_counter()
         log_options(self._options)
-        taken, named = numerics.micro_batch((args, kwargs), self._plan)
+        positional, named = numerics.micro_batch((args, kwargs), self._plan)
         if levers := asked_levers():
-            taken, named = self._pull(levers, (taken, named))
+            positional, named = self._pull(levers, (positional, named))
         groupings = self._plan.groupings
         modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
@@ -472,7 +472,7 @@ class PoplarExecutor:
         ):
             for_whom = (
                 self._model,
-                taken,
+                positional,
                 named,
                 self._options,
                 self._optimizer,
@@ -482,7 +482,7 @@ class PoplarExecutor:
             try:
                 executable = compile_step(*for_whom, contents, groupings)
             except ContentError:
-                contents = read_contents(self._model, taken, named, self._training)
+                contents = read_contents(self._model, positional, named, self._training)
                 executable = compile_step(*for_whom, contents, groupings)
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
