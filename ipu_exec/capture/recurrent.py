@@ -144,9 +144,9 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function while a model is captured.
+    """The replacement of torch's function while a model is captured.
 
-    Packed sequences, projections and empty batches are left to torch's own.
+    Packed sequences, projections and empty batches still use torch's own.
     """
 
     def function(*args: Any) -> Any:
