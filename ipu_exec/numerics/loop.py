@@ -1,6 +1,4 @@
-"""The real numbers of one call, by plain PyTorch.
-
-How a batch is cut, trained on and put together again.
+"""The real numbers of one call, by plain PyTorch: cut the batch, train on it, join the outputs.
 
 Everything is a function of the model, the optimiser, the batch and a `CallPlan`; nothing here knows
 IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch loop:
@@ -309,7 +307,7 @@ class _Sum:
         self._apart: list[Gradients] = []  # of each replica, where other instances have some too
 
     def add_replica(self) -> None:
-        """Take what a replica has left in ``.grad``."""
+        """Add the gradients that a replica has left in ``.grad``."""
         gradients = {p: p.grad for p in self._parameters if p.grad is not None}
         if self._together is None:
             self._total = add_gradients(self._total, gradients)
@@ -373,7 +371,7 @@ def _backward(
 
 
 def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> None:
-    """Make gradients summed over the replicas what the optimiser takes."""
+    """Divide gradients summed over the replicas as the optimiser expects them."""
     divisor = 1
     if plan.reduction is ReductionType.Mean:
         divisor = {

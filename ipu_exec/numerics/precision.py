@@ -1,7 +1,4 @@
-"""What an IPU does about float16 besides computing in it.
-
-It rounds stochastically, and scales the loss automatically.
-"""
+"""An IPU's float16 handling: stochastic rounding and automatic loss scaling."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ class LossScaler:
         return LossScaler(scale, **settings)
 
     def count(self, gradient: torch.Tensor) -> None:
-        """Look at one float16 gradient."""
+        """Count one float16 gradient's elements."""
         self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
         self._total += gradient.numel()
 
@@ -237,7 +234,7 @@ class Precision:
 
     @staticmethod
     def _rounded(values: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        """The float32 values that float16 can hold."""
+        """The float32 values rounded to those of float16."""
         if generator is not None:
             return round_stochastically(values, generator).float()
         return values.clamp(-HALF_MAX, HALF_MAX).half().float()
