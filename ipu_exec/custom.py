@@ -84,8 +84,8 @@ def custom_op(
     than the examples.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
-    given = dict(attributes or {})
-    _check_attributes(given)
+    attribute_values = dict(attributes or {})
+    _check_attributes(attribute_values)
     entry = _CUSTOM.get((domain, name))
     if entry is None:
         known = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
@@ -95,9 +95,9 @@ def custom_op(
             " ipu_exec.register_custom_op(name, domain, compute)"
         )
     if entry.operator is not None and isRunningOnIpu():
-        outputs = list(entry.operator(list(inputs), json.dumps(given)))
+        outputs = list(entry.operator(list(inputs), json.dumps(attribute_values)))
     else:
-        outputs = _listed(entry.compute(*inputs, **given))
+        outputs = _listed(entry.compute(*inputs, **attribute_values))
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
     specs = [(tuple(t.shape), t.dtype) for t in outputs]
     if wanted != specs:

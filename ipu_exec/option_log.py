@@ -122,12 +122,12 @@ def validate(named: Mapping[str, Any]) -> None:
 
 def check_popart(settings: Mapping[str, Any]) -> dict[str, Any]:
     """PopART's settings. Error for a name or a kind of value that it does not know."""
-    given = {name: value for name, value in settings.items() if name not in _OWN}
-    for name, value in given.items():
+    checked = {name: value for name, value in settings.items() if name not in _OWN}
+    for name, value in checked.items():
         kind = _kind(name, value)
         if name not in _KINDS[kind]:
             raise Error(f"Unknown {kind} option {name}: PopART has no such setting")
-    return given
+    return checked
 
 
 def _kind(name: str, value: Any) -> str:

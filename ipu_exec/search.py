@@ -34,16 +34,16 @@ def fps(
 
 @torch.library.custom_op("ipu_exec::fps", mutates_args=())
 def _fps(src: torch.Tensor, ptr: list[int], ratio: float, random_start: bool) -> torch.Tensor:
-    taken: list[torch.Tensor] = []
+    chosen: list[torch.Tensor] = []
     for start, end in pairwise(ptr):
         points = src[start:end].reshape(end - start, -1)
         current = int(torch.randint(end - start, ())) if random_start and end > start else 0
         distance = torch.full((end - start,), torch.inf)
         for _ in range(_samples(start, end, ratio)):
-            taken.append(torch.tensor(start + current))
+            chosen.append(torch.tensor(start + current))
             distance = torch.minimum(distance, (points - points[current]).float().square().sum(1))
             current = int(distance.argmax())
-    return torch.stack(taken) if taken else torch.zeros(0, dtype=torch.int64)
+    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
 
 
 @_fps.register_fake

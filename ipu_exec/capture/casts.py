@@ -1,6 +1,6 @@
-"""float16 next to float32 in a model's forward.
+"""float16 next to float32 in a model's forward: half-float casting and running statistics.
 
-What ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
+Implements the options ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat``.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
 statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
@@ -42,7 +42,7 @@ _OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 class Casting(TorchFunctionMode):
     """While entered, a model computes with the dtypes that the options ask for.
 
-    ``promoted``: whether an operator that `Promotion` is for had float16 beside float32.
+    ``promoted``: whether an operator to which `Promotion` applies mixed float16 and float32.
     """
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
@@ -86,7 +86,7 @@ class Casting(TorchFunctionMode):
         *rest: Any,
         **named: Any,
     ) -> torch.Tensor:
-        """Of a float16 input, with its statistics in float32, and kept so or rounded to float16."""
+        """Batch norm of a float16 input with float32 statistics, stored as float32 or float16."""
         if self._downcast and weight is not None and weight.dtype is torch.float16:
             input = _half(input)
         if running_mean is None or running_var is None or input.dtype is not torch.float16:
@@ -116,10 +116,7 @@ class Casting(TorchFunctionMode):
         return normalised
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The float32 statistic that ``tensor`` is the rounding of.
-
-        It is used until somebody sets the tensor to something else.
-        """
+        """The float32 statistic that ``tensor`` rounds, valid until the tensor is overwritten."""
         if tensor.dtype is torch.float32:
             return tensor
         if isinstance(tensor, FakeTensor):
@@ -149,9 +146,9 @@ def _has_mixed_parameters(
 
 
 def _cast_of(function: str, first: Any) -> Callable[[Any], Any] | None:
-    """What PopTorch does to float operands of a function of torch where their dtypes differ.
+    """PopTorch's cast of a torch function's float operands if their dtypes differ.
 
-    ``first``: its first operand.
+    ``first``: the function's first operand.
     """
     promotion = info(f"aten.{_OPERATOR_METHODS.get(function, function)}").promotion
     if promotion is Promotion.OPERANDS:
@@ -174,7 +171,7 @@ def _float(leaf: Any) -> Any:
 def casting(
     half_float: HalfFloatCastingBehavior, statistics: bool | None, promotes: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules.
+    """The mode that the options ask for; it does nothing if they ask for PyTorch's rules.
 
     ``statistics``: whether running statistics are always float32; None: as the model has them.
     ``promotes``: the model has, or may have, products or norms of float16 and float32.

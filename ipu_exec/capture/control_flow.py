@@ -1,4 +1,4 @@
-"""Models that branch on what a tensor holds.
+"""Models that branch on the contents of a tensor.
 
 A compiled program is one path through the model. PopTorch makes the first call's path a constant;
 here the numbers follow the data, by plain PyTorch, the program is that of the path it was compiled
@@ -26,7 +26,7 @@ _METRIC_CHECKS = "_tensor_validation"
 
 
 class Reads(TorchDispatchMode):
-    """Notes what is read off tensors (``bool(x)``, ``x.item()``), in order, in ``values``."""
+    """Records the values read off tensors (``bool(x)``, ``x.item()``), in order, in ``values``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,9 +40,9 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """What the forward of a micro-batch reads off tensors.
+    """The values that the forward of a micro-batch reads off tensors.
 
-    The model is run to find it; it and the inputs, which it may write, are left as they were.
+    Runs the model to find them, and restores it and the inputs, which it may write.
     """
     args, kwargs = tree_map(_copied, (args, kwargs))
     with (
@@ -61,9 +61,9 @@ def _copied(leaf: Any) -> Any:
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """What of it decides which operators run: truths and whole numbers.
+    """The values read that decide which operators run: booleans and integers.
 
-    Of other numbers it keeps only that there was one.
+    Any other number is replaced by a placeholder.
     """
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
@@ -71,10 +71,10 @@ def path(contents: Contents) -> tuple[bool | int | str, ...]:
 class PathWatch:
     """While entered: compares each forward's path with the compiled one.
 
-    ``left`` is what the first that differs read.
+    ``left`` holds the values read by the first forward that differs.
 
-    Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its
-    mode and inputs' shapes, which are compiled for.
+    Does nothing if the compiled program read nothing: such a model never reads anything, given its
+    mode and inputs' shapes, which are part of what was compiled.
     """
 
     def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
@@ -106,7 +106,7 @@ class PathWatch:
 
 
 def in_metric() -> bool:
-    """True while a metric of torchmetrics is computed, whose state lies with the host."""
+    """True while a torchmetrics metric, whose state is on the host, is computed."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if "torchmetrics" in Path(frame.f_code.co_filename).parts:
@@ -116,9 +116,9 @@ def in_metric() -> bool:
 
 
 def in_argument_check() -> bool:
-    """True while a function of torch or torchmetrics looks for wrong arguments in a tensor.
+    """True while a torch or torchmetrics function validates a tensor's contents.
 
-    The arguments that are captured are right.
+    Captured arguments are taken to be valid.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

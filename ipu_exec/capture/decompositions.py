@@ -1,9 +1,7 @@
-"""Operators that capture takes apart because nothing lowers them whole.
+"""Decompositions of operators that have no lowering into operators that have one.
 
-Each becomes operators that have a lowering.
-
-Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole
-operator, a user's too, comes before both.
+A lowering of the whole operator, including a user's, takes precedence; then come the decompositions
+here, then PyTorch's own decompositions to its core operators.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition(func: Any) -> Decomposition | None:
-    """What to call instead of the operator ``func`` (an ``OpOverload``).
+    """The function to call instead of the operator ``func`` (an ``OpOverload``).
 
-    None where it is recorded as it is.
+    None if the operator is recorded as it is.
     """
     name = str(func)
     if name.startswith("torch_nn.") and not has_lowering(name):
@@ -75,7 +73,7 @@ def trilinear(
 ) -> torch.Tensor:
     """nn.Bilinear's product of three tensors, summed over ``sumdim``.
 
-    Each lacks the dimensions it is expanded along.
+    Each tensor lacks the dimensions along which it is expanded.
     """
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
@@ -92,7 +90,7 @@ def trilinear(
 
 
 def all_true(values: torch.Tensor) -> torch.Tensor:
-    """What torch.distributions asks of its arguments."""
+    """Whether all elements are true, as torch.distributions checks its arguments."""
     return values.all()
 
 
@@ -181,7 +179,7 @@ def multilabel_margin_gradient(
 def zero_tensor(
     size: list[int], *, dtype: torch.dtype | None = None, **unused: Any
 ) -> torch.Tensor:
-    """Autograd's zeros that take no memory: zeros."""
+    """Zeros in place of autograd's zeros that take no memory."""
     return torch.zeros(size, dtype=dtype)
 
 
@@ -199,9 +197,9 @@ def embedding_bag_gradient(  # noqa: PLR0913 - ATen's signature
     weights: torch.Tensor | None = None,
     padding: int = -1,
 ) -> torch.Tensor:
-    """The dense one: an IPU has no sparse tensors.
+    """The dense gradient of an embedding bag: an IPU has no sparse tensors.
 
-    ``bags`` (of each index its bag) is empty after an eager sum.
+    ``bags`` (the bag of each index) is empty after an eager sum.
     """
     if bags.numel() == 0:
         starts = indices.new_zeros(indices.shape[0] + 1).index_add(
@@ -215,19 +213,17 @@ def embedding_bag_gradient(  # noqa: PLR0913 - ATen's signature
 def diagonal_scatter(
     whole: torch.Tensor, part: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """A copy with another diagonal."""
+    """A copy of a tensor with another diagonal."""
     result = whole.clone()
     result.diagonal(offset, dim1, dim2).copy_(part)
     return result
 
 
 def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """Where the first ``size`` non-zero elements are: [size, dimensions].
+    """The indices of the first ``size`` non-zero elements: [size, dimensions].
 
-    It is the only nonzero whose result has a fixed shape.
-
-    A cumulative sum numbers them, and each puts its position at its number (those too many at one
-    place more).
+    It is the only variant of nonzero whose result has a fixed shape. A cumulative sum numbers the
+    elements, and each one's position is scattered to its number (surplus ones to one extra place).
     """
     mask = (values != 0).reshape(-1)
     number = torch.where(mask, mask.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
@@ -243,9 +239,9 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def counts(
     values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """How often each of ``minlength`` values is there, as metrics ask for: [minlength].
+    """The number of occurrences of each of ``minlength`` values, as metrics use it: [minlength].
 
-    Its shape is fixed where no value is above: the numbers are the host's in any case.
+    The shape is fixed if no value is larger; the numbers are computed on the host in any case.
     """
     each = torch.ones_like(values) if weights is None else weights
     if not each.is_floating_point():
@@ -256,7 +252,7 @@ def counts(
 def one_value(
     values: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stands for unique, with inverse and counts, where arguments are checked that are right."""
+    """Stand-in for unique, with inverse and counts, where valid arguments are checked."""
     first = values.reshape(-1)[:1]
     none = torch.zeros(0, dtype=torch.int64)
     return first, none, none
@@ -265,9 +261,9 @@ def one_value(
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
-    """The table after nn.Embedding's max_norm.
+    """Apply nn.Embedding's max_norm to the table, in place.
 
-    Rows that are looked up are scaled to a norm of at most ``most``, in place.
+    Rows that are looked up are scaled to a norm of at most ``most``.
     """
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)

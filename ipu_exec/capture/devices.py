@@ -19,7 +19,7 @@ _LEFT_ON_CPU = ("as_tensor", "from_numpy", "asarray")  # unlike torch.tensor [PO
 
 
 class Devices(TorchFunctionMode):
-    """While entered, ``device="ipu"`` is a device. ``named``: whether the model named it."""
+    """While entered, ``device="ipu"`` is a valid device. ``named``: whether the model used it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class Devices(TorchFunctionMode):
 
     @property
     def makes_on_cpu(self) -> bool:
-        """Whether what is made now is on PopTorch's CPU: no function of torch's makes it.
+        """Whether the tensor being made is on PopTorch's CPU as no torch function makes it.
 
-        ``torch.LongTensor([1, 0])`` is a class, which PopTorch does not hear of.
+        ``torch.LongTensor([1, 0])`` calls a class, which PopTorch does not intercept.
         """
         return not self._running or self._running[-1] in _LEFT_ON_CPU
 
@@ -49,7 +49,7 @@ class Devices(TorchFunctionMode):
             self._running.pop()
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What ``tensor.to`` and ``tensor.ipu`` give, the IPU being where all tensors are."""
+        """The result of ``tensor.to`` and ``tensor.ipu``, all tensors being on the IPU already."""
         tensor, *others = args
         asked = [*others, *kwargs.values()]
         if func.__name__ != IPU and not any(map(_is_ipu, asked)):

@@ -1,11 +1,11 @@
-"""Which layers of a model are equal, so that what one of them runs is what all of them run.
+"""Finds a model's equal layers: layers that run the same operators.
 
-Equal are members of a ``ModuleList`` or ``Sequential`` of one class, with the same attributes,
-submodules, parameters and buffers but for the values of the latter two. A layer whose code may see
-which one it is, or that does more than its forward says, is equal to none: one with hooks inside,
-with attributes that are no plain values and not shared with the others, or whose weights another
+Members of a ``ModuleList`` or ``Sequential`` are equal if they have the same class, attributes,
+submodules, parameters and buffers, except for the values of the latter two. A layer that can tell
+which one it is, or that does more than its forward, equals no other: one with hooks inside, with
+attributes that are not plain values and not shared with the others, or with weights that another
 module has too. An attribute that is the layer's number in its list (Hugging Face's ``layer_idx``)
-may differ, as long as nobody reads it while the layers run (`unread_numbers`).
+may differ as long as it is not read while the layers run (`unread_numbers`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 @dataclass(frozen=True, slots=True)
 class EqualLayers:
-    """The paths of equal layers in a model, in the order of their list."""
+    """The paths of a group of equal layers in a model, in the order of their list."""
 
     paths: tuple[str, ...]
     # attributes that hold a layer's number: the submodule's path in the layer, the name
@@ -45,18 +45,18 @@ class EqualLayers:
 
 
 def find_equal_layers(model: torch.nn.Module) -> list[EqualLayers]:
-    """The groups of equal layers of a model, none inside another."""
+    """A model's groups of equal layers, none nested in another."""
     shared = _shared_parameters(model)
-    found: list[EqualLayers] = []
-    taken: list[str] = []
+    groups: list[EqualLayers] = []
+    paths: list[str] = []
     for path, module in model.named_modules():
-        inside = any(path == other or path.startswith(f"{other}.") for other in taken)
+        inside = any(path == other or path.startswith(f"{other}.") for other in paths)
         if inside or not isinstance(module, _LISTS):
             continue
         for group in _groups(path, module, shared):
-            found.append(group)
-            taken += group.paths
-    return found
+            groups.append(group)
+            paths += group.paths
+    return groups
 
 
 def _groups(path: str, members: torch.nn.Module, shared: set[int]) -> Iterator[EqualLayers]:
@@ -75,7 +75,7 @@ def _groups(path: str, members: torch.nn.Module, shared: set[int]) -> Iterator[E
 
 
 def _numbers(members: list[torch.nn.Module]) -> frozenset[tuple[str, str]]:
-    """Attributes that hold, in each of the members, its number among them."""
+    """Attributes that hold each member's own number."""
     if len(members) < _LEAST:
         return frozenset()
     first, *others = (
@@ -94,7 +94,7 @@ def _numbers(members: list[torch.nn.Module]) -> frozenset[tuple[str, str]]:
 def unread_numbers(
     layer: torch.nn.Module, numbers: Collection[tuple[str, str]], read: Callable[[str], NoReturn]
 ) -> Iterator[None]:
-    """Inside, ``read`` is called where the layer's code reads an attribute that is its number."""
+    """Inside, ``read`` is called if the layer's code reads an attribute that is its number."""
     names: dict[str, set[str]] = {}
     for path, name in numbers:
         names.setdefault(path, set()).add(name)
@@ -137,9 +137,9 @@ def _signature(
     path: str = "",
     outermost: bool = False,
 ) -> Hashable:
-    """Equal for modules that run the same; None: nothing can be said of this one.
+    """A key that is equal for modules that run the same operators; None if it is unknown.
 
-    ``numbers``: attributes that may differ. ``path``: of the module in its layer.
+    ``numbers``: attributes that may differ. ``path``: the module's path in its layer.
     """
     own = vars(module)
     hooked = any(own.get(name) for name in _HOOKS)
@@ -171,12 +171,12 @@ def _tensors(tensors: Mapping[str, torch.Tensor | None]) -> Hashable:
 
 
 def _about(tensor: torch.Tensor) -> Hashable:
-    """All of a tensor but its values."""
+    """All properties of a tensor except its values."""
     return (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
 def _plain(value: Any) -> Hashable:
-    """A value that says what it is; anything else is equal to itself only."""
+    """A key for an attribute: a plain value's own; any other object only equals itself."""
     if isinstance(value, _PLAIN):
         return (type(value), value)
     if isinstance(value, (tuple, list)):

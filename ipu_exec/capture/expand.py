@@ -1,7 +1,7 @@
-"""Graphs with the operators that stand for layers replaced by what these layers run.
+"""Expands the operators that stand for layers into the operators that these layers run.
 
-A layer that stood in (`ipu_exec.capture.repeats`) runs what its like ran, on its own weights. The
-result is the graph that the model gives where every layer runs, down to the ids.
+A layer that stood in (`ipu_exec.capture.repeats`) runs the same operators as its like, on its own
+weights. The result is identical, down to the ids, to the graph captured when every layer runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROLES = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """How many values and storages there are of weights, state and inputs."""
+    """The numbers of values and storages of weights, state and inputs."""
 
     values: int = 0
     storages: int = 0
@@ -41,10 +41,10 @@ class PerWeight:
 
 @dataclass
 class _Copy:
-    """The operators of a range once more, for another layer or weight.
+    """A copy of a range of operators, for another layer or weight.
 
-    ``values`` and ``storages``: what stands for those of the graph. Made by these operators, and so
-    new in each copy, are the values and storages that ``is_made`` says.
+    ``values`` and ``storages`` map those of the graph to those of the copy. ``is_made`` tells
+    whether these operators create a value or storage, which is then new in each copy.
     """
 
     is_made: Callable[[int], bool]  # of values
@@ -62,9 +62,9 @@ def expand(
     layers: Sequence[StandIn],
     updates: Sequence[PerWeight],
 ) -> Graph:
-    """The graph with all layers and weight updates; ``graph`` stays as it is.
+    """The graph with all layers and weight updates; ``graph`` is not changed.
 
-    ``registered``: what there was before the first operator.
+    ``registered``: the values and storages before the first operator.
     """
     if not layers and not updates:
         return graph
@@ -141,7 +141,7 @@ class _Expansion:
     # -- layers ---
 
     def _forward(self, one: StandIn) -> None:
-        """A copy of what its like ran forward, in place of the operator that stands for it."""
+        """Copy its like's forward operators in place of the operator that stands for it."""
         like = one.like
         assert like is not None
         copy = self._copy_of_layer(one, like)
@@ -168,11 +168,11 @@ class _Expansion:
             copy.storages[theirs] = self._storage_of(one.sum.others)
         for number in like.backward.ops:
             self._append(self.graph.ops[number], copy)
-        given = dict(enumerate(one.gradients_out))
+        gradients = dict(enumerate(one.gradients_out))
         if one.sum is not None:  # the like's has it added already
-            given[one.sum.index] = one.sum.total
+            gradients[one.sum.index] = one.sum.total
         pairs = (
-            (like.gradients_out[index], own) for index, own in given.items() if own is not None
+            (like.gradients_out[index], own) for index, own in gradients.items() if own is not None
         )
         self._hand_out(pairs, copy)
         self._hand_out(one.gradients, copy)
@@ -193,7 +193,7 @@ class _Expansion:
         return copy
 
     def _own_state(self, copy: _Copy, prefix: str, rename: Callable[[str], str]) -> None:
-        """Weights, and what belongs to them, of the like are those of the same name here."""
+        """Map the like's weights, and their tensors, to those of the same name in this layer."""
         if prefix not in self.state_in:
             self.state_in[prefix] = [name for name in self.state if name.startswith(prefix)]
         for name in self.state_in[prefix]:
@@ -205,7 +205,7 @@ class _Expansion:
         copy.values.update((a, self._value(b, self.all)) for a, b in pairs)
 
     def _hand_out(self, pairs: Any, copy: _Copy) -> None:
-        """What the copy made is what the rest of the graph knows as another value."""
+        """Map the values that the rest of the graph uses to those that the copy made."""
         for theirs, own in pairs:
             value = self._value(theirs, copy)
             self.all.values[own] = value
@@ -214,7 +214,7 @@ class _Expansion:
     # -- the update ---
 
     def _update(self, update: PerWeight) -> None:
-        """The update weight by weight, in its order."""
+        """Copy the update weight by weight, in its order."""
         for weight, twin in update.order:
             copy = self.all if weight == twin else self._copy_of_update(weight, twin, update)
             for number in update.segments.get(twin, ()):
@@ -277,7 +277,7 @@ class _Expansion:
         return item
 
     def _value(self, number: int, copy: _Copy) -> int:
-        """What stands for a value of the graph in a copy."""
+        """The value of a copy that corresponds to a value of the graph."""
         known = copy.values.get(number)
         if known is not None:
             return known
@@ -286,7 +286,7 @@ class _Expansion:
             return copy.values[number]
         old = self.graph.values[number]
         storage = self._storage(old.storage, copy)
-        made = Value(
+        value = Value(
             len(self.new.values),
             storage,
             old.shape,
@@ -295,12 +295,12 @@ class _Expansion:
             old.dtype,
             copy.ops.get(old.producer, self.all.ops.get(old.producer, -1)),
         )
-        self.new.values[made.id] = made
-        copy.values[number] = made.id
-        return made.id
+        self.new.values[value.id] = value
+        copy.values[number] = value.id
+        return value.id
 
     def _storage_of(self, value: int) -> int:
-        """The new storage of a value that is in the graph once."""
+        """The new storage of a value that is only in the graph once."""
         return self.new.values[self._value(value, self.all)].storage
 
     def _storage(self, number: int, copy: _Copy) -> int:
@@ -311,18 +311,18 @@ class _Expansion:
             copy.storages[number] = self._storage(number, self.all)
             return copy.storages[number]
         old = self.graph.storages[number]
-        made = self._next_storage(number)
-        copy.storages[number] = made
+        new_id = self._next_storage(number)
+        copy.storages[number] = new_id
         parameter = self._storage(old.parameter, copy) if old.parameter >= 0 else -1
-        self.new.storages[made] = Storage(
-            made, old.elements, old.dtype, old.role, copy.rename(old.name), parameter
+        self.new.storages[new_id] = Storage(
+            new_id, old.elements, old.dtype, old.role, copy.rename(old.name), parameter
         )
         if number in self.graph.checkpoints:
-            self.new.checkpoints.add(made)
-        return made
+            self.new.checkpoints.add(new_id)
+        return new_id
 
     def _next_storage(self, number: int) -> int:
-        """A storage that was there before the first operator keeps its number."""
+        """The next storage's number; a storage from before the first operator keeps its own."""
         if self.made_at[number] < self.registered:
             return number
         self.storages += 1

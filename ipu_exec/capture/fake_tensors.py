@@ -1,4 +1,4 @@
-"""A model's tensors, and its optimiser, on nothing: true shapes and dtypes, no memory."""
+"""Fake tensors for a model and its optimiser: true shapes and dtypes, but no memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipu_exec.optimiser_attributes import take_step
 
 
 class FakeTensors:
-    """Fake tensors for real ones, in one mode. A weight or buffer has one for all its uses."""
+    """Fake tensors for real ones, in one mode. Each weight or buffer has one for all its uses."""
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -70,9 +70,9 @@ class FakeTensors:
 
 
 def make_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor]) -> None:
-    """One step of a fake optimiser, so that the next one meets its state as every later step does.
+    """Run one step of a fake optimiser to create its state, which every later step then finds.
 
-    ``trained``: the parameters that it updates; their gradients stay what they are.
+    ``trained``: the parameters that it updates; their gradients are not changed.
     """
     gradients = {name: parameter.grad for name, parameter in trained.items()}
     for parameter in trained.values():
@@ -84,7 +84,7 @@ def make_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor
 
 
 class _ScalarsAsTwo(TorchDispatchMode):
-    """Optimisers read their step counter on the host: any number that is not the first will do."""
+    """Reads of a scalar give 2: an optimiser's step counter, where any step after 1 will do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:

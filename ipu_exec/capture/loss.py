@@ -1,4 +1,4 @@
-"""Which of a model's outputs is the loss: what `identity_loss` marked, or the last scalar."""
+"""Finds the loss among a model's outputs: the one marked by `identity_loss` or the last scalar."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _LOSS_MARK = "_ipu_exec_loss"
 
 
 def mark_loss(loss: torch.Tensor) -> torch.Tensor:
-    """Mark ``loss`` as the one to differentiate; gives it back."""
+    """Mark ``loss`` as the one to differentiate, and return it."""
     setattr(loss, _LOSS_MARK, True)
     return loss
 
 
 def is_marked_loss(x: torch.Tensor) -> bool:
-    """True for what `identity_loss` returned."""
+    """Whether `identity_loss` returned this tensor."""
     return bool(getattr(x, _LOSS_MARK, False))
 
 
 def frozen(model: torch.nn.Module) -> bool:
-    """Whether no weight requires grad: PopTorch takes such a training model, and only runs it."""
+    """Whether no weight requires grad: PopTorch accepts such a training model, and only runs it."""
     return not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def find_loss(returned: Any) -> torch.Tensor:
     """The loss among what a model returned.
 
-    It is the last output that `identity_loss` marked or, where none is marked, the last scalar.
-    Error where there is none. It need not depend on a weight.
+    It is the last output that `identity_loss` marked or, if none is marked, the last scalar. Error
+    if there is neither. It need not depend on a weight.
     """
     learn(returned)
     tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
@@ -61,10 +61,10 @@ def find_loss(returned: Any) -> torch.Tensor:
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`; refused where an unmarked loss combines several losses.
+    """`find_loss`, with an Error if an unmarked loss combines several losses.
 
-    Each of torch's losses is one to PopTorch, and what is made of several has to be marked. Warns,
-    where the model is not ``frozen``, of a loss that depends on no weight.
+    PopTorch knows torch's losses, and a combination of several has to be marked. Warns of a loss
+    that depends on no weight if the model is not ``frozen``.
     """
     loss = find_loss(returned)
     if not loss.requires_grad and not frozen:

@@ -1,4 +1,4 @@
-"""What PopTorch's functions marked on tensors while a model was captured, noted in its graph."""
+"""Copies the marks of PopTorch's functions on a captured model's tensors to its graph."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
 
 
 def _of_one_node(graph: Graph, op: OpNode) -> list[int]:
-    """The operator, and what DTensor's call of it ran before: it divides a bias by the shards.
+    """The operator, and those DTensor's call of it ran before: it divides a bias by the shards.
 
     The gradients are those of the call's first operator.
     """

@@ -1,7 +1,7 @@
 """Multi-convolutions: the convolutions of a ``with MultiConv()`` become one operator, as in PopART.
 
-What lies between them and needs one of them runs after it, all else before. The operators that
-their gradients are computed by become one, too. `ipu_exec.lowering.multi_conv` plans it.
+Operators between them that depend on one of them run after it, all others before it. The operators
+that compute their gradients become one, too. `ipu_exec.lowering.multi_conv` plans it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CYCLE_BACK_OFF = 0.1
 
 @dataclass
 class MultiConvGroup:
-    """The settings of a ``with MultiConv()``, and the convolutions met inside."""
+    """The settings of a ``with MultiConv()``, and the convolutions inside it."""
 
     settings: dict[str, Any]
     convolutions: list[int] = field(default_factory=list)  # op ids
 
     def attributes(self, index: int) -> OperatorAttributes:
-        """Those of one of the convolutions."""
+        """The attributes of one of the convolutions."""
         one = {
             name: self._of(name, index) for name in ("availableMemoryProportions", "partialsTypes")
         }
@@ -61,15 +61,15 @@ class MultiConvGroup:
 
 
 def is_convolution(aten: str) -> bool:
-    """True for what a MultiConv takes."""
+    """Whether a MultiConv takes the operator."""
     return info(aten).convolution and not aten.startswith(_GRADIENT)
 
 
 def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
     """Make each group one operator forward and one backward.
 
-    The convolutions of a serial one stay, planned as asked. Error where a group has
-    no convolution, or one that needs another's result.
+    A serial group's convolutions stay separate, planned as asked. Error if a group has no
+    convolution, or one that needs another's result.
     """
     for group in groups:
         if not group.convolutions:
@@ -87,8 +87,8 @@ def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
     sets: dict[tuple[int, str, int], list[OpNode]] = {}
     for op in graph.ops:
         first = op.id if op.id in members else op.forward_op
-        mine = op.id == first or op.aten.startswith(_GRADIENT)
-        if first in members and mine and groups[members[first]].parallel:
+        belongs = op.id == first or op.aten.startswith(_GRADIENT)
+        if first in members and belongs and groups[members[first]].parallel:
             sets.setdefault((members[first], op.direction, op.block), []).append(op)
     for (k, direction, _), convolutions in sets.items():
         if len(convolutions) > 1:
@@ -146,13 +146,13 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direc
 
 
 def _shared(modules: list[str]) -> str:
-    """The path of the module that all of these are in."""
+    """The path of the innermost module that contains all of these."""
     levels = zip(*(module.split("/") for module in modules), strict=False)
     return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
 
 
 def _together(graph: Graph, members: list[OpNode]) -> list[OpNode] | None:
-    """All ops in an order in which the members follow each other; None where one needs another."""
+    """All ops in an order in which the members are adjacent; None if one needs another."""
     first, last = members[0].id, members[-1].id
     ids = {op.id for op in members}
     before: list[OpNode] = []

@@ -80,8 +80,8 @@ def _unpickled(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
 ) -> torch.Tensor:
     """A tensor of what is known of the one that was pickled: anything may be in it."""
-    made = torch.empty_strided(shape, stride, dtype=dtype)
-    return made.requires_grad_() if requires_grad else made
+    tensor = torch.empty_strided(shape, stride, dtype=dtype)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _remade(values: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -95,7 +95,7 @@ class DynamicShapeError(Error, DynamicOutputShapeException):
 
 
 class Origin(NamedTuple):
-    """Where a call comes from. -1: of no forward operator, in no Block."""
+    """The origin of a call. -1: no forward operator, no Block."""
 
     forward_op: int = -1
     block: int = -1
@@ -105,7 +105,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class _Arguments:
-    """A call's arguments as `OpNode` has them."""
+    """A call's arguments in the form of `OpNode`."""
 
     positional: list[Any] = field(default_factory=list)
     named: list[tuple[str, Any]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):
     def register(
         self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor | None = None
     ) -> int:
-        """Take in a tensor that exists before the step; returns its value."""
+        """Register a tensor that exists before the step; returns its value."""
         value = self.value(tensor)
         storage = self.storage(value)
         storage.role, storage.name = role, name
@@ -163,11 +163,11 @@ class Recorder(TorchDispatchMode):
         return self.graph.storages[self.graph.values[value].storage]
 
     def known(self, tensor: torch.Tensor) -> int | None:
-        """The value of a tensor that was met before; None: it was not."""
+        """The value of a tensor that was recorded before, else None."""
         return self._values.get(id(tensor))
 
     def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
-        """The value of a tensor; a new one for a tensor, or a view, not met before."""
+        """The value of a tensor; a new one for a tensor, or a view, not recorded before."""
         tensor = own_share(tensor)
         known = self._values.get(id(tensor))
         if known is not None:
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
         return self._storages[key]
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """All tensors met, each with its value; those of another shape by now are left out."""
+        """All recorded tensors with their values, without those whose shape has changed since."""
         for tensor in self._alive:
             if isinstance(tensor, torch.Tensor) and id(tensor) in self._values:
                 yield tensor, self._values[id(tensor)]
@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _parts(self, func: Any, name: str, args: Any, kwargs: Any) -> Callable[..., Any] | None:
-        """What to call instead of an operator; None: it is recorded as it is."""
+        """The function to call instead of an operator; None: it is recorded as it is."""
         if name == "aten.bincount.default" and not _least_bins(*args, **kwargs):
             return None  # as many bins as the largest value says: refused
         if name == "aten._unique2.default" and in_argument_check():
@@ -264,7 +264,7 @@ class Recorder(TorchDispatchMode):
         return decomposition(func)
 
     def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator; Error where its shape would depend on data."""
+        """The result of an operator; Error if its shape would depend on data."""
         if func in (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss.default):
             return ctc_loss_of_longest_targets(*args, **kwargs)
         try:
@@ -364,7 +364,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def stand_in(self, aten: str, inputs: Sequence[int], outputs: Sequence[torch.Tensor]) -> int:
-        """Append an operator that stands for others (`ipu_exec.capture.repeats`); its id."""
+        """Append an operator that stands for others (`ipu_exec.capture.repeats`); gives its id."""
         origin, number = self._origin(), len(self.graph.ops)
         values = tuple(self.value(tensor, number) for tensor in outputs)
         refs = tuple(map(ValueRef, inputs))
@@ -381,19 +381,19 @@ class Recorder(TorchDispatchMode):
         collected = _Arguments()
         for index, argument in enumerate(schema.arguments):
             by_position = index < len(args)
-            given = (
+            actual = (
                 args[index] if by_position else kwargs.get(argument.name, argument.default_value)
             )
             if not argument.kwarg_only:
-                collected.positional.append(self._plain(given, collected))
+                collected.positional.append(self._plain(actual, collected))
             elif argument.name in kwargs or argument.has_default_value():
-                collected.named.append((argument.name, self._plain(given, collected)))
+                collected.named.append((argument.name, self._plain(actual, collected)))
             if argument.alias_info is not None and argument.alias_info.is_write:
-                collected.writes += [self.value(tensor) for tensor in tensors_of(given)]
+                collected.writes += [self.value(tensor) for tensor in tensors_of(actual)]
         return collected
 
     def _plain(self, item: Any, collected: _Arguments) -> Any:
-        """An argument with tensors as ValueRef, whose values are noted in ``collected``."""
+        """An argument with its tensors as ValueRef; their values are added to ``collected``."""
         if isinstance(item, torch.Tensor):
             if id(item) in self._on_cpu or (type(item) in _REAL and id(item) not in self._values):
                 self._left_on_cpu(item)
@@ -442,7 +442,7 @@ class Recorder(TorchDispatchMode):
         return OperatorAttributes(popart=own) if own else _NO_ATTRIBUTES
 
     def _name(self, op: OpNode) -> str:
-        """Module path and what is done there; the second of a name is ``name_1``."""
+        """The name of an operator: module path and operation; a name's second use is ``name_1``."""
         short = op.aten.split(".")[1].strip("_")
         if op.direction == Direction.UPDATE:
             weight = self._updated_weight(op)
@@ -460,7 +460,7 @@ class Recorder(TorchDispatchMode):
         return f"{name}_{count}" if count else name
 
     def _updated_weight(self, op: OpNode) -> str:
-        """Path of the weight that an op of the optimiser updates; "": none in particular."""
+        """Path of the weight that an optimiser's op updates; "" for no particular weight."""
         for value in op.inputs:
             storage = self.storage(value)
             if storage.parameter >= 0:
@@ -479,7 +479,7 @@ class Recorder(TorchDispatchMode):
         return "/".join(part for part in self._scopes if part)
 
     def _origin(self) -> Origin:
-        """Of the call being recorded."""
+        """The origin of the call being recorded."""
         if self.direction == Direction.FORWARD:
             # also where no gradient is asked for: what an autograd.Function runs belongs to its
             # node, which is there
@@ -537,7 +537,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _check_supported(tensor: torch.Tensor) -> None:
-    """Error where an IPU has no such tensor."""
+    """Error for a tensor that an IPU does not support."""
     if tensor.layout != torch.strided:
         raise Error(
             f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a"
@@ -555,5 +555,5 @@ def _check_supported(tensor: torch.Tensor) -> None:
 def _least_bins(
     values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> int:
-    """Of a call of bincount."""
+    """The minimum number of bins of a call of bincount."""
     return minlength

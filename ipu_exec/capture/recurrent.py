@@ -56,8 +56,8 @@ def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
 def _gradient_shapes(
     x: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any, h: Any, c: Any, *rest: Any
 ) -> tuple[torch.Tensor, ...]:
-    given = (x, w_in, w_rec, b_in, b_rec, h, c)
-    return tuple(torch.empty_like(t) if t is not None else x.new_empty(0) for t in given)
+    operands = (x, w_in, w_rec, b_in, b_rec, h, c)
+    return tuple(torch.empty_like(t) if t is not None else x.new_empty(0) for t in operands)
 
 
 for _kind in KINDS:
@@ -128,9 +128,9 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
         outputs = []
         for direction in range(directions):
             at = layer * directions + direction
-            mine = list(weights[at * each : (at + 1) * each]) + [None] * (4 - each)
+            parameters = list(weights[at * each : (at + 1) * each]) + [None] * (4 - each)
             cell = c[at] if c is not None else None
-            y, last, last_cell = _Layer.apply(kind, keep, x, *mine, h[at], cell)
+            y, last, last_cell = _Layer.apply(kind, keep, x, *parameters, h[at], cell)
             outputs.append(y)
             states.append(last)
             cells.append(last_cell)
@@ -144,9 +144,9 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function while a model is captured.
+    """The replacement of torch's function while a model is captured.
 
-    Packed sequences, projections and empty batches are left to torch's own.
+    Packed sequences, projections and empty batches still use torch's own.
     """
 
     def function(*args: Any) -> Any:

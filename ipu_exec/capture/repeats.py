@@ -29,12 +29,12 @@ Values = tuple[int | None, ...]
 
 
 class NotRepeatable(Exception):
-    """A model whose layers look equal and are not."""
+    """The model's layers look equal but are not."""
 
 
 @dataclass(slots=True)
 class Span:
-    """What was recorded from one moment to another: ids of operators and of values."""
+    """A range of the recording: ids of operators and of values."""
 
     ops: range
     values: range
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(slots=True)
 class Place:
-    """Where a layer is called: what its operators have from outside."""
+    """The place of a layer's call: the properties that its operators have from outside."""
 
     path: str  # of the module, "encoder.layer.3"
     scope: str  # its name scopes, "encoder/layer.3"
@@ -82,7 +82,7 @@ class Sum:
 
 @dataclass(slots=True)
 class StandIn:
-    """A call of a layer that did not run. ``like``: the one that did for it."""
+    """A call of a layer that did not run. ``like``: the layer that ran in its place."""
 
     place: Place
     key: Hashable
@@ -99,7 +99,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a layer returns: the structure, and of each tensor all but its values."""
+    """A layer's result: its structure, and each tensor's properties except its values."""
 
     structure: Any
     tensors: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype, bool], ...]
@@ -107,7 +107,7 @@ class _Given:
 
 @dataclass
 class Repeats:
-    """Equal layers of one capture. ``layers`` and ``stand_ins`` are what it met of them."""
+    """Equal layers of one capture. ``layers`` and ``stand_ins``: their calls so far."""
 
     model: torch.nn.Module
     groups: Sequence[EqualLayers]
@@ -124,24 +124,24 @@ class Repeats:
     def standing_in(self) -> Iterator[None]:
         """Inside, equal layers of the model run once."""
         modules = dict(self.model.named_modules())
-        mine = [
+        layers = [
             (modules[path], group, path)
             for group, one in enumerate(self.groups)
             for path in one.paths
         ]
-        before = [vars(module).get("forward") for module, _, _ in mine]
-        for module, group, path in mine:
+        before = [vars(module).get("forward") for module, _, _ in layers]
+        for module, group, path in layers:
             module.__dict__["forward"] = _Stand(self, module.forward, group, path)
         try:
             yield
         finally:
-            for (module, _, _), forward in zip(mine, before, strict=True):
+            for (module, _, _), forward in zip(layers, before, strict=True):
                 del module.__dict__["forward"]
                 if forward is not None:
                     module.__dict__["forward"] = forward
 
     def twins(self) -> dict[str, str]:
-        """Path of a layer that stands in -> path of the one that runs for it."""
+        """The path of the layer that runs in place of each that stands in, by its path."""
         return {path: one.paths[-1] for one in self.groups for path in one.between}
 
     # -- forward ---
@@ -149,7 +149,7 @@ class Repeats:
     def call(
         self, forward: Any, group: int, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What a layer returns: what it computes, or what it would."""
+        """The result of a layer, which runs or stands in."""
         if path in self._called or multi_conv() is not None or attributes():
             raise NotRepeatable(path)
         self._called.add(path)
@@ -197,8 +197,8 @@ class Repeats:
         if len(outputs) < len(leaves) or any(not self._whole(one, begin[1]) for one in outputs):
             raise NotRepeatable(f"{path} returns something else than whole tensors of its own")
         span = Span(*map(range, begin, self._now()))
-        made = tuple(recorder.value(one) for one in outputs)
-        layer = Layer(place, key, inputs, made, span)
+        results = tuple(recorder.value(one) for one in outputs)
+        layer = Layer(place, key, inputs, results, span)
         self.layers.setdefault(group, []).append(layer)
         self._last[group] = layer
         about = tuple((o.shape, o.stride(), o.dtype, o.requires_grad) for o in outputs)
@@ -208,7 +208,7 @@ class Repeats:
         return result
 
     def _whole(self, tensor: torch.Tensor, first_value: int) -> bool:
-        """Whether a tensor was made in the layer and fills its storage."""
+        """Whether a tensor was created in the layer and fills its storage."""
         value = self.recorder.known(tensor)
         if value is None or value < first_value:
             return False
@@ -218,13 +218,13 @@ class Repeats:
     def _stand_in(
         self, group: int, path: str, key: Hashable, tensors: Sequence[torch.Tensor]
     ) -> Any:
-        given = self._given[key]
-        stand_in = _Standing(self, group, self._place(path), key, given)
-        if any(requires for *_, requires in given.tensors):
+        returned = self._given[key]
+        stand_in = _Standing(self, group, self._place(path), key, returned)
+        if any(requires for *_, requires in returned.tensors):
             outputs = _Function.apply(stand_in, *stand_in.anchored(tensors))
         else:
             outputs = stand_in.forward(tensors)
-        return tree_unflatten(list(outputs), given.structure)
+        return tree_unflatten(list(outputs), returned.structure)
 
     def _place(self, path: str) -> Place:
         recorder = self.recorder
@@ -239,7 +239,7 @@ class Repeats:
     def _watch(
         self, layer: Layer, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
-        """Note which gradients come to a layer and leave it, and what it runs between."""
+        """Record the gradients that enter and leave a layer, and the operators in between."""
 
         def begin(index: int, gradient: torch.Tensor) -> None:
             layer.begun = layer.begun or self._now()
@@ -301,13 +301,13 @@ class Repeats:
     def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
         given, like = stand_in.gradients_out, stand_in.like
         outside = [] if like is None else self._from_outside(like)
-        mine = [value for value in op.inputs if value in given]
-        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(mine) != 1:
+        own = [value for value in op.inputs if value in given]
+        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(own) != 1:
             raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
-        (others,) = (value for value in op.inputs if value != mine[0])
+        (others,) = (value for value in op.inputs if value != own[0])
         total = op.outputs[0]
         assert total is not None
-        return Sum(op.id, given.index(mine[0]), outside[0], others, total)
+        return Sum(op.id, given.index(own[0]), outside[0], others, total)
 
     def _from_outside(self, like: Layer) -> list[int]:
         """Gradients that its backward reads and that did not come through its results."""
@@ -377,7 +377,7 @@ class _Noted:
 
 @dataclass(slots=True)
 class _Stand:
-    """What a layer's ``forward`` is while it may stand in."""
+    """The replacement of a layer's ``forward`` while it may stand in."""
 
     repeats: Repeats
     own: Any
@@ -422,7 +422,7 @@ class _Standing:
         return made
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Of each input, what the layer that ran gave for its own."""
+        """The gradient of each input, of the shape that the layer that ran gave."""
         repeats, recorder, found = self.repeats, self.repeats.recorder, self.found
         like = repeats.backward_of(self.group)
         came = {index for index, gradient in enumerate(gradients) if gradient is not None}
@@ -465,7 +465,7 @@ class _Function(torch.autograd.Function):
 
 
 def _about(leaf: Any) -> Hashable:
-    """All of an argument but a tensor's values; None: it is neither tensor nor constant."""
+    """A key for an argument, without a tensor's values; None if neither tensor nor constant."""
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad)
     return (type(leaf), leaf) if isinstance(leaf, _CONSTANTS) else None

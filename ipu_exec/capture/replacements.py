@@ -1,7 +1,7 @@
-"""What runs instead of torch's own functions while a model is captured.
+"""Replacements of torch's own functions while a model is captured.
 
-These are the functions for which PyTorch on a CPU does something other than an IPU would, or whose
-result has no shape that is known beforehand.
+They replace functions for which PyTorch on a CPU runs other operators than an IPU would, or whose
+result's shape is not known beforehand.
 """
 
 from __future__ import annotations
@@ -68,16 +68,15 @@ def ctc_loss_of_longest_targets(
 
 
 def is_one_mask(indices: Sequence[torch.Tensor | None]) -> bool:
-    """True where one mask is the only index."""
-    given = [index for index in indices if index is not None]
-    return len(given) == 1 and given[0].dtype == torch.bool
+    """Whether a single mask is the only index."""
+    present = [index for index in indices if index is not None]
+    return len(present) == 1 and present[0].dtype == torch.bool
 
 
 def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``values[mask]`` with zeros for what is not under the mask: autograd goes on to sum it up.
+    """``values[mask]`` with zeros outside the mask: the gradient of ``v`` in ``x[mask] = v``.
 
-    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program
-    knows.
+    Autograd then sums it up. A compiled program cannot know how many elements a mask selects.
     """
     first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
     after = first + mask.dim()
@@ -145,10 +144,9 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _without_fused_attention() -> Iterator[None]:
-    """Have attention layers of torch.nn do in inference what they do in training.
+    """Make torch.nn's attention layers run the same operators in inference as in training.
 
-    PyTorch's fast path is one operator for a whole layer, in which no product could be told from
-    another.
+    PyTorch's fast path is one operator for a whole layer, whose products could not be told apart.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -159,7 +157,7 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 def _attention_in_parts() -> contextlib.AbstractContextManager[None]:
-    """Have ``scaled_dot_product_attention`` be its products and its softmax, as in PopTorch.
+    """Make ``scaled_dot_product_attention`` run as its products and its softmax, as in PopTorch.
 
     PyTorch's fused operators keep no softmax for the backward and compute it again; PopTorch had
     the operator's decomposition (``_scaled_dot_product_attention_math``), whose softmax is kept.

@@ -1,7 +1,7 @@
 """torch_scatter's reductions while a model is captured.
 
-Its operators are compiled for memory that a captured tensor has not, and keep from every mode what
-they do. PopTorch has a lowering of each; here they are made of PyTorch's own.
+Its compiled operators access memory that a captured tensor does not have, and no dispatch mode sees
+what they do. PopTorch has a lowering of each; here they are composed of PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def _extreme(
     out: torch.Tensor | None = None,
     dim_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest (or least) elements of each index, and where in ``src`` each first stands.
+    """The largest (or least) elements of each index, and the first position of each in ``src``.
 
-    Where there is none, 0 and the number of elements along ``dim``.
+    An index without elements gives 0 and the number of elements along ``dim``.
     """
     index = _like(index, src, dim)
     if out is not None:
@@ -74,7 +74,7 @@ def _extreme(
 
 
 def _like(index: torch.Tensor, src: torch.Tensor, dim: int) -> torch.Tensor:
-    """``index`` of one dimension, along ``dim`` of the others."""
+    """``index`` expanded to the shape of ``src``; a one-dimensional one lies along ``dim``."""
     if index.dim() == 1 and src.dim() > 1:
         index = index.reshape([-1 if d == dim % src.dim() else 1 for d in range(src.dim())])
     while index.dim() < src.dim():

@@ -95,7 +95,7 @@ def _put_back(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _ranks(count: int) -> Iterator[Any]:
-    """A mesh of so many ranks that nobody runs but this process."""
+    """A mesh of that many ranks, of which only this process runs."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -113,7 +113,7 @@ def _ranks(count: int) -> Iterator[Any]:
 
 
 def _fake_weights(modules: Any) -> None:
-    """Weights of true shapes and no memory, one for each that modules share."""
+    """Weights with true shapes but no memory; modules that share a weight share the fake one."""
     fakes: dict[int, torch.nn.Parameter] = {}
     for module in modules:
         for name, parameter in module._parameters.items():
@@ -130,7 +130,7 @@ def _fake_weights(modules: Any) -> None:
 def _apply(
     name: str, module: torch.nn.Module, style: Any, mesh: Any, sharding: TensorSharding
 ) -> None:
-    """One style on one module, as ``parallelize_module`` does it."""
+    """Apply one style to one module, as ``parallelize_module`` does."""
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
     style = _style(style) if isinstance(style, str) else style
@@ -149,7 +149,7 @@ def _apply(
 
 
 def _style(word: str) -> Any:
-    """Hugging Face's word as PyTorch's style; None: the module stays as it is."""
+    """PyTorch's style for a Hugging Face name; None: the module is not changed."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -192,11 +192,11 @@ def _rows_of_embedding(
     def forward(tokens: torch.Tensor) -> torch.Tensor:
         outside = tokens >= rows
         weight = module.weight
-        found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
-        mine = found.masked_fill(outside.unsqueeze(-1), 0)
-        summed = DTensor.from_local(mine, mesh, [Partial()], run_check=False)
-        given = summed.redistribute(placements=layouts)
-        return given.to_local() if style.use_local_output else given
+        rows_found = torch.nn.functional.embedding(tokens.masked_fill(outside, 0), weight)
+        own_rows = rows_found.masked_fill(outside.unsqueeze(-1), 0)
+        summed = DTensor.from_local(own_rows, mesh, [Partial()], run_check=False)
+        result = summed.redistribute(placements=layouts)
+        return result.to_local() if style.use_local_output else result
 
     module.__dict__["forward"] = _Rows(forward)
 
@@ -315,7 +315,7 @@ def is_distributed(types: Sequence[type]) -> bool:
 
 
 def own_share(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a DTensor; any other tensor is itself."""
+    """This rank's share of a DTensor; any other tensor as it is."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
 
@@ -335,7 +335,7 @@ def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
-    """Inside, ``paused`` is entered while DTensor asks which shape a whole result would have.
+    """Inside, ``paused`` is entered while DTensor determines the shape of a whole result.
 
     It runs operators on whole tensors for that, which no IPU does.
     """
@@ -355,9 +355,9 @@ def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
 
 
 def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
-    """Whether the plan says the same of all these layers, and only of what is inside them.
+    """Whether the plan has the same styles for all these layers, and only for modules inside them.
 
-    A style of a layer itself changes what goes in and out around its ``forward``.
+    A style for a layer itself changes its inputs and outputs around its ``forward``.
     """
     if any(path in shares.styles for path in paths):
         return False
@@ -388,10 +388,10 @@ def source_of(error: Exception) -> str:
     """The innermost line of the user's own code that an error came through."""
     from ipu_exec.capture.origins import is_own_code
 
-    found, trace = "", error.__traceback__
+    line, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not is_own_code(file):
-            found = f"{file}:{trace.tb_lineno}"
+            line = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line

@@ -1,4 +1,4 @@
-"""The profile's rows of Blocks: what each costs in every direction, holds and would send."""
+"""The profile's rows for Blocks: the cycles, memory and traffic of each, by direction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DIRECTION = {
 
 
 def block_rows(executable: Executable) -> list[records.Block]:
-    """One a Block, in the order in which the model opens them."""
+    """One row per Block, in the order in which the model opens them."""
     graph, stages = executable.graph, executable.placement.stages
     stage_of = {name: k for k, stage in enumerate(stages) for name in stage.blocks}
     cycles = _cycles(executable, stage_of)
@@ -49,7 +49,7 @@ def block_rows(executable: Executable) -> list[records.Block]:
 
 
 def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[int, str]]:
-    """By Block and direction. What a stage stashes of another's Block is not the Block's."""
+    """Cycles by Block and direction. Stashing another stage's Block does not count towards it."""
     graph, updated = executable.graph, update_blocks(executable.graph)
     cycles: Counter[tuple[int, str]] = Counter()
     for body in executable.tree.bodies:
@@ -67,7 +67,7 @@ def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[i
 
 
 def _input_bytes(graph: Graph) -> Counter[int]:
-    """Block -> bytes of the model's inputs that it is the first to read."""
+    """Bytes of the model's inputs that each Block is the first to read, by Block."""
     nbytes: Counter[int] = Counter()
     seen: set[int] = set()
     for op in graph.ops:
@@ -80,7 +80,7 @@ def _input_bytes(graph: Graph) -> Counter[int]:
 
 
 def update_blocks(graph: Graph) -> dict[int, int]:
-    """Operator of the weight update -> Block of its weight; -1 where there is none."""
+    """The Block of the weight that each operator of the weight update belongs to; -1 for none."""
     weight_blocks = _weight_blocks(graph)
     blocks: dict[int, int] = {}
     makers: dict[int, int] = {}  # storage -> Block of the update that makes it
@@ -98,7 +98,7 @@ def update_blocks(graph: Graph) -> dict[int, int]:
 def _owner_block(
     graph: Graph, op: OpNode, weight_blocks: dict[int, int], makers: dict[int, int]
 ) -> int:
-    """The Block of the first operand that belongs to one."""
+    """The Block of the first operand that has one."""
     for value in op.inputs:
         storage = graph.storages[graph.values[value].storage]
         owner = storage.parameter if storage.parameter >= 0 else storage.id
@@ -109,7 +109,7 @@ def _owner_block(
 
 
 def _weight_blocks(graph: Graph) -> dict[int, int]:
-    """Weight storage -> Block of its first use."""
+    """The Block that uses each weight storage first."""
     blocks: dict[int, int] = {}
     for op in graph.ops:
         for value in op.inputs if op.direction == Direction.FORWARD else ():

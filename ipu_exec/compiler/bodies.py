@@ -1,7 +1,7 @@
-"""What a program is made of: bodies of bulk-synchronous steps, and the tree of all bodies.
+"""The parts of a program: bodies of bulk-synchronous steps, and the tree of all bodies.
 
-Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
-stream copy has a beginning and an end.
+This module also turns a plan's steps into program steps: a sync of the tiles precedes each
+exchange, and a stream copy has a beginning and an end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goe
 class Move:
     """``bytes`` of a storage that a step moves from one IPU of the replica to another.
 
-    Where source and target are the same IPU, the bytes move between replicas.
+    If source and target are the same IPU, the bytes move between replicas.
     """
 
     storage: int
@@ -73,7 +73,7 @@ class ProgramStep:
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
     def in_operator(self, op: int, name: str, plan: Plan, part: int) -> ProgramStep:
-        """The same as step ``part`` of an operator's plan; ``replace`` takes ten times as long."""
+        """This step as step ``part`` of an operator's plan (``replace`` is ten times slower)."""
         return ProgramStep(
             self.type,
             name,
@@ -123,7 +123,7 @@ class Body:
 
     @cached_property
     def cycles(self) -> int:
-        """Cycles of its steps, one after another."""
+        """Total cycles of its steps, run in sequence."""
         return sum(step.cycles for step in self.steps)
 
 
@@ -131,7 +131,7 @@ class Body:
 class ProgramTree:
     """All bodies, in program order on each IPU.
 
-    With them is what later passes read of lowering and residency.
+    Also holds the results of lowering and residency that later passes read.
     """
 
     bodies: tuple[Body, ...]
@@ -160,11 +160,11 @@ class ProgramTree:
         return [step.name for body in self.bodies if body.ipu == ipu for step in body.steps]
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
-        """Bodies of these tasks of a stage, in the order in which they run."""
+        """A stage's bodies for these tasks, in execution order."""
         return [body for body in self.bodies if body.stage == stage and body.task in tasks]
 
     def of(self, task: int, stage: int) -> Body | None:
-        """The first."""
+        """The first body that `all_of` gives."""
         return next(iter(self.all_of(stage, task)), None)
 
     def cycles(self, task: int, stage: int) -> int:
@@ -206,7 +206,7 @@ def program_steps(step: Step, target: str) -> list[ProgramStep]:
 
 
 def _between_shards(step: Collective) -> list[ProgramStep]:
-    """A sync with the other IPUs of the stage, and the exchange."""
+    """A sync with the stage's other IPUs, followed by the exchange."""
     if not step.cycles:
         return []
     return [
@@ -227,7 +227,7 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
 
 
 class _Held:
-    """An exchange of a cached plan as a dictionary key: plans live on, so identity is enough."""
+    """A cached plan's exchange as a dictionary key. Plans are never freed, so identity suffices."""
 
     def __init__(self, step: Exchange) -> None:
         self.step = step
@@ -252,7 +252,7 @@ def stream_steps(
 ) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
 
-    ``nbytes`` on each tile; ``purpose`` says which way.
+    ``nbytes`` is the size on each tile; ``purpose`` gives the direction.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
@@ -275,7 +275,7 @@ def stream_steps(
 
 
 def the_one(tensors: Sequence[int]) -> int:
-    """The tensor of a step that moves a single one, or -1."""
+    """The tensor that a step moves if it moves only one, else -1."""
     return tensors[0] if len(tensors) == 1 else -1
 
 
@@ -315,7 +315,7 @@ def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
 
 
 def widened(plan: Plan, machine: Machine) -> Plan:
-    """With vectors over all tiles; layouts stay as lowerings know them."""
+    """Widen the step's vectors to all tiles; layouts stay as lowerings have them."""
     steps: list[Step] = []
     for step in plan.steps:
         if isinstance(step, Collective):

@@ -1,4 +1,4 @@
-"""A body while emission writes it."""
+"""The builder with which emission writes a body."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ipu_exec.compiler.bodies import Body, ProgramStep, Use
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """Takes the steps of a `Body` one after another; `build` gives the finished one.
+    """Collects the steps of a `Body` in order; `build` returns the finished body.
 
-    Only emission has builders: later passes see bodies, which do not change.
+    Only emission uses builders: later passes see immutable bodies.
     """
 
     name: str
@@ -34,7 +34,7 @@ class BodyBuilder:
         return len(self.steps) - 1
 
     def begin_with(self, steps: Sequence[ProgramStep]) -> None:
-        """Put steps before all others."""
+        """Insert steps before all others."""
         count = len(steps)
         self.steps[:0] = steps
         self.touched = {
@@ -46,16 +46,16 @@ class BodyBuilder:
         ]
 
     def touch(self, storage: int, first: int, last: int) -> None:
-        """Note that steps ``first`` to ``last`` use a storage."""
+        """Record that steps ``first`` to ``last`` use a storage."""
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
     def hold(self, use: Use) -> None:
-        """Keep something in tile memory from step to step, as ``use`` says."""
+        """Keep a variable in tile memory over the steps that ``use`` names."""
         self.temporaries.append(use)
 
     def assign(self, first: int, op: int) -> None:
-        """Count steps from ``first`` on that are no operator's to one: its Block's cycles do."""
+        """Assign the steps from ``first`` on that have no operator to one, and so to its Block."""
         for position in range(first, len(self.steps)):
             if self.steps[position].op < 0:
                 self.steps[position] = replace(self.steps[position], op=op)

@@ -55,11 +55,11 @@ _OUTLINED = (
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Pieces of code by what they are (`_Digests`).
+    """Pieces of code by their digests (`_Digests`).
 
-    The Blocks whose operators run one, and its variables on each IPU that has it; and the bytes of
-    control code on every tile that an operator's calls of them take. An operator of no Block has
-    the number -1 for it.
+    For each piece: the Blocks whose operators run it and its variables on each IPU that has it. For
+    each operator: the bytes on every tile of the control code of its calls. Operators outside all
+    Blocks have Block number -1.
     """
 
     blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Code:
 
 
 class Add(Protocol):
-    """Adds an always-live variable of an IPU; gives its id, or None where it has no byte."""
+    """Adds an always-live variable of an IPU; returns its id, or None if it is empty."""
 
     def __call__(  # noqa: D102  (the class says it)
         self,
@@ -107,10 +107,10 @@ class Add(Protocol):
 
 
 class SharedCode:
-    """A `Code` in the making, over all IPUs."""
+    """A `Code` under construction, over all IPUs."""
 
     def __init__(self, graph: Graph, outlined: bool) -> None:
-        """``outlined``: phases, of which equal ones are one piece of code with their transfers.
+        """``outlined``: phases are outlined, so that equal ones share code, transfers included.
 
         A remote buffer is read and written at an offset (PopART's ``RemoteLoad`` and
         ``RemoteStore``), so that equal tensors of several phases come by the same code.
@@ -123,13 +123,13 @@ class SharedCode:
         self.weights: dict[int, int] = {}  # operator of an update -> weight
 
     def code(self) -> Code:
-        """What was gathered."""
+        """The code gathered so far."""
         return Code(self.blocks, self.variables, self.calls, self.first)
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Steps that are called as one where phases are outlined: a body, or a weight's update."""
+    """Steps that are one call when phases are outlined: a body, or one weight's update."""
 
     weight: int = -1
     keys: list[tuple[int, ...]] = field(default_factory=list)
@@ -137,7 +137,7 @@ class _Piece:
 
 
 class CodeOfIpu:
-    """Adds the variables of code of one IPU, body by body."""
+    """Adds the code variables of one IPU, body by body."""
 
     def __init__(self, shared: SharedCode, tiles: int, add: Add) -> None:
         self.shared, self.graph, self.add = shared, shared.graph, add
@@ -149,7 +149,7 @@ class CodeOfIpu:
         self.digests = _Digests(shared.outlined)
 
     def body(self, body: Body, first_step: int) -> None:
-        """Of its steps, ids from ``first_step`` on, and of the constants of its plans."""
+        """Add the code of a body's steps (ids from ``first_step`` on) and its plans' constants."""
         called: tuple[int, int] | None = None
         piece = _Piece()
         for step_id, step in enumerate(body.steps, first_step):
@@ -166,12 +166,12 @@ class CodeOfIpu:
                 self._constants(plan, plan.constants, users, body.stage)
 
     def _begins_piece(self, step: ProgramStep, body: Body, piece: _Piece) -> bool:
-        """Whether another weight's update begins: of each the update is a piece of code."""
+        """Whether another weight's update begins; each weight's update is a piece of code."""
         updates = self.shared.outlined and body.task == schedules.UPDATE
         return updates and step.op >= 0 and self._weight(step.op) not in (-1, piece.weight)
 
     def _weight(self, op: int) -> int:
-        """The weight that an operator of an update reads, or the state of which; -1: none."""
+        """The weight that an update's operator reads, or whose state it reads; -1 for none."""
         if op not in self.shared.weights:
             graph = self.graph
             read = (graph.storages[graph.values[v].storage] for v in graph.ops[op].inputs)
@@ -180,14 +180,14 @@ class CodeOfIpu:
         return self.shared.weights[op]
 
     def _end(self, piece: _Piece) -> None:
-        """Count the calls of a piece of code: one for the whole where it is there already."""
+        """Count the calls of a piece of code: a single one if the same code exists already."""
         known = self.shared.outlined and tuple(piece.keys) in self.pieces
         self.pieces.add(tuple(piece.keys))
         for op in piece.calls[:1] if known else piece.calls:
             self._call(op)
 
     def rest(self) -> None:
-        """What all bodies have in common: code of vertices, control code, stacks."""
+        """Add what all bodies share: vertex code, control code and stacks."""
         for name, mask in sorted(self.on_tile.items()):
             self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
         self.add("control code", "controlCode", Role.PROGRAM, self.control)
@@ -231,7 +231,7 @@ class CodeOfIpu:
             self.shared.variables.setdefault(key, []).append([number])
 
     def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
-        """Vertex state, fields and exchange code of a step: ids of its variables."""
+        """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         added = []
         for what, category, nbytes in _code_bytes(step):
@@ -240,7 +240,7 @@ class CodeOfIpu:
 
 
 def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
-    """What of the step is in code, its category, and bytes on each tile."""
+    """The name, category and bytes on each tile of each piece of a step's code."""
     if step.vertices:
         count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
         yield "vertex state", "vertexInstanceState", count * STATE_BYTES
@@ -268,9 +268,9 @@ def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 class _Digests:
-    """What tells steps apart that are different code.
+    """Keys that distinguish steps with different code.
 
-    Plans are cached and live on, so their ids, and those of their steps, tell them apart.
+    Plans are cached and never freed, so their ids and those of their steps can serve as keys.
     """
 
     def __init__(self, outlined: bool) -> None:
@@ -279,11 +279,10 @@ class _Digests:
         self._parts: dict[int, int] = {}
 
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
-        """A key that is equal for steps that are the same code.
+        """A key that is equal for steps with the same code.
 
-        They do the same on every tile, in operators whose steps are all the same.
-
-        Operators whose outline attributes differ are not (PopART's ``__outline``).
+        Such steps do the same on every tile and belong to operators all of whose steps are equal.
+        Operators whose outline attributes (PopART's ``__outline``) differ share no code.
         """
         if step.plan is None:
             return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)
@@ -305,7 +304,7 @@ class _Digests:
 
 
 def _transfer(step: ProgramStep) -> tuple[int, ...]:
-    """A key of a transfer over the edge of the chip: what each tile sends and receives."""
+    """A key of an off-chip transfer: the bytes that each tile sends and receives."""
     vectors = (step.bytes_in, step.bytes_out)
     contents = tuple(b"" if one is None else one.tobytes() for one in vectors)
     return (hash((step.type, step.purpose, step.cycles, *contents)),)
@@ -327,7 +326,7 @@ def _digest(step: Step) -> int:
 
 
 def _control_instructions(step: ProgramStep) -> np.ndarray | int:
-    """Of one step, over tiles."""
+    """Control instructions of one step on each tile."""
     if step.vertices:
         count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
         return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
@@ -338,7 +337,7 @@ def _control_instructions(step: ProgramStep) -> np.ndarray | int:
 
 
 def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
-    """The plans of a body, each with the operators that have it."""
+    """The plans of a body, each with the operators that use it."""
     by_plan: dict[int, tuple[Plan, list[int]]] = {}
     for step in body.steps:
         if step.plan is not None:

@@ -1,4 +1,4 @@
-"""What replicas exchange: gradients, and tensors of which each keeps a part."""
+"""Exchanges between replicas: of gradients and of tensors sharded over replicas."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from profiler.enums import Direction, Purpose, Role
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """``members`` replicas, each ``stride`` from the next, that exchange 1/``part`` of a tensor.
+    """``members`` replicas, ``stride`` apart, that exchange 1/``part`` of a tensor.
 
-    ``among``: how the step's name says whom it joins.
+    ``among``: the suffix of the step's name that names the group.
     """
 
     purpose: Purpose
@@ -37,10 +37,10 @@ class Ring:
 def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int) -> list[Ring]:
     """The rings in which the replicas of several instances exchange a tensor, in order.
 
-    Replicas of an instance lie side by side, and so do the instances of a host. An all-reduce
-    scatters within the instance, then across the instances of a host what each replica has of it,
-    reduces that across the hosts, and gathers the same way back (GCL's hierarchical collectives).
-    So slow links carry a part only. A reduce-scatter is the way there, an all-gather the way back.
+    Replicas of an instance are adjacent, and so are the instances of a host. An all-reduce scatters
+    within the instance, scatters each replica's part across the instances of the host, reduces the
+    result across hosts, and gathers in reverse order (GCL's hierarchical collectives), so that slow
+    links only carry a part. A reduce-scatter is the first half of this, an all-gather the second.
     """
     sizes = [
         (replicas // instances, " in an instance"),
@@ -62,9 +62,9 @@ def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int)
 
 
 class Collectives:
-    """Makes the steps in which the same IPU of all replicas take part (GCL's).
+    """Makes the steps of collectives (GCL's) between the same IPU of all replicas.
 
-    Replicas lie one after the other, each on a power of two of IPUs.
+    Replicas are consecutive, each on a power of two of IPUs.
     """
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
@@ -76,9 +76,9 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> BodyBuilder | None:
-        """What replicas do with gradients before the weight update, all at once.
+        """Reduce all gradients over the replicas at once, before the weight update.
 
-        An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
+        This is an all-reduce, or a reduce-scatter if each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
@@ -94,10 +94,7 @@ class Collectives:
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """An IPU's gradients that are all-reduced, and those that are scattered.
-
-        Each comes with its stage.
-        """
+        """An IPU's all-reduced gradients and its reduce-scattered ones, each with its stage."""
         places = self.mapping.residency.places
         summed: dict[int, dict[int, int]] = {}
         scattered: dict[int, dict[int, int]] = {}
@@ -114,10 +111,10 @@ class Collectives:
     def exchange(
         self, purpose: Purpose, where: Mapping[int, int], body: BodyBuilder, name: str = ""
     ) -> None:
-        """One step in which replicas exchange storages (``where`` gives the stages they are of).
+        """One step in which replicas exchange storages (``where`` gives their stages).
 
-        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. Where all replicas of several
-        instances take part, a step for each level of `rings_of_levels`.
+        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. If all replicas of several
+        instances take part, there is a step for each level of `rings_of_levels`.
         """
         for (members, stride), mine in self._rings(where).items():
             each = {s: self.mapping.bytes([s], where[s]) for s in mine}
@@ -135,19 +132,19 @@ class Collectives:
                     body.touch(storage, body.last, body.last)
 
     def share_statistics(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
-        """Where a batch norm is over a group of replicas: they reduce its two sums a channel.
+        """All-reduce the two sums per channel of a batch norm over a group of replicas.
 
-        In the forward those of mean and variance, in the backward those of the gradients of shift
-        and scale: results 1 and 2 of the operator. A norm without shift and scale has these sums
-        too; they lie as its statistics do.
+        In the forward they are the sums for mean and variance, in the backward those for the
+        gradients of shift and scale: results 1 and 2 of the operator. A norm without shift and
+        scale has these sums too, laid out like its statistics.
         """
         group = self.options.norm_group
         if group == 1 or not info(op.aten).over_batch or not takes_statistics(op.aten, op.args):
             return
-        made = [v for v in op.outputs[1:3] if v is not None]
-        if not made and op.forward_op >= 0:
-            made = [v for v in self.graph.ops[op.forward_op].outputs[1:3] if v is not None]
-        each = {s: self.mapping.bytes([s], stage) for s in map(self.mapping.storage, made)}
+        statistics = [v for v in op.outputs[1:3] if v is not None]
+        if not statistics and op.forward_op >= 0:
+            statistics = [v for v in self.graph.ops[op.forward_op].outputs[1:3] if v is not None]
+        each = {s: self.mapping.bytes([s], stage) for s in map(self.mapping.storage, statistics)}
         nbytes = sum(each.values(), np.zeros(self.machines[body.ipu].target.tiles, np.int64))
         if not nbytes.any():
             return
@@ -166,8 +163,8 @@ class Collectives:
     ) -> ProgramStep:
         """One exchange over one ring.
 
-        In a ring of R each sends and receives (R - 1) / R of the bytes that go round it; an
-        all-reduce is a scatter and a gather. ``nbytes``: of the whole tensors on the tiles.
+        In a ring of R replicas each sends and receives (R - 1) / R of the bytes exchanged; an
+        all-reduce is a scatter and a gather. ``nbytes``: bytes of the whole tensors on each tile.
         """
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
         shards = self.options.shards
@@ -199,9 +196,9 @@ class Collectives:
         )
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the replicas that exchange them.
+        """Storages by the ring of replicas that exchange them.
 
-        A key is how many replicas take part, and how many lie between one and the next.
+        A key is the number of replicas in the ring and the stride between them.
         """
         rings: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -215,7 +212,7 @@ class Collectives:
         return rings
 
     def _gradients(self) -> list[int]:
-        """The storages from which the optimiser reads gradients: accumulators, or the gradients."""
+        """The storages from which the optimiser reads gradients: accumulators or gradients."""
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:
@@ -229,7 +226,7 @@ class Collectives:
         return [s.id for s in storages if s.role == Role.GRADIENT and s.id in read]
 
     def _home(self, gradient: int) -> int:
-        """The stage of its weight, or of what makes it."""
+        """The stage of the gradient's weight, or of the operator that computes it."""
         home, maker = self.placement.home.get(gradient), self.mapping.makers.get(gradient)
         if home is not None:
             return home
@@ -237,5 +234,5 @@ class Collectives:
 
 
 def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
-    """Stage by stage, in the order in which they were met."""
-    return {storage: stage for mine in by_stage.values() for storage, stage in mine.items()}
+    """The storages of all stages in one mapping, in the order of the stages."""
+    return {storage: stage for storages in by_stage.values() for storage, stage in storages.items()}

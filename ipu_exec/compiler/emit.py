@@ -1,8 +1,8 @@
 """Emission: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its tiles.
 
-A body is what the schedule places in time: forward or backward of a stage, the weight update,
-streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
-and with it every step a *position*: liveness is a matter of positions
+A body is the unit that the schedule places in time: a stage's forward or backward, the weight
+update, streams from and to the host, copies between IPUs, or a sync. The bodies of an IPU are
+ordered, which gives every step a *position*; liveness is defined over positions
 (docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
@@ -30,7 +30,7 @@ from profiler.enums import Direction, Purpose, Role
 
 
 def emit(mapping: TileMapping, options: CompileOptions) -> ProgramTree:
-    """The pass: all bodies of one replica."""
+    """Run the pass: all bodies of one replica."""
     return _Emitter(mapping, options).emit()
 
 
@@ -102,7 +102,7 @@ class _Emitter:
     def _with_ends(
         self, phased: PipelinedPhases, bodies: Sequence[BodyBuilder]
     ) -> Iterator[BodyBuilder]:
-        """The bodies of stages with what comes and goes once for all micro-batches of a phase."""
+        """The stages' bodies and the transfers made once for all micro-batches of a phase."""
         for position, body in enumerate(bodies):
             forward = body.task == schedules.FORWARD
             direction = Direction.FORWARD if forward else Direction.BACKWARD
@@ -118,12 +118,12 @@ class _Emitter:
                 yield phased.leave(direction, body.stage)
 
     def _ops_of(self, direction: str, stage: int) -> list[OpNode]:
-        """The operators of a direction, with those that its backward runs again."""
+        """The operators of a direction, including those that its backward recomputes."""
         again = self.residency.again[stage] if direction == Direction.BACKWARD else ()
         return [*again, *self._ops(direction, stage)]
 
     def _syncs(self) -> list[BodyBuilder]:
-        """With the other IPUs, at the end of a pipeline cycle."""
+        """Add the syncs with the other IPUs at the end of a pipeline cycle."""
         if self.placement.num_ipus == 1 or self.placement.phases:
             return []
         bodies = []
@@ -146,8 +146,8 @@ class _Emitter:
     def _forward(self, stage: int) -> BodyBuilder:
         """The forward of a stage.
 
-        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
-        longer than it must.
+        A tensor is copied to its stash as soon as it is computed, so that two copies of it exist
+        for as short as possible.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
         traffic = self.residency.traffic.get((Direction.FORWARD, stage))
@@ -165,12 +165,11 @@ class _Emitter:
         return body
 
     def _backward(self, stage: int) -> list[BodyBuilder]:
-        """The backward of a stage, in bodies.
+        """The bodies of a stage's backward.
 
-        It is cut where it turns from running forward operators again to its own and back.
-
-        A stashed tensor comes back right before its first use (PopART gives a restore the least
-        priority there is).
+        A new body begins wherever it switches between recomputation and operators of the backward.
+        A stashed tensor is restored right before its first use (PopART gives restores the lowest
+        priority).
         """
         traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
         if traffic is not None and self.in_phases:
@@ -191,7 +190,7 @@ class _Emitter:
         return bodies
 
     def _turn_to(self, bodies: list[BodyBuilder], stage: int, is_again: bool) -> None:
-        """Begin another body where the last one is not of that task."""
+        """Begin another body if the last one has another task."""
         task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
         if bodies and bodies[-1].task == task:
             return
@@ -200,7 +199,7 @@ class _Emitter:
         bodies.append(self._body(f"stage {stage} {schedules.TASKS[task]}{again}", stage, task))
 
     def _backward_in_phase(self, stage: int, traffic: Traffic) -> list[BodyBuilder]:
-        """That of one micro-batch: what waited for it, what runs again, what others wait for."""
+        """One micro-batch's backward: restored tensors, recomputation, and results for others."""
         bodies: list[BodyBuilder] = []
         order = self._backward_order(stage)
         self._turn_to(bodies, stage, bool(order) and order[0][1])
@@ -216,7 +215,7 @@ class _Emitter:
         return bodies
 
     def _backward_order(self, stage: int) -> list[tuple[OpNode, bool]]:
-        """Its operators, each with whether it runs again. It begins with what runs again."""
+        """Its operators, each with whether it is recomputed; begins with recomputation."""
         again, stays = self.residency.again[stage], self.residency.stays[stage]
         order = list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
         flags = [is_again for _, is_again in order]
@@ -232,10 +231,7 @@ class _Emitter:
         return body
 
     def _phase(self, direction: str, stage: int, body: BodyBuilder, traffic: Traffic) -> None:
-        """The operators of a stage in phased execution.
-
-        Before them it loads and receives, and behind them it stores.
-        """
+        """A stage's operators in phased execution, with loads and receives before, stores after."""
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
         late = self._late(traffic)
         first = [storage for storage in traffic.load if storage not in late]
@@ -258,9 +254,9 @@ class _Emitter:
         self.stores[body.task, stage] = body.cycles - before
 
     def _late(self, traffic: Traffic) -> set[int]:
-        """Of what a phase loads that which comes right before it is used: accumulators.
+        """The tensors that a phase loads right before their use: accumulators.
 
-        Where two groups of IPUs take turns everything comes while the other group computes.
+        If two groups of IPUs alternate, all loads run while the other group computes.
         """
         if self.parallel:
             return set()
@@ -268,9 +264,9 @@ class _Emitter:
         return {s for s in traffic.load if storages[s].role == Role.ACCUMULATOR}
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and of which replicas keep parts.
+        """Weights that a phase reads and that are sharded over replicas.
 
-        There are none where the backward follows its forward at once: the weights are still there.
+        There are none if the backward directly follows its forward: the weights are still on chip.
         """
         if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
@@ -280,10 +276,10 @@ class _Emitter:
     # -- one operator ---
 
     def _run(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
-        """An operator of forward or backward, with what comes to the chip for it and leaves again.
+        """Run an operator of forward or backward, with its transfers to and from the chip.
 
-        A tensor comes before its first use, once for the forward and once for recomputation and
-        backward together (PopART's streaming contexts), and what was changed leaves after the last
+        A tensor is loaded before its first use, once for the forward and once for recomputation and
+        backward together (PopART's streaming contexts). A changed tensor is stored after its last
         change.
         """
         begin = len(body.steps)
@@ -301,7 +297,7 @@ class _Emitter:
         body.assign(begin, op.id)
 
     def _bring(self, storage: int, stage: int, body: BodyBuilder) -> None:
-        """From streaming memory, from the other replicas, or both."""
+        """Bring storages from streaming memory, from the other replicas, or both."""
         name = self.graph.storages[storage].name
         remote = storage in self.residency.places.remote
         if remote:
@@ -312,7 +308,7 @@ class _Emitter:
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     def _accumulate(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
-        """Add a gradient to an accumulator that replicas share: it is scattered over them first."""
+        """Reduce-scatter a gradient and add it to an accumulator sharded over replicas."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None
@@ -327,7 +323,7 @@ class _Emitter:
             body.hold(self.mapping.use_of_part(shard, gradient, first, body.last))
 
     def _store_changed(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
-        """To streaming memory, behind the last change."""
+        """Store tensors to streaming memory after their last change."""
         places = self.residency.places
         changes = places.last_change.get((direction, stage), {})
         changed = {self.mapping.storage(v) for v in (*op.outputs, *op.writes) if v is not None}
@@ -340,7 +336,7 @@ class _Emitter:
     def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
         """Copy a tensor into its slot of the stash, or back out of it.
 
-        It is a dynamic update, or a dynamic slice, on every tile.
+        This is a dynamic update, or a dynamic slice, on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]

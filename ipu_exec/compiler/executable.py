@@ -22,9 +22,9 @@ from profiler.memory import Overflow, what_fills, what_it_needs
 
 @dataclass(frozen=True)
 class Executable:
-    """What each pass made of a model: where everything runs, what it costs, what lies on the tiles.
+    """The results of all passes for a model: its placement, its costs and its tile memory.
 
-    The rows of its profile are `ipu_exec.compiler.profile_rows`.
+    `ipu_exec.compiler.profile_rows` makes the rows of its profile.
     """
 
     graph: Graph
@@ -41,32 +41,32 @@ class Executable:
 
     @property
     def variables(self) -> list[records.Variable]:
-        """In tile memory of one replica; a variable's id is its index."""
+        """The variables in one replica's tile memory; a variable's id is its index."""
         return self.memory.variables
 
     @property
     def attached_ipus(self) -> int:
-        """IPUs of one replica that have to be attached, a power of two."""
+        """The number of IPUs to attach per replica, a power of two."""
         return self.placement.attached_ipus
 
     @cached_property
     def cycles_per_call(self) -> int:
-        """Cycles of one call: all its device iterations, and the waits around them."""
+        """Cycles of one call: all its device iterations and the waits around them."""
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
     @cached_property
     def tile_bytes(self) -> list[overflow.TileBytes]:
-        """Most bytes on each tile, IPU by IPU."""
+        """Peak bytes of each tile, IPU by IPU."""
         return overflow.tile_bytes(self.variables, self.target)
 
     @cached_property
     def overflow(self) -> Overflow | None:
-        """The worst tile over its limit, if any."""
+        """The tile furthest over its limit, if any."""
         return overflow.find_overflow(self.tile_bytes, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
-        """Raise OutOfMemoryError where a tile holds more than it has.
+        """Raise OutOfMemoryError if a tile's contents exceed its memory.
 
         ``profile_path`` is where the profile was written, for the message.
         """

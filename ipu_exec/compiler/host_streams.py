@@ -1,4 +1,4 @@
-"""Which tensors the host sends and takes, where, and which of them beside computing."""
+"""The tensors that the host sends and receives, by stage, and which of them are overlapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Streams = dict[tuple[int, bool], list[int]]  # (stage, over I/O tiles) -> storag
 
 
 def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Inputs go to the stage that reads them first; one that nothing reads is not sent."""
+    """Inputs by the stage that reads them first; an input that nothing reads is not sent."""
     inputs: Streams = {}
     for value in graph.inputs if options.host_io else ():
         storage = graph.values[value].storage
@@ -24,7 +24,7 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
 
 
 def makers(graph: Graph) -> dict[int, int]:
-    """Storage -> operator that makes it first."""
+    """The operator that creates each storage, by storage."""
     first_makers: dict[int, int] = {}
     for op in graph.ops:
         for output in op.outputs:
@@ -34,9 +34,9 @@ def makers(graph: Graph) -> dict[int, int]:
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs by the stage that makes them, which is where they leave.
+    """Outputs by the stage that computes them and sends them to the host.
 
-    Outputs that leave only once, and those that the backward makes, are not overlapped.
+    Outputs that are sent only once, and those of the backward, are not overlapped.
     """
     made_by = makers(graph)
     outputs: Streams = {}

@@ -1,4 +1,4 @@
-"""When each tensor is on an IPU: intervals over the IPU's steps in program order."""
+"""Lifetimes of tensors on an IPU: intervals over the IPU's steps in program order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Span = tuple[int, int]  # first and last position
 
 
 class Lifetimes:
-    """Of tensors on one IPU. ``bodies``: the IPU's, each with its first position."""
+    """Lifetimes of tensors on one IPU. ``bodies``: the IPU's, each with its first position."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Lifetimes:
         self.weights = weights
 
     def of(self, storage: int, stage: int) -> list[Span]:
-        """Intervals in which a stage has the tensor.
+        """The intervals during which a stage holds the tensor.
 
-        A stashed one lives in the forward until it was copied away, and again in the backward from
-        where it was restored; one that is recomputed dies and is made again. One that comes from
-        another IPU was received at the end of the cycle before: it is there from the first step on,
-        and at the copy.
+        A stashed tensor lives in the forward until it is copied to its stash, and in the backward
+        from its restore on. A recomputed tensor dies and is made again. A tensor from another IPU
+        arrived at the end of the previous pipeline cycle: it is live from the first step on, and at
+        the copy.
         """
         if storage in self.tree.moving:
             return self._while_on_chip(storage, stage)
@@ -59,7 +59,7 @@ class Lifetimes:
         return intervals
 
     def _spans(self, storage: int, stage: int) -> tuple[dict[int, Span], Span | None]:
-        """Where the bodies of each task touch it; and where it is copied between IPUs."""
+        """The positions at which each task's bodies touch it, and those of copies between IPUs."""
         spans: dict[int, Span] = {}
         copied: Span | None = None
         for body, at in self.bodies:
@@ -73,7 +73,7 @@ class Lifetimes:
         return spans, copied
 
     def _intervals(self, storage: int, stage: int, spans: dict[int, Span]) -> list[Span]:
-        """One, or two where it is away (or not yet made again) in between."""
+        """One interval, or two if it is off the chip (or not yet recomputed) in between."""
         twice = (self.tree.stashed, self.tree.recomputed)
         if not any(storage in by_stage.get(stage, ()) for by_stage in twice):
             return [_span(list(spans.values()))] if spans else []
@@ -89,11 +89,12 @@ class Lifetimes:
         )
 
     def _while_on_chip(self, storage: int, stage: int) -> list[Span]:
-        """From being loaded (or made) to being stored (or last read).
+        """The intervals from each load (or write) of the tensor to its store (or last read).
 
-        In phased execution phase by phase, or until the end of the forward or backward; else in the
-        forward, in recomputation with backward, and in the update. So it is where phases are
-        pipelines; the weights of the last stay for the backward.
+        In phased execution there is one per phase, or up to the end of the forward or backward.
+        Otherwise, and where phases are pipelines, there is one for the forward, one for
+        recomputation and backward together, and one for the update; the weights of the last
+        pipelined phase stay for the backward.
         """
         in_pipelines = self.placement.phases and self.placement.pipelined
         stays = in_pipelines and stage in self.tree.turning and storage in self.weights

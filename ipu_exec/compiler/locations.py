@@ -1,11 +1,11 @@
-"""Where tensors lie: whole on the chip, in streaming memory, or a part of each on every replica.
+"""The location of each tensor: on the chip, in streaming memory, or sharded over the replicas.
 
-Of a tensor sharded over R replicas each keeps 1/R (docs/pipeline-schedules.md#sharded-state). A
-weight whose value, state or accumulator is sharded is updated in parts: its gradient is scattered
-instead of all-reduced, each replica updates its part, and what is kept whole is gathered. What
-becomes of a tensor is read off [POPART, willow/src/transforms/streamingmemoryopinserter.cpp]: a
-location holds for a kind of tensor, tensors under a number of elements are left alone, activations
-are never sharded, and nothing is without replicas.
+Each of R replicas keeps 1/R of a sharded tensor (docs/pipeline-schedules.md#sharded-state). A
+weight whose value, state or accumulator is sharded is updated in parts: its gradient is
+reduce-scattered instead of all-reduced, each replica updates its part, and tensors kept whole are
+gathered. The rules are those of [POPART, willow/src/transforms/streamingmemoryopinserter.cpp]: a
+location applies to a kind of tensor, tensors below a number of elements stay where they are,
+activations are never sharded, and without replicas nothing is.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from profiler.enums import Direction, Role
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, or of anything of its size.
+    """A replica's part of a weight, or of a tensor of its size.
 
-    Of R replicas each has 1/R of the elements on every tile, rounded up.
-
-    So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
-    element leaves its tile.
+    Each of R replicas has 1/R of the elements on every tile, rounded up. This is the layout of
+    GCL's CollectiveBalancedReorder: every tile keeps work, and no element leaves its tile.
     """
 
     weight: int  # storage
@@ -60,9 +58,9 @@ class Shard:
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator that reads tensors of one size can do so part by part.
+    """Whether an operator on tensors of one size can run on parts of them.
 
-    It is elementwise, or it makes one number of all elements, which replicas then reduce.
+    It can if it is elementwise, or reduces all elements to one number, which replicas then reduce.
     """
     operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
@@ -71,7 +69,7 @@ def _runs_on_parts(op: OpNode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Storages that are not whole on the chip all the time."""
+    """Storages that are at some time off the chip, or sharded over replicas."""
 
     remote: frozenset[int] = frozenset()  # wait in streaming memory while no operator uses them
     split: frozenset[int] = frozenset()  # of which a replica keeps its part
@@ -80,7 +78,7 @@ class Places:
     last_change: Mapping[tuple[str, int], Mapping[int, int]] = field(default_factory=dict)
 
     def shared_accumulator(self, graph: Graph, op: OpNode) -> int | None:
-        """The accumulator of which each replica keeps a part and that ``op`` writes, if it does."""
+        """The sharded accumulator that ``op`` writes, or None."""
         written = (graph.values[value].storage for value in op.writes)
         return next((storage for storage in written if storage in self.split), None)
 
@@ -95,13 +93,13 @@ def locate(
     again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Places:
-    """Decide where tensors wait, and warn of what cannot be as the options ask.
+    """Decide the location of each tensor, and warn where the options' location is not possible.
 
     ``again`` has the operators that each stage runs again before its backward.
 
-    In phased execution phases move weights, accumulators and activations. What stages share stays
-    whole on the chip, and in a pipeline so do activations: their stash. A stage may say of its own
-    weights' optimiser state where it waits.
+    In phased execution phases move weights, accumulators and activations. Tensors that stages share
+    stay whole on the chip, and so do a pipeline's activations (in their stash). A stage may set the
+    location of its own weights' optimiser state.
     """
     locations, groupings = options.locations, options.groupings
     phased = bool(placement.phases)
@@ -136,16 +134,16 @@ def locate(
 
 
 def _weight_of(storage: Storage) -> int:
-    """The storage of the weight that it belongs to, or its own."""
+    """The storage of the weight that a storage belongs to, or the storage itself."""
     return storage.parameter if storage.parameter >= 0 else storage.id
 
 
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """The storages that go to streaming memory.
+    """The storages that are kept in streaming memory.
 
-    ``shared`` are those of several stages; ``waits`` are activations that wait for a backward.
+    ``shared``: storages of several stages; ``waits``: activations that wait for a backward.
     """
     remote, common = set(), []
     for storage in graph.storages.values():
@@ -164,7 +162,7 @@ def _remote(
 def _where_stages_say(
     graph: Graph, placement: Placement, options: CompileOptions, remote: set[int]
 ) -> set[int]:
-    """``remote`` with, or without, the optimiser state of stages that say where it waits."""
+    """``remote``, changed for the optimiser state of stages that set its location."""
     said = [options.strategy.keeps_state_off_chip(stage.blocks) for stage in placement.stages]
     off_chip, on_chip = set(), set()
     for storage in graph.storages.values():
@@ -186,7 +184,7 @@ def _split(
     shared: set[int],
     phased: bool,
 ) -> set[int]:
-    """Of what each replica keeps its part: weights, and what has the size of one."""
+    """The sharded storages: weights, and storages of the size of one."""
     split: set[int] = set()
     refused, apart = [], []
     for storage in graph.storages.values():
@@ -207,7 +205,7 @@ def _split(
 
 
 def _last_changes(graph: Graph, ops: Sequence[OpNode], remote: set[int]) -> dict[int, int]:
-    """Storage in streaming memory -> the last operator that changes it."""
+    """The last operator that changes each storage in streaming memory, by storage."""
     changes = {storage: op.id for op in ops for storage in made_by(graph, op)}
     return {storage: op for storage, op in changes.items() if storage in remote}
 
@@ -253,7 +251,7 @@ def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping
 def _read_backward(
     graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
 ) -> set[int]:
-    """Storages that a stage's backward reads from its forward, without recomputed ones."""
+    """Storages of a stage's forward that its backward reads, except recomputed ones."""
     storages: set[int] = set()
     for stage in range(len(placement.stages)):
         forward_storages = {
@@ -268,7 +266,7 @@ def _read_backward(
 
 
 def _can_part(graph: Graph, weight: int, op: OpNode) -> bool:
-    """Whether an operator of a weight's update can run on parts of it."""
+    """Whether an operator of a weight's update can run on parts of the weight."""
     elements = graph.storages[weight].elements
     sizes = {prod(graph.values[v].shape) for v in op.inputs}
     return elements not in sizes or (sizes <= {elements, 1} and _runs_on_parts(op))

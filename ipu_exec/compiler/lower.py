@@ -1,8 +1,8 @@
-"""Lowering: every operator's plan on its stage, and with the plans the layout of every storage.
+"""Lowering: plans every operator on its stage and so decides the layout of every storage.
 
-A plan says where its operands and results lie; whoever comes first decides. What nobody decides
-lies linearly, a copy on another stage as its original, accumulators and optimiser state as their
-weight. The operators come in the order in which the program runs them.
+Operators are planned in program order. A plan sets the layouts of its operands and results, and the
+first plan to set a storage's layout decides it. A storage that no plan decides is linear, a copy on
+another stage has its original's layout, and accumulators and optimiser state have their weight's.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Layouts:
                 self._source[transfer.storage, stage] = transfer.source
 
     def decide(self, storage_id: int, stage: int) -> Layout | None:
-        """Where a storage lies on a stage; None for a weight that waits for its first use."""
+        """The layout of a storage on a stage; None for a weight that has not been used yet."""
         key = (storage_id, stage)
         if key not in self.of:
             layout = self._undecided(storage_id, stage)
@@ -94,12 +94,12 @@ class _Layouts:
         return linear_layout_of(self.graph, storage_id, self.machine)
 
     def whole(self, weight: int, stage: int) -> Layout:
-        """Of a weight that is cut into shards."""
+        """The whole layout of a weight that is cut into shards."""
         layout = self.decide(weight, stage) or self._linear(weight)
         return self.of.setdefault((weight, stage), layout)
 
     def settle(self, op: OpNode, plan: Plan, stage: int) -> None:
-        """Operands and results lie where the plan has them, unless somebody decided before."""
+        """Give operands and results the plan's layouts unless these were decided before."""
         operands = [self.graph.values[v].storage for v in op.inputs]
         for index, layout in plan.input_layouts:
             self.of.setdefault((operands[index], stage), layout)
@@ -165,9 +165,9 @@ class _Lowering:
             self.layouts.decide(state, stage)
 
     def unused(self) -> None:
-        """Lay out the storages for which no operator asked.
+        """Lay out the storages that no operator uses.
 
-        They are what the host sends or takes, and what passes through a stage on its way.
+        They are host inputs and outputs, and tensors that pass through a stage.
         """
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
@@ -177,7 +177,7 @@ class _Lowering:
             self._pass_through(transfer.storage, transfer.source, transfer.target)
 
     def _pass_through(self, storage: int, source: int, target: int) -> None:
-        """Wherever a copy crosses from one IPU to the next, it lies as its original."""
+        """Give a tensor that is copied from IPU to IPU its original's layout on each of them."""
         ipus = self.placement.ipus
         if ipus[source] == ipus[target]:
             return
@@ -194,7 +194,7 @@ class _Lowering:
         return Shard.of(self.graph.storages[weight], whole, self.options.replicas)
 
     def _shard_of_accumulator(self, op: OpNode, stage: int) -> Shard | None:
-        """Of an accumulator that replicas share, into which ``op`` adds a gradient."""
+        """The shard of an accumulator that replicas share and to which ``op`` adds a gradient."""
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         if accumulator is None:
             return None
@@ -216,7 +216,7 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator and record how its operands lie.
+        """Plan an operator and record the layouts of its operands.
 
         With ``shard`` it runs on this replica's part of the weight.
         """
@@ -235,10 +235,14 @@ class _Lowering:
         self.plans[op.id] = self._widened(plan, machine)
 
     def _machine(self, op: OpNode, ipu: int) -> Machine:
-        """The IPU as the operator is planned for it: with what the model asks for that one."""
+        """The machine for which to plan an operator, with the model's settings for it."""
         machine, attributes = self.machines[ipu], op.attributes
-        kept = self.options.block_proportions
-        own = kept.get(self.graph.blocks[op.block].name) if kept and op.block >= 0 else None
+        proportions = self.options.block_proportions
+        own = (
+            proportions.get(self.graph.blocks[op.block].name)
+            if proportions and op.block >= 0
+            else None
+        )
         return replace(
             machine,
             proportion=attributes.proportion or own or machine.proportion,
@@ -248,7 +252,7 @@ class _Lowering:
         )
 
     def _widened(self, plan: Plan, machine: Machine) -> Plan:
-        """The plan over all tiles: a lowering knows only those that compute."""
+        """Widen the plan to all tiles: lowerings only know the tiles that compute."""
         if not machine.io_tiles:
             return plan
         if id(plan) not in self.wide:

@@ -9,7 +9,7 @@ USUAL_PROPORTION = 0.6  # Poplar's availableMemoryProportion
 
 
 def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
-    """One an IPU of a replica, with what the options ask for it."""
+    """One machine per IPU of a replica, with the options' settings for it."""
     device = target(options.target)
     return [
         Machine(

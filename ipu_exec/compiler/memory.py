@@ -35,9 +35,9 @@ def _first_steps(tree: ProgramTree) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TileMemory:
-    """The variables in one replica's tile memory, IPU by IPU, with ids from 0.
+    """The variables in one replica's tile memory, the operators that use them, and shared code.
 
-    With them come the operators that use each, and the operators that share code.
+    Variables are listed IPU by IPU, with ids from 0. Shared code is given with its operators.
     """
 
     variables: list[records.Variable]
@@ -48,7 +48,7 @@ class TileMemory:
 def tile_memory(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: Sequence[Machine]
 ) -> TileMemory:
-    """The pass. ``machines`` has one per IPU."""
+    """Run the pass. ``machines`` has one machine per IPU."""
     variables: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
@@ -68,8 +68,8 @@ def tile_memory(
             if placement.ipus[stage] == ipu
         }
         uses.update((v.op, v.id) for v in variables[first:] if v.op in here)
-        mine = variables[begin:]
-        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+        of_ipu = variables[begin:]
+        for variable, name in zip(of_ipu, unique(one.name for one in of_ipu), strict=True):
             variable.name = name  # programs that read profiles key bytes by it
     rows = [records.Use(op, variable) for op, variable in sorted(uses)]
     return TileMemory(variables, rows, shared.code())
@@ -87,7 +87,7 @@ def _first_positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """What the graph says of each storage."""
+    """The facts about each storage that the graph holds."""
 
     makers: dict[int, int]  # the operator that makes it first
     first_uses: dict[int, int]  # the operator that reads it first
@@ -150,7 +150,7 @@ class _Maker:
         tensor: int = -1,
         step: int = -1,
     ) -> int | None:
-        """The id of the new variable, or None where it would not have a byte.
+        """Add a variable and return its id, or None if it would be empty.
 
         ``interval`` is its first and last position, inclusive; None means always live.
         """
@@ -201,13 +201,11 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
 
     def in_place(self) -> None:
-        """Whether an elementwise operator writes over an input that nothing reads after it.
+        """Whether an elementwise operator overwrites an input that nothing reads after it.
 
-        The output then takes the place of that input.
-
-        PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
-        update of an optimiser is one expression over its operands, whatever it is made of (popart's
-        ``AdamUpdater``).
+        This is PopART's ``Inplace`` pattern, on by default, for the operators that have an in-place
+        variant. An optimiser's update counts as one expression over its operands, however many
+        operators it consists of (popart's ``AdamUpdater``).
         """
         storage = {value.id: value.storage for value in self.graph.values.values()}
         for body, at in self.bodies:
@@ -289,9 +287,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
-        """Whether another stage of this IPU has the tensor all the time, for this one to read.
+        """Whether another stage of the IPU always holds the tensor, for this one to read.
 
-        The head of a language model does so on the IPU of the embedding whose weight it shares.
+        A language model's head does so on the IPU of the embedding whose weight it shares.
         """
         home = self.placement.home.get(storage_id, stage)
         if home == stage or self.placement.ipus[home] != self.ipu:
@@ -302,9 +300,9 @@ class _Maker:
         return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first operator that uses a weight (or the weight of a state).
+        """The first operator that uses a weight (or a state's weight).
 
-        People look for its memory there.
+        Users look for its memory there.
         """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id
@@ -326,14 +324,14 @@ class _Maker:
                 )
 
     def buffers(self) -> None:
-        """Of host streams: always live (docs/memory-model.md#contents-of-a-tile)."""
+        """Add host streams' buffers, always live (docs/memory-model.md#contents-of-a-tile)."""
         for use in self.tree.buffers:
             stage = use.first
             if self.placement.ipus[stage] == self.ipu:
                 self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
 
     def program(self, shared: SharedCode) -> None:
-        """Code, vertex state and stacks."""
+        """Add code, vertex state and stacks."""
         code = CodeOfIpu(shared, self.machine.target.tiles, self.add)
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             code.body(body, self.first_step[index])

@@ -12,7 +12,7 @@ from profiler.enums import Role
 
 
 class OperatorSteps:
-    """Appends operators to bodies as they were planned. ``cycles``: by operator."""
+    """Appends operators to bodies as planned. ``cycles``: cycles by operator."""
 
     def __init__(self, mapping: TileMapping) -> None:
         self.mapping = mapping
@@ -20,7 +20,7 @@ class OperatorSteps:
         self._steps: dict[int, list[list[ProgramStep]]] = {}  # by id: plans live on
 
     def append(self, op: OpNode, body: BodyBuilder) -> None:
-        """The operator's steps, with what it touches and holds meanwhile."""
+        """Append the operator's steps and record the storages that it uses meanwhile."""
         plan = self.mapping.plans[op.id]
         ends: list[int] = []  # position of the last step of each of the plan's
         begin = len(body.steps)
@@ -51,7 +51,7 @@ class OperatorSteps:
             )
 
     def _steps_of(self, plan: Plan) -> list[list[ProgramStep]]:
-        """The program's steps for each of the plan's, of no operator yet."""
+        """The program steps of each step of the plan, not assigned to an operator yet."""
         if id(plan) not in self._steps:
             target = self.mapping.machine.target.name
             self._steps[id(plan)] = [program_steps(step, target) for step in plan.steps]

@@ -1,4 +1,4 @@
-"""What the compiler is asked for, in its own words; the passes know no other options.
+"""The compiler's own options, the only ones that the passes know.
 
 PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_options`.
 """
@@ -25,7 +25,7 @@ _KINDS = {
 
 
 class Execution(StrEnum):
-    """How stages share the time."""
+    """How stages are scheduled in time."""
 
     PIPELINED = "pipelined"  # at once, each on its own micro-batch
     SHARDED = "sharded"  # one after another, on the same micro-batch
@@ -50,7 +50,7 @@ class StageOptions:
 
 @dataclass(frozen=True, slots=True)
 class StrategyOptions:
-    """How Blocks become stages. ``stages`` is empty where ``auto_stage`` decides."""
+    """How Blocks become stages. ``stages`` is empty if ``auto_stage`` decides."""
 
     execution: Execution = Execution.PIPELINED
     auto_stage: AutoStage = AutoStage.SameAsIpu
@@ -62,26 +62,27 @@ class StrategyOptions:
     pipelined_phases: bool = False
 
     def recomputes(self, blocks: Sequence[str]) -> bool | None:
-        """What the stage of these Blocks says of recomputation; None: nothing."""
+        """The recomputation setting of these Blocks' stage; None if it has none."""
         return next((stage.recompute for stage in self.stages if stage.blocks[0] in blocks), None)
 
     def keeps_state_off_chip(self, blocks: Sequence[str]) -> bool | None:
-        """What it says of its optimiser state; None: nothing."""
-        mine = (stage for stage in self.stages if stage.blocks[0] in blocks)
-        return next((stage.state_off_chip for stage in mine), None)
+        """Whether the stage keeps its optimiser state off the chip; None if it does not say."""
+        stages = (stage for stage in self.stages if stage.blocks[0] in blocks)
+        return next((stage.state_off_chip for stage in stages), None)
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """The phase of each stage; empty where there are none."""
+        """The phase of each stage; empty without phases."""
         phased = self.execution is Execution.PHASED
         return tuple(stage.phase for stage in self.stages) if phased else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one kind of tensor waits while nothing uses it.
+    """Where one kind of tensor is stored while nothing uses it.
 
-    The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
+    The minimum numbers of elements are PopART's defaults
+    [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False
@@ -92,7 +93,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Of all kinds. ``replicas``: how many share a tensor that is sharded."""
+    """The locations of all kinds of tensors. ``replicas``: how many share a sharded tensor."""
 
     weight: Location = field(default_factory=Location)
     state: Location = field(default_factory=Location)
@@ -106,7 +107,7 @@ class Locations:
         return location
 
     def off_chip(self, storage: Storage) -> bool:
-        """Whether it waits in streaming memory while nothing uses it."""
+        """Whether the tensor is in streaming memory while nothing uses it."""
         location = self._of(storage)
         return (
             location is not None
@@ -115,20 +116,20 @@ class Locations:
         )
 
     def sharded(self, storage: Storage) -> bool:
-        """Whether each replica keeps its part of it only."""
+        """Whether each replica only keeps its part of the tensor."""
         location = self._of(storage)
         if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
 
     def moves(self, storage: Storage) -> bool:
-        """Whether it is not whole on the chip all the time."""
+        """Whether the tensor is off the chip or sharded at any time."""
         return self.off_chip(storage) or self.sharded(storage)
 
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """Everything that decides what one micro-batch and one weight update become."""
+    """All options that affect how one micro-batch and one weight update are compiled."""
 
     training: bool
     micro_batch: int = 1  # samples
@@ -177,9 +178,9 @@ class CompileOptions:
     def host_latency(self) -> float:
         """Seconds before a transfer's first byte.
 
-        None pass where the host has it ready: from two micro-batches on nobody waits for the host
-        to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and
-        end of a copy vanish there; that this is all of the latency is an estimate). The buffers are
-        the host's.
+        The latency is 0 if the host has the data ready: from two micro-batches on, a transfer only
+        takes the time of its bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end
+        of a copy vanish there; that this is all of the latency is an estimate). The buffers are the
+        host's.
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

@@ -1,4 +1,4 @@
-"""Whether everything fits: the most bytes on each tile, and the worst tile over a limit."""
+"""Whether the program fits: the peak bytes of each tile, and the worst tile over a limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.memory import CODE, Overflow, WorstTile, including_gaps, largest, 
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """The most bytes at one step on each tile of an IPU, and the first such step, over tiles."""
+    """The peak bytes of each tile of an IPU, and the first step with that many, over tiles."""
 
     ipu: int
     variables: Sequence[records.Variable]
@@ -28,7 +28,7 @@ class TileBytes:
 
 
 def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
-    """Of each IPU that has variables. Each region is packed at its own worst step."""
+    """Peak bytes by IPU that has variables. Each region is packed at its own worst step."""
     per_ipu = []
     for ipu in sorted({variable.ipu for variable in variables}):
         here = [variable for variable in variables if variable.ipu == ipu]
@@ -42,7 +42,7 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
 
 
 def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
-    """The profile's rows of it."""
+    """The profile's rows for the tiles of all IPUs."""
     for one in tiles:
         always = np.zeros(target.tiles, dtype=np.int64)
         for variable in one.variables:
@@ -57,7 +57,7 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    It stops exactly where ``Report.tiles`` has an overflow: `profiler.memory.worst_tile` decides.
+    There is one exactly if ``Report.tiles`` has an overflow: `profiler.memory.worst_tile` decides.
     """
     overflowing = []
     for one in tiles:
@@ -70,7 +70,7 @@ def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
 
 
 def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
-    """With the bytes that are always live, and the largest things that are live."""
+    """The worst tile's overflow, with its always-live bytes and largest live variables."""
     tile, at = worst.tile, worst.position
     counted = [v for v in ipu.variables if not worst.of_code or v.category in CODE]
     live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
@@ -82,8 +82,8 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    It adds up what begins and ends, in one pass over the positions. Where things only end, no tile
-    holds more than before.
+    Sums the bytes that become live and die in one pass over the positions. Positions at which
+    variables only die cannot be a peak.
     """
     begins: dict[int, list[np.ndarray]] = {}
     ends: dict[int, list[np.ndarray]] = {}

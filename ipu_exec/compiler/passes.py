@@ -1,6 +1,6 @@
 """The compiler: its passes in order, from the user's model to an `Executable`.
 
-Each takes the frozen results of those before it and gives one of its own.
+Each pass takes the frozen results of the passes before it and returns one of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Progress = Callable[[float, str], None]
 
 
 def no_progress(done: float, what: str) -> None:
-    """Nobody is told."""
+    """Ignore reports of progress."""
 
 
 def capture_model(

@@ -1,13 +1,14 @@
 """Phased execution: what each phase loads, stores and receives from other IPUs.
 
-A phase's weights come before its forward and again before its backward; gradients go to streaming
-memory after the backward, where the weight update finds them. Activations that a backward reads
-wait on the chip or in streaming memory, as `Liveness` says. The end of the last phase's forward and
-the beginning of its backward are one phase unless that is separate, so that nothing moves there
-(2P - 1 phases, docs/pipeline-schedules.md#phased-execution).
+A phase's weights are loaded before its forward and again before its backward; gradients are stored
+in streaming memory after the backward, for the weight update to load. Activations that a backward
+reads stay on the chip or in streaming memory, as `Liveness` says. The last phase's forward and its
+backward are one phase unless the backward is separate, so that nothing moves between them (2P - 1
+phases, docs/pipeline-schedules.md#phased-execution).
 
-Where each phase is a pipeline, its weights and accumulators come and go once for all micro-batches.
-What a stage keeps of each waits in streaming memory; the backward makes the rest again.
+If each phase is a pipeline, its weights and accumulators are loaded and stored once for all
+micro-batches. The activations that a stage keeps of each micro-batch are stored in streaming
+memory; the backward recomputes the others.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from profiler.enums import Direction, Role
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one body of phased execution loads, receives and stores.
+    """The storages that one body of phased execution loads, receives and stores.
 
-    It loads and receives before it computes, and stores afterwards. ``enter`` and ``leave``: what
-    is loaded before all micro-batches of a pipeline's phase, and stored behind them.
+    It loads and receives before it computes, and stores afterwards. ``enter`` and ``leave`` are
+    loaded before, and stored after, all micro-batches of a pipelined phase.
     """
 
     load: tuple[int, ...] = ()
@@ -52,7 +53,7 @@ class Moves:
 
 @dataclass(slots=True)
 class _Lists:
-    """A `Traffic` in the making."""
+    """A `Traffic` under construction."""
 
     load: list[int] = field(default_factory=list)
     receive: list[int] = field(default_factory=list)
@@ -72,9 +73,9 @@ def moves(
     again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Moves:
-    """What moves in one micro-batch, by the operators of each (direction, stage) but views.
+    """The moves of one micro-batch. ``ops``: each (direction, stage)'s operators without views.
 
-    ``again``: those of the forward that a stage runs again before its backward.
+    ``again``: the forward operators that a stage runs again before its backward.
     """
     if placement.pipelined:
         return _PipelineFinder(graph, placement, ops, options, again).find()
@@ -143,7 +144,7 @@ class _Finder:
             self._keep_gradients(traffic, stage)
 
     def _weight(self, storage: int, direction: str, stage: int) -> None:
-        """Received from the IPU that has it, or loaded from streaming memory."""
+        """Receive a weight from the IPU that has it, or load it from streaming memory."""
         traffic = self.traffic[direction, stage]
         ipus, home = self.placement.ipus, self.placement.home.get(storage, stage)
         loaded = self.graph.storages[storage].role == Role.WEIGHT and self._off_chip(storage)
@@ -153,7 +154,7 @@ class _Finder:
             self._load(traffic, storage, True)
 
     def _activation(self, storage: int, direction: str, stage: int) -> None:
-        """Received once by an IPU; or back from where it waited since another phase."""
+        """Receive an activation once per IPU, or bring it back from where another phase left it."""
         traffic, ipu = self.traffic[direction, stage], self.placement.ipus[stage]
         there = self.there.setdefault(ipu, set())
         home = self.placement.home.get(storage, stage)
@@ -175,9 +176,9 @@ class _Finder:
         return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase.
+        """Whether a storage leaves the chip after each phase.
 
-        Where activations lie says nothing of other tensors.
+        The location of activations does not apply to other tensors.
         """
         return self._each_phase and (
             self.graph.storages[storage].role != Role.ACTIVATION or self._off_chip(storage)
@@ -187,7 +188,7 @@ class _Finder:
         return self.placement.phases[one] != self.placement.phases[other]
 
     def _turns(self, direction: str, stage: int) -> bool:
-        """Whether it is the backward that follows its own forward at once."""
+        """Whether it is the backward that directly follows its own forward."""
         last = self.placement.phases[stage] == self.placement.phases[-1]
         return (
             direction == Direction.BACKWARD
@@ -207,7 +208,7 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
-        """Store accumulators that were added to, and gradients that the update reads."""
+        """Store the accumulators that were added to and the gradients that the update reads."""
         for op in self.ops.get((Direction.BACKWARD, stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:
@@ -232,7 +233,7 @@ class _Finder:
 
 
 class _PipelineFinder(_Finder):
-    """Where each phase is a pipeline, through which all micro-batches go before the next."""
+    """The moves if each phase is a pipeline, which all micro-batches pass before the next."""
 
     def __init__(
         self,
@@ -253,15 +254,15 @@ class _PipelineFinder(_Finder):
         return made_by(self.graph, op) | {self._storage(v) for v in read_values(op)}
 
     def _reads(self, direction: str, stage: int) -> Iterable[int]:
-        """Of the backward also what it runs again reads, but not what that makes."""
+        """Storages read, for a backward including recomputation's reads but not its results."""
         again = self.again.get(stage, ()) if direction == Direction.BACKWARD else ()
-        made = {s for op in again for s in made_by(self.graph, op)}
+        recomputed = {s for op in again for s in made_by(self.graph, op)}
         ops = [*again, *self.ops.get((direction, stage), [])]
         read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
-        return [storage for storage in read if storage not in made]
+        return [storage for storage in read if storage not in recomputed]
 
     def _activation(self, storage: int, direction: str, stage: int) -> None:
-        """From the stage before, or from streaming memory, where it waits since another phase."""
+        """Receive an activation from the stage before, or load it as an earlier phase stored it."""
         traffic, ipus = self.traffic[direction, stage], self.placement.ipus
         home = self.placement.home.get(storage, stage)
         maker, source = self.made.get(storage, (Direction.FORWARD, home))
@@ -277,19 +278,19 @@ class _PipelineFinder(_Finder):
             traffic.receive.append(storage)
 
     def _wait(self, storage: int, keeper: tuple[str, int], traffic: _Lists) -> None:
-        kept = self.traffic[keeper].store
-        if storage not in kept:
-            kept.append(storage)
+        stores = self.traffic[keeper].store
+        if storage not in stores:
+            stores.append(storage)
         super()._load(traffic, storage, True)
 
     def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
-        """Weights and accumulators come once for all micro-batches."""
+        """Load a weight or accumulator once for all micro-batches."""
         if storage not in traffic.enter:
             traffic.enter.append(storage)
         self.moving[storage] = True
 
     def _keep(self, traffic: _Lists, storage: int) -> None:
         accumulates = self.graph.storages[storage].role == Role.ACCUMULATOR
-        kept = traffic.leave if accumulates else traffic.store
-        if storage not in kept:
-            kept.append(storage)
+        stores = traffic.leave if accumulates else traffic.store
+        if storage not in stores:
+            stores.append(storage)

@@ -1,9 +1,9 @@
-"""What the stages of a pipeline's phase do besides the work of each micro-batch.
+"""The work of a pipelined phase's stages besides that of each micro-batch.
 
-Before the first, weights and accumulators come from streaming memory; behind the last,
-accumulators go there. A result that waits for the next stage stays on the IPU that made it until
-that stage fetches it, at the beginning of its own micro-batch: one pipeline cycle later, or more
-where it skips stages.
+Before the first micro-batch, weights and accumulators are loaded from streaming memory; after the
+last, accumulators are stored there. A result for the next stage stays on the IPU that computed it
+until that stage fetches it at the beginning of its own micro-batch: one pipeline cycle later, or
+more if it skips stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PipelinedPhases:
         self.traffic, self.transfers = mapping.residency.traffic, transfers
 
     def enter(self, direction: str, stage: int) -> BodyBuilder:
-        """What comes before the first micro-batch."""
+        """Load the tensors that the phase needs before its first micro-batch."""
         task = schedules.ENTER if direction == Direction.FORWARD else schedules.RETURN
         body = self._body(f"stage {stage} enters {direction}", stage, task)
         storages = self.traffic[direction, stage].enter
@@ -38,7 +38,7 @@ class PipelinedPhases:
         return body
 
     def leave(self, direction: str, stage: int) -> BodyBuilder:
-        """What goes behind the last one."""
+        """Store the tensors that leave after the last micro-batch."""
         body = self._body(f"stage {stage} leaves {direction}", stage, schedules.LEAVE)
         storages = self.traffic[direction, stage].leave
         self.transfers.remote(storages, f"{body.name}/store", stage, body, Purpose.REMOTE_STORE)
@@ -48,7 +48,7 @@ class PipelinedPhases:
         return BodyBuilder(name, self.placement.ipus[stage], stage, task)
 
     def hold_for_receivers(self, bodies: Sequence[BodyBuilder]) -> None:
-        """Keep what other stages of the phase fetch for as long as it waits for them."""
+        """Keep the results that other stages of the phase fetch until they do."""
         farthest: dict[tuple[str, int, int], int] = {}  # direction, stage, storage -> stages away
         for (direction, stage), traffic in self.traffic.items():
             for storage in traffic.receive:
@@ -75,7 +75,7 @@ class PipelinedPhases:
         return source >= 0 and phases[source] == phases[stage]
 
     def _hold(self, storage: int, far: int, body: BodyBuilder, first: bool) -> None:
-        """In the ``first`` body of a micro-batch until it is fetched, for farther stages longer."""
+        """Hold a result in a micro-batch's ``first`` body until fetched, longer if far away."""
         nbytes = self.mapping.bytes([storage], body.stage)
         name = f"{self.mapping.graph.storages[storage].name}/waits for the next stage"
         if first:

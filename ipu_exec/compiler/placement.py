@@ -37,7 +37,7 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A storage that travels between stages, hop by hop over every cut it crosses."""
+    """A storage that is copied between stages, hop by hop over every cut it crosses."""
 
     storage: int
     direction: Direction  # forward or backward
@@ -45,14 +45,14 @@ class Transfer:
     target: int  # furthest stage that needs it
 
     def crosses(self, cut: int) -> bool:
-        """Whether it is copied over the cut between stage ``cut`` and ``cut + 1``."""
+        """Whether the storage is copied over the cut between stages ``cut`` and ``cut + 1``."""
         low, high = sorted((self.source, self.target))
         return low <= cut < high
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything runs.
+    """The stage of each operator and storage, and the IPU of each stage.
 
     ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
@@ -76,7 +76,7 @@ class Placement:
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
-        """Bytes of one micro-batch over the cut after stage ``cut``."""
+        """Bytes per micro-batch that cross the cut after stage ``cut``."""
         return sum(
             storage_bytes(graph, t.storage)
             for t in self.transfers
@@ -91,10 +91,10 @@ def storage_bytes(graph: Graph, storage: int) -> int:
 
 
 def place_model(graph: Graph, options: CompileOptions) -> Placement:
-    """The pass: stages of the strategy, every operator on one, and what travels between them.
+    """Run the pass: the strategy's stages, the stage of each operator, and the transfers.
 
-    Errors where replicas would have to agree on a buffer, a Block is placed against the order of
-    the model or not at all, a pipeline is not deep enough, or there is no such system.
+    Error if replicas would have to agree on a buffer, a Block is placed against the model's order
+    or not at all, a pipeline is not deep enough, or there is no such system.
     """
     strategy = options.strategy
     check_buffers(graph, options)
@@ -121,7 +121,7 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 
 
 def check_pod(attached: int, options: CompileOptions) -> None:
-    """Error where shards, stages and replicas are more than the largest system has."""
+    """Error if shards, stages and replicas need more IPUs than the largest system has."""
     shards, total = options.shards, attached * options.replicas
     if shards > 1 and total > MAX_IPUS:
         raise UsageError(
@@ -133,7 +133,7 @@ def check_pod(attached: int, options: CompileOptions) -> None:
 
 
 def check_process(attached: int, options: CompileOptions) -> None:
-    """Warn where one process has more IPUs than PopTorch lets a process have."""
+    """Warn if a process has more IPUs than PopTorch allows."""
     total = attached * options.replicas // options.instances
     if total > IPUS_OF_A_PROCESS:
         logger.warning(
@@ -146,11 +146,9 @@ def check_process(attached: int, options: CompileOptions) -> None:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes.
+    """Error if replicas would have to agree on a buffer that the model writes, as in PopTorch.
 
-    PopTorch refuses it too.
-
-    Running statistics of a batch norm are each replica's own there too.
+    A batch norm's running statistics are exempt: as in PopTorch, each replica has its own.
     """
     if options.replicas == 1 or not options.broadcast_buffers:
         return
@@ -168,9 +166,9 @@ def check_buffers(graph: Graph, options: CompileOptions) -> None:
 
 
 def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placement:
-    """Give every op its stage and find what has to travel.
+    """Give every op its stage and find the transfers.
 
-    Errors: a stage that goes back along the model, a Block in no stage, a Stage naming no Block.
+    Error if a stage goes back along the model, a Block is in no stage or a Stage names no Block.
     """
     stages = tuple(stages) or (StagePlace(0, ()),)
     block_stage = _block_stages(graph, stages)
@@ -204,11 +202,11 @@ def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
 
 
 def _check_order(graph: Graph, block_stage: list[int]) -> None:
-    """Error where an op reads what a later stage computed.
+    """Error if an op reads the result of a later stage.
 
-    It is the data that must not go back: a Block that begins again later (an embedding that the
-    decoder takes too, Hugging Face's Pipelined Bart) is the stage it was ([POPTORCH,
-    python/options.py], ``getStage``), and may compute whatever earlier stages gave it.
+    Only data must not flow backwards: a Block that is opened again later (an embedding that the
+    decoder also uses, Hugging Face's Pipelined Bart) keeps its stage ([POPTORCH,
+    python/options.py], ``getStage``) and may compute anything from earlier stages' results.
     """
     writers: dict[
         int, tuple[int, str]
@@ -232,7 +230,7 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
 
 
 def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
-    """Error where a Block begins whose phase is over."""
+    """Error if a Block begins after its phase is over."""
     furthest, at = 0, ""
     for op in graph.ops:
         if op.direction != Direction.FORWARD or op.block < 0:
@@ -281,7 +279,7 @@ def _place_ops(
 def _update_stage(
     graph: Graph, op: OpNode, home: Mapping[int, int], made_at: Mapping[int, int]
 ) -> int:
-    """Update ops run where their weight is; ops on what they make run beside it."""
+    """The stage of an update op: its weight's, or that of the update ops whose results it reads."""
     operands = [graph.storages[graph.values[v].storage] for v in op.inputs]
     for storage in operands:
         owner = storage.parameter if storage.parameter >= 0 else storage.id
@@ -293,9 +291,9 @@ def _update_stage(
 def _find_transfers(
     graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
 ) -> tuple[Transfer, ...]:
-    """What a stage needs and another makes.
+    """The storages that a stage needs and another computes.
 
-    A backward op that reads what the forward made needs it forward.
+    A backward op that reads a result of the forward needs it in the forward.
     """
     makers: dict[int, tuple[int, Direction]] = {}
     wanted: dict[tuple[int, Direction, int, bool], int] = {}
@@ -326,7 +324,7 @@ def begins_outside(graph: Graph) -> bool:
 
 
 def check_phases(graph: Graph, placement: Placement) -> None:
-    """Error where the model goes back to a phase that is over."""
+    """Error if the model goes back to a phase that is over."""
     block_phase = {
         name: placement.phases[k]
         for k, stage in enumerate(placement.stages)
@@ -336,7 +334,7 @@ def check_phases(graph: Graph, placement: Placement) -> None:
 
 
 def check_stages_of_phases(stages: Sequence[StagePlace], phases: Sequence[int]) -> None:
-    """Error where two stages of a pipeline's phase are on one IPU."""
+    """Error if two stages of a pipelined phase are on one IPU."""
     names: dict[tuple[int, int], str] = {}
     for stage, phase in zip(stages, phases, strict=True):
         blocks = ", ".join(map(repr, stage.blocks))
@@ -352,7 +350,7 @@ def check_stages_of_phases(stages: Sequence[StagePlace], phases: Sequence[int]) 
 def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:
     """Error with AutoIncrement where an op follows a ``with Block`` and is in none; else a warning.
 
-    PopTorch refuses it with every strategy. Here it belongs to the Block before.
+    PopTorch refuses it with every strategy. Here the op belongs to the preceding Block.
     """
     if graph.outside < 0:
         return
@@ -372,7 +370,7 @@ def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:
 
 
 def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
-    """A pipeline must be deep enough to fill: Error names the smallest number that works."""
+    """Error, with the smallest depth that works, if a pipeline is not deep enough to fill."""
     least = schedules.pipeline_stages(stages, training)
     if micro_batches < least:
         doubled = (
@@ -418,7 +416,7 @@ def resolve_stages(
 
 
 def check_uses(blocks: Sequence[BlockInfo], stages: Sequence[StagePlace]) -> None:
-    """Error where a pipeline begins a Block on several IPUs: a Block belongs to one stage."""
+    """Error if a pipeline begins a Block on several IPUs: a Block belongs to one stage."""
     ipus = {name: stage.ipu for stage in stages for name in stage.blocks}
     first: dict[str, int] = {}
     for block in blocks:
@@ -452,7 +450,7 @@ def _places(
 ) -> list[StagePlace]:
     """A named stage on its IPU: the strategy's, else its Blocks', else the next in order.
 
-    Outside pipelines it is on as many IPUs as its Blocks begin on.
+    Outside pipelines a stage covers all IPUs on which its Blocks begin.
     """
     own: list[BlockInfo] = []
     for name in stage.blocks:
@@ -486,7 +484,7 @@ def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[Stag
 
 
 def round_ipus(num_ipus: int, auto_round: bool) -> int:
-    """IPUs to attach: a power of two. Error where they are not one and rounding is off."""
+    """IPUs to attach: a power of two. Error if it is not one and rounding is off."""
     power = 1
     while power < num_ipus:
         power *= 2

@@ -1,4 +1,4 @@
-"""The header of an executable's profile: facts that are no rows, entries of its table ``meta``."""
+"""The header of an executable's profile: the entries of its table ``meta``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.enums import Direction
 
 
 def header(executable: Executable) -> dict[str, Any]:
-    """What the profile's header says of it."""
+    """The profile header of an executable."""
     options, target, placement = executable.options, executable.target, executable.placement
     execution = "pipelined" if placement.pipelined else "sharded"
     entries: dict[str, Any] = {
@@ -43,16 +43,16 @@ def header(executable: Executable) -> dict[str, Any]:
 
 
 def _cycle_error(executable: Executable) -> dict[str, float]:
-    """How far the tiles' cycles likely are from the truth, and the share that nobody measured."""
+    """The likely error of the tiles' cycles, and the share that was never measured."""
     cycles = executable.tree.op_cycles
-    found = confidence(
+    error = confidence(
         (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops
     )
-    return {"likely": round(found.likely, 4), "unmeasured": round(found.unmeasured, 4)}
+    return {"likely": round(error.likely, 4), "unmeasured": round(error.unmeasured, 4)}
 
 
 def _groups(op: OpNode) -> int:
-    """Groups of a convolution or of its gradient; 1 of others."""
+    """The groups of a convolution or of its gradient; 1 for other operators."""
     position = {"aten.convolution": 8, "aten.convolution_backward": 9}.get(packet(op.aten))
     if position is None or len(op.args) <= position:
         return 1
@@ -60,7 +60,7 @@ def _groups(op: OpNode) -> int:
 
 
 def _choices(executable: Executable) -> list[list[bool]]:
-    """Of each stage, whether it recomputes, and whether its optimiser state is off the chip."""
+    """Whether each stage recomputes, and whether its optimiser state is off the chip."""
     options, placement = executable.options, executable.placement
     usual = asked_for(options.recomputation, placement.pipelined) is not Recomputation.NONE
     choices = []
@@ -77,9 +77,9 @@ def _choices(executable: Executable) -> list[list[bool]]:
 
 
 def _recomputation(executable: Executable) -> dict[str, list[Any]]:
-    """What recomputation costs each Block.
+    """The cost of recomputation for each Block.
 
-    As it was compiled, or else as a pipeline of them would have it.
+    It is that of the compiled model or, if that does not recompute, of a pipeline of the Blocks.
     """
     graph = executable.graph
     setting = executable.options.recomputation

@@ -1,9 +1,9 @@
-"""Which activations wait for the backward, which forward operators run again before it, and when.
+"""Recomputation: the activations kept for the backward, and the forward operators run again, when.
 
 PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
-what is kept depends on the kind of recomputation; a segment that the loss reaches without passing a
-checkpoint is never run twice; everything else is run again as late as the backward allows, segment
-by segment, so that only one segment's activations are there at a time.
+the checkpoints depend on the kind of recomputation; a segment that the loss reaches without passing
+a checkpoint is never run twice; everything else is run again as late as the backward allows,
+segment by segment, so that only one segment's activations are live at a time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """What ``autoRecomputation`` asks for.
+    """The kind of recomputation that ``autoRecomputation`` asks for.
 
-    Where it is None PopTorch's default holds: only pipelines recompute.
-
-    Raises Error for what is no kind of recomputation.
+    None is PopTorch's default: only pipelines recompute. Raises Error for an unknown kind.
     """
     if setting is None:
         return Recomputation.PIPELINE if pipelined else Recomputation.NONE
@@ -52,7 +50,7 @@ def asked_for(setting: object, pipelined: bool) -> Recomputation:
 
 
 def made_by(graph: Graph, op: OpNode) -> set[int]:
-    """Storages that an operator makes or changes."""
+    """Storages that an operator creates or changes."""
     return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
 
 
@@ -62,10 +60,10 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
 
 
 def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
-    """Storages that no recomputation makes again: ``forward`` is all of the model's, without views.
+    """Storages that are never recomputed. ``forward``: all forward operators, without views.
 
-    An operator is kept or run again as a whole: the statistics of a norm whose output is kept are
-    kept with it.
+    An operator's results are kept or recomputed together: if a norm's output is kept, so are its
+    statistics.
     """
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
@@ -76,19 +74,16 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
-    """Storages that the loss reaches without passing one that is kept.
-
-    To run these again would gain nothing.
-    """
+    """Storages between the last checkpoint and the loss, whose recomputation would gain nothing."""
     if graph.loss < 0:
         return set()
-    reached, found = {graph.values[graph.loss].storage}, set()
+    reached, storages = {graph.values[graph.loss].storage}, set()
     for op in reversed(forward):
         makes = made_by(graph, op)
         if makes & (reached - kept):
-            found |= makes
+            storages |= makes
             reached |= read_by(graph, op)
-    return found
+    return storages
 
 
 def run_again(
@@ -96,7 +91,7 @@ def run_again(
 ) -> tuple[list[OpNode], set[int]]:
     """The forward operators that a stage runs again for its ``backward``, in order.
 
-    The second set has all storages that these and the backward read.
+    The set returned with them has all storages that these and the backward read.
     """
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
@@ -111,9 +106,9 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The backward of a stage in order, each operator with whether it is one that runs again.
+    """The operators of a stage's backward in order, each with whether it is recomputation.
 
-    Those run right before their results are used first.
+    Recomputation runs right before the first use of its results.
     """
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -144,10 +139,10 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """Of each storage the index of the operator behind which it can be copied away.
+    """The index of the operator after which each storage can be copied to its stash.
 
-    Its last writer, or, where nobody writes it, the first that is given it (which says how it
-    lies).
+    It is the storage's last writer or, if nothing writes it, its first reader (which decides its
+    layout).
     """
     last_reads: dict[int, int] = {}
     wanted = set(storages)
@@ -160,10 +155,7 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
 
 
 def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
-    """The live set at the cheapest point of each interval of the forward.
-
-    The intervals become shorter towards the end.
-    """
+    """The live set at the cheapest point of each of the forward's `intervals`."""
     last_read: dict[int, int] = {}
     for index, op in enumerate(forward):
         for storage in read_by(graph, op):
@@ -225,8 +217,8 @@ def by_block(
     )
     ends: list[OpNode] = []
     for number in range(count):
-        mine = [op for op in forward if block(op) == number]
-        ends += run_again(graph, mine, [op for op in backward if block(op) == number], stays)[0]
+        of_block = [op for op in forward if block(op) == number]
+        ends += run_again(graph, of_block, [op for op in backward if block(op) == number], stays)[0]
     return {
         "again": spent(again),
         "again_end": spent(ends),
@@ -245,8 +237,8 @@ def _closed(
     block: Callable[[OpNode], int],
     count: int,
 ) -> list[int]:
-    """1 for a Block whose backward does not need most of what the Block before it makes again."""
-    made, early = [0] * count, [0] * count
+    """1 for a Block whose backward needs less than half of the previous Block's recomputation."""
+    recomputed, early = [0] * count, [0] * count
     waiting: list[OpNode] = []
     for op, is_again in sequence(graph, again, backward, kept):
         if is_again:
@@ -254,10 +246,13 @@ def _closed(
             continue
         for one in waiting:
             nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
-            made[block(one)] += nbytes
+            recomputed[block(one)] += nbytes
             early[block(one)] += nbytes * (block(one) < block(op))
         waiting = []
-    return [int(number > 0 and 2 * early[number - 1] < made[number - 1]) for number in range(count)]
+    return [
+        int(number > 0 and 2 * early[number - 1] < recomputed[number - 1])
+        for number in range(count)
+    ]
 
 
 def _stashes(

@@ -1,8 +1,8 @@
-"""Residency: what lies where while nothing uses it, and what runs again rather than wait.
+"""Residency: where each tensor is kept while nothing uses it, and which are recomputed instead.
 
-Stash, recomputation, phases, streaming memory and parts on replicas, decided from the graph and its
-placement alone. It comes before lowering: an operator on a replica's part of a weight is another
-operator than one on the whole of it.
+Decides stash, recomputation, phases, streaming memory and sharding over replicas from the graph and
+its placement alone. It precedes lowering, as an operator on a replica's part of a weight is planned
+differently from one on the whole weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STASHED = (Role.ACTIVATION, Role.INPUT, Role.GRADIENT)
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The operators that update a weight (a storage; -1: none) on a stage, and what they need."""
+    """The operators that update a weight (a storage; -1: none) on a stage, and their tensors."""
 
     weight: int
     ops: tuple[OpNode, ...]
@@ -43,13 +43,13 @@ class WeightUpdate:
 
     @property
     def moves_states_only(self) -> bool:
-        """Whether nothing comes and goes but optimiser state."""
+        """Whether optimiser state is all that is loaded and stored."""
         return set(self.moved) <= set(self.states)
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The pass's result. Views are in none of the lists of operators."""
+    """The pass's result. Its lists of operators contain no views."""
 
     ops: Mapping[tuple[str, int], Sequence[OpNode]]  # by direction and stage
     stashed: Mapping[int, Sequence[int]]  # stage -> storages
@@ -65,18 +65,18 @@ class Residency:
 
     @property
     def away(self) -> frozenset[int]:
-        """Storages that come before they are used and go after they were changed."""
+        """Storages that are loaded before they are used and stored after they are changed."""
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not whole on the chip all the time.
+        """Storages that are at some time off the chip or sharded.
 
-        The value says whether they come anew for each part of a step.
+        The value says whether they are loaded or gathered anew for each part of a step.
         """
         return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
 
     def recomputed(self, graph: Graph) -> dict[int, set[int]]:
-        """Stage -> storages that it makes again before its backward."""
+        """The storages that each stage recomputes before its backward."""
         return {
             stage: {s for op in ops for s in made_by(graph, op)}
             for stage, ops in self.again.items()
@@ -84,7 +84,7 @@ class Residency:
 
 
 def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Residency:
-    """The pass. Warns of what cannot be as the options ask for it."""
+    """Run the pass. Warns where a location in the options is not possible."""
     stages = range(len(placement.stages))
     ops: dict[tuple[str, int], list[OpNode]] = {}
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
@@ -142,9 +142,9 @@ def _waits(placement: Placement, stage: int) -> bool:
 
 
 def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]:
-    """How each stage recomputes: as it says itself, or as all do.
+    """The kind of recomputation of each stage: its own setting, or that of all stages.
 
-    One that says it does where the others do not keeps what a pipeline's stages do.
+    A stage that asks for recomputation when the others have none recomputes as a pipeline's do.
     """
     usual = asked_for(options.recomputation, placement.pipelined)
     alone = Recomputation.PIPELINE if placement.pipelined else Recomputation.RECOMPUTE_ALL
@@ -159,7 +159,7 @@ def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]
 def _stays(
     graph: Graph, placement: Placement, kinds: Sequence[Recomputation]
 ) -> dict[int, frozenset[int]]:
-    """What recomputation leaves where it is, stage by stage."""
+    """The storages that each stage does not recompute."""
     forward = [
         op for op in graph.ops if op.direction == Direction.FORWARD and not graph.only_aliases(op)
     ]
@@ -179,12 +179,12 @@ def _stash(
     kind: Recomputation,
     left_alone: frozenset[int],
 ) -> tuple[list[int], list[OpNode]]:
-    """What a stage stashes, and what it runs again.
+    """The storages that a stage stashes and the operators that it runs again.
 
-    Without recomputation: whatever the backward reads of the forward. With it: what enters the
-    stage and is kept, and the ops that make the rest from those. Where the backward follows at once
-    (the last stage, no pipeline) nothing is stashed (docs/pipeline-schedules.md#memory-of-a-stage),
-    nor in phases, where it waits in streaming memory.
+    Without recomputation it stashes whatever the backward reads of the forward. With recomputation
+    it stashes the stage's inputs and checkpoints, and runs again the ops that compute the rest from
+    them. If the backward follows at once (the last stage, no pipeline) nothing is stashed
+    (docs/pipeline-schedules.md#memory-of-a-stage), nor in phases, which use streaming memory.
     """
     if not graph.training or (placement.phases and not placement.pipelined):
         return [], []
@@ -212,7 +212,7 @@ def _stash(
 
 
 def _states(graph: Graph, placement: Placement) -> dict[int, dict[int, list[int]]]:
-    """Storages of optimiser state by the stage that is their home, then by weight."""
+    """Storages of optimiser state by home stage, then by weight."""
     states: dict[int, dict[int, list[int]]] = {}
     for storage in graph.storages.values():
         if storage.role == Role.OPTIMISER_STATE and storage.id in placement.home:
@@ -229,17 +229,17 @@ def _updates(
     away: frozenset[int],
     shared: frozenset[int],
 ) -> tuple[WeightUpdate, ...]:
-    """Weight by weight; state of weights that the stage does not update is in none.
+    """A stage's updates, weight by weight, without the state of weights that it does not update.
 
-    ``states``: the stage's, by weight. ``shared``: operators that come before all weights'
-    (`_shared_between_weights`). They stay with their weight where that comes to the chip for its
-    update, or is updated in parts.
+    ``states``: the stage's optimiser state by weight. ``shared``: operators that run before those
+    of all weights (`_shared_between_weights`), except if their weight is loaded for its update or
+    updated in parts.
     """
     updates: list[WeightUpdate] = []
     ahead: dict[int, WeightUpdate] = {}  # by the first operator
     for weight, all_of_weight in by_weight(graph, ops).items():
         of_weight = all_of_weight
-        mine = tuple(states.get(weight, ()))
+        of_state = tuple(states.get(weight, ()))
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
         if weight not in places.updated_in_parts and not away & read.keys():
             for op in of_weight:
@@ -247,13 +247,13 @@ def _updates(
                     ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), False, frozenset())
             of_weight = [op for op in of_weight if op.id not in shared]
         read_away = tuple(s for s in read if s in away)
-        waiting = [s for s in mine if s in places.remote and s not in read_away]
+        waiting = [s for s in of_state if s in places.remote and s not in read_away]
         whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))
         updates.append(
             WeightUpdate(
                 weight,
                 tuple(of_weight),
-                mine,
+                of_state,
                 read_away,
                 (*waiting, *read_away),
                 weight in places.updated_in_parts,
@@ -265,9 +265,9 @@ def _updates(
 
 
 def _shared_between_weights(graph: Graph) -> frozenset[int]:
-    """Operators of the update whose results several weights' updates read: a norm of all gradients.
+    """The update's operators whose results several weights' updates read: a norm of all gradients.
 
-    What those read belongs to them: the norm of each gradient.
+    The operators whose results those read, the norm of each gradient, are among them.
     """
     update = [op for op in graph.ops if op.direction == Direction.UPDATE]
     owner = {op.id: weight for weight, ops in by_weight(graph, update).items() for op in ops}
@@ -291,9 +291,9 @@ def _shared_between_weights(graph: Graph) -> frozenset[int]:
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
-    """Whether an operator empties an accumulator that a replica keeps whole.
+    """Whether an operator clears an accumulator that each replica keeps whole.
 
-    Such an operator is not part of the update.
+    It runs on the whole accumulator even if the weight is updated in parts.
     """
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

@@ -71,7 +71,7 @@ def stage_costs(
     tree: ProgramTree,
     options: CompileOptions,
 ) -> Costs:
-    """What `profiler.schedules` needs to know, read off the bodies."""
+    """The costs that `profiler.schedules` needs, taken from the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
 
     def per_ipu(task: int) -> tuple[int, ...]:
@@ -106,10 +106,10 @@ def stage_costs(
 
 
 def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
-    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns').
+    """The groups of IPUs that sync with the host together (PopART's guide, 'Sync patterns').
 
-    All together, each alone, or two groups of every other IPU, the sides of the ladder. Empty where
-    all do.
+    All together, each alone, or two groups of every other IPU, the sides of the ladder. Empty if
+    all sync together.
     """
     if pattern is SyncPattern.SinglePipeline:
         return tuple(range(ipus))
@@ -117,9 +117,9 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
 
 
 def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
-    """What phased execution needs besides the costs.
+    """The facts that phased execution's schedule needs besides the costs.
 
-    Within a phase a stage waits for those it gets something from.
+    Within a phase a stage waits for the stages whose results it receives.
     """
     stages = range(len(placement.stages))
     needs = set()
@@ -150,7 +150,7 @@ def timeline(
     tree: ProgramTree,
     options: CompileOptions,
 ) -> Timeline:
-    """Lay out one device iteration. An inference's pipeline is not drained between those."""
+    """Schedule one device iteration. In inference the pipeline is not drained between them."""
     stages = range(len(placement.stages))
     micro_batches = options.micro_batches
     costs = stage_costs(placement, tree, options)

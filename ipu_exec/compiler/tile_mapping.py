@@ -1,6 +1,6 @@
-"""On which tiles every storage lies, stage by stage, and how many bytes of it each tile has.
+"""The tile mapping of every storage, stage by stage, and its bytes on each tile.
 
-The layouts are what `ipu_exec.compiler.lower` decided.
+`ipu_exec.compiler.lower` decides the layouts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from profiler.enums import Role
 
 @dataclass(frozen=True)
 class TileMapping:
-    """What lowering gives: the plan of every operator, and where everything lies.
+    """The result of lowering: the plan of every operator and the layout of every storage.
 
-    ``machines`` has one per IPU; all have as many tiles that compute, and as many for I/O.
+    ``machines`` has one per IPU; all have equally many compute tiles, and equally many I/O tiles.
     """
 
     graph: Graph
@@ -40,12 +40,12 @@ class TileMapping:
 
     @property
     def machine(self) -> Machine:
-        """Any: what is asked here is the same on all."""
+        """Any machine: the facts used here are the same on all."""
         return self.machines[0]
 
     @cached_property
     def makers(self) -> dict[int, int]:
-        """Storage -> operator that makes it first."""
+        """The operator that creates each storage, by storage."""
         return makers(self.graph)
 
     def storage(self, value: int) -> int:
@@ -53,11 +53,11 @@ class TileMapping:
         return self.graph.values[value].storage
 
     def layout(self, storage_id: int, stage: int) -> Layout | None:
-        """Where a storage lies on a stage; None for what nothing there uses."""
+        """The layout of a storage on a stage; None if nothing there uses it."""
         return self.layouts.get((storage_id, stage))
 
     def bytes(self, storages: Iterable[int], stage: int) -> np.ndarray:
-        """Of storages together, on each tile of the IPU; nothing where nobody placed one."""
+        """Total bytes of storages on each tile of the IPU; storages without a layout count 0."""
         total = np.zeros(self.machine.target.tiles, np.int64)
         for storage in storages:
             layout = self.layout(storage, stage)
@@ -66,28 +66,28 @@ class TileMapping:
         return total
 
     def linear(self, storage_id: int) -> Layout:
-        """Where it lies if nobody asks for anything else."""
+        """A storage's default layout."""
         return linear_layout_of(self.graph, storage_id, self.machine)
 
     # -- tensors that are not whole on the chip ---
 
     def shard(self, weight: int, stage: int) -> Shard:
-        """How a weight is cut for replicas that keep, or update, a part of it each."""
+        """A replica's shard of a weight of which each keeps, or updates, a part."""
         whole = self.layout(weight, stage) or self.linear(weight)
         return Shard.of(self.graph.storages[weight], whole, self.replicas)
 
     def part(self, weight: int, stage: int) -> Layout:
-        """What this replica keeps of a weight that is kept in parts."""
+        """This replica's part of a sharded weight."""
         return self.shard(weight, stage).layout(self.graph.storages[weight].dtype)
 
     def use_of_part(self, shard: Shard, storage_id: int, first: int, last: int) -> Use:
-        """This replica's part of something that has the size of a weight, from step to step."""
+        """The use, from step to step, of this replica's part of a tensor of a weight's size."""
         storage = self.graph.storages[storage_id]
         nbytes = self.machine.whole(shard.layout(storage.dtype).bytes)
         return Use(f"{storage.name}/part", Role.TEMPORARY, nbytes, first, last)
 
     def stored(self, storage: int, stage: int) -> np.ndarray:
-        """Bytes on each tile of what this replica keeps of a storage."""
+        """Bytes on each tile of the part of a storage that this replica keeps."""
         if storage in self.residency.parted_weights:
             return self.machine.whole(self.part(storage, stage).bytes)
         return self.machine.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
@@ -95,7 +95,7 @@ class TileMapping:
     def reduced_late(self, gradient: int) -> bool:
         """Whether a gradient is reduced weight by weight, during the update.
 
-        So is an accumulator that is on the chip only then.
+        An accumulator that is only on the chip during the update is, too.
         """
         places = self.residency.places
         waits = gradient in (self.residency.moving if self.placement.phases else places.remote)
@@ -104,6 +104,6 @@ class TileMapping:
 
 
 def linear_layout_of(graph: Graph, storage_id: int, machine: Machine) -> Layout:
-    """A storage spread evenly over the tiles that compute."""
+    """The layout of a storage spread evenly over the compute tiles."""
     storage = graph.storages[storage_id]
     return linear(storage.elements, ITEM_BYTES[storage.dtype], machine.tiles).layout(storage.dtype)

@@ -1,6 +1,6 @@
-"""What moves between an IPU and the host, its streaming memory and its neighbours in the pipeline.
+"""Transfers between an IPU and the host, its streaming memory and other IPUs of the replica.
 
-What replicas exchange is in `ipu_exec.compiler.collectives`.
+Exchanges between replicas are in `ipu_exec.compiler.collectives`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BUFFERS_ACROSS = 3
 
 
 class Transfers:
-    """Makes bodies and steps of them."""
+    """Makes the bodies and steps of transfers."""
 
     def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options, self.across = mapping, options, mapping.residency.across
@@ -55,8 +55,8 @@ class Transfers:
     def streams(self, forwards: list[BodyBuilder]) -> tuple[list[BodyBuilder], list[BodyBuilder]]:
         """Transfers from and to the host.
 
-        What is overlapped goes over the I/O tiles, from where or to where an exchange brings it in
-        the forward of its stage.
+        Overlapped tensors go through the I/O tiles; an exchange in the forward of their stage moves
+        them between these and the compute tiles.
         """
         inputs = inputs_by_stage(self.graph, self.placement, self.options)
         outputs = outputs_by_stage(self.graph, self.placement, self.options)
@@ -110,10 +110,10 @@ class Transfers:
         return body
 
     def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute, and the buffers on the former.
+        """The exchange between I/O tiles and compute tiles, and the buffers on the I/O tiles.
 
-        It belongs to the operator that first reads what it brings, or that last makes what it takes
-        away, and goes where that goes.
+        It belongs to, and stays with, the operator that first reads an input or last writes an
+        output.
         """
         machine, stage = self.machines[body.ipu], body.stage
         tile_bytes = self.mapping.bytes(storages, stage)
@@ -152,13 +152,11 @@ class Transfers:
         return program_steps(step, machine.target.name)
 
     def copies(self, ipu: int) -> BodyBuilder | None:
-        """What an IPU sends and receives at the end of a pipeline cycle.
+        """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
 
-        The sum over all cuts and both directions.
-
-        Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one
-        after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
-        of it is on one.
+        The latency is that of the farthest IPU, followed by each neighbour's bytes in turn at the
+        rate of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
+        lies entirely on one.
         """
         # a phase receives at its beginning
         if self.placement.num_ipus == 1 or self.placement.phases:
@@ -205,7 +203,7 @@ class Transfers:
         return body
 
     def _crossings(self, ipu: int) -> Iterator[tuple[int, Layout, int, int]]:
-        """What an IPU sends or receives: the storage, how it lies, from which IPU and to which."""
+        """An IPU's sends or receives: the storage, its layout, the source and the target IPU."""
         for transfer in self.placement.transfers:
             layout = self.mapping.layout(transfer.storage, transfer.source)
             ipus = self.placement.ipus
@@ -218,9 +216,9 @@ class Transfers:
                     yield transfer.storage, layout, a, b
 
     def receive(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
-        """What other IPUs made for this phase comes over the links.
+        """Receive other IPUs' results for this phase over the links.
 
-        After a sync with them ([JIA], as `copies`).
+        It follows a sync with them ([JIA], as `copies`).
         """
         if not storages:
             return
@@ -243,7 +241,7 @@ class Transfers:
         return int(self.mapping.bytes([storage], stage).sum())
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
-        """What comes from the IPUs that make it."""
+        """The storages received from the IPUs that compute them."""
         for storage in storages:
             maker = self.mapping.makers.get(storage)
             source = ipu
@@ -254,9 +252,9 @@ class Transfers:
     def between_updates(
         self, moves: tuple[Move, ...], op: OpNode, stage: int, body: BodyBuilder
     ) -> None:
-        """Numbers that an operator of an update gives to other IPUs, or waits for.
+        """Exchange numbers that an update's operator sends to other IPUs, or waits for.
 
-        After a sync with them: the farthest's latency, then the bytes over the slowest link.
+        It follows a sync with them: the farthest's latency, then the bytes over the slowest link.
         """
         if not moves:
             return
@@ -277,7 +275,7 @@ class Transfers:
             body.touch(storage, body.last, body.last)
 
     def between_shards(self, storage: int, op: int, name: str) -> list[ProgramStep]:
-        """The all-reduce of a small tensor among the IPUs that share a stage's."""
+        """The all-reduce of a small tensor among the IPUs that share a stage's tensors."""
         machine, nbytes = self.mapping.machine, storage_bytes(self.graph, storage)
         shards = machine.shards
         moved = np.zeros(machine.target.tiles, np.int64)
@@ -309,7 +307,7 @@ class Transfers:
 
 
 def _peers(ipu: int, moves: Sequence[Move]) -> str:
-    """Which other IPUs it sends to or receives from: "2 and 4"."""
+    """The numbers of the other IPUs that it sends to or receives from: "2 and 4"."""
     ends = {move.source for move in moves} | {move.target for move in moves}
     return " and ".join(str(other) for other in sorted(ends - {ipu}))
 

@@ -1,4 +1,4 @@
-"""What the weight updates of different IPUs give each other: norms of gradients, and their sum.
+"""Exchanges between the weight updates of different IPUs: norms of gradients, and their sum.
 
 Clipping by the norm of all gradients takes a norm of each, on the IPU of its weight. They are added
 up on one IPU, which gives every other the factor to clip by.
@@ -20,16 +20,16 @@ Moves = tuple[Move, ...]
 
 @dataclass(frozen=True, slots=True)
 class UpdateExchanges:
-    """``received``: by operator, before which it comes. ``sent``: by operator, behind which."""
+    """``received``: moves by the operator they precede. ``sent``: by the operator they follow."""
 
     received: Mapping[int, Moves]
     sent: Mapping[int, Moves]
 
 
 def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
-    """What operators of an update read that one of another IPU's update made last.
+    """The tensors that an update's operators read and another IPU's update wrote last.
 
-    It is sent once to each IPU, together with what else the same operator waits for.
+    Each is sent once to each IPU, together with the others that the same operator waits for.
     """
     update = [
         op for op in graph.ops if op.direction == Direction.UPDATE and not graph.only_aliases(op)
@@ -46,15 +46,17 @@ def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
         last_of: dict[int, int] = {}  # IPU -> the last operator there that this one waits for
         moves: list[Move] = []
         for storage in sorted(read_by(graph, op)):
-            made = maker.get(storage)
-            if made is None or ipu_of(made) == ipu_of(op):
+            last_writer = maker.get(storage)
+            if last_writer is None or ipu_of(last_writer) == ipu_of(op):
                 continue
-            arrival = storage, made.id, ipu_of(op)
+            arrival = storage, last_writer.id, ipu_of(op)
             if arrival not in arrived:
                 arrived.add(arrival)
                 nbytes = storage_bytes(graph, storage)
-                moves.append(Move(storage, nbytes, ipu_of(made), ipu_of(op)))
-                last_of[ipu_of(made)] = max(last_of.get(ipu_of(made), -1), made.id)
+                moves.append(Move(storage, nbytes, ipu_of(last_writer), ipu_of(op)))
+                last_of[ipu_of(last_writer)] = max(
+                    last_of.get(ipu_of(last_writer), -1), last_writer.id
+                )
         if moves:
             received[op.id] = tuple(moves)
         for source, behind in last_of.items():

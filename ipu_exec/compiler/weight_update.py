@@ -1,10 +1,8 @@
-"""The steps of a weight update.
+"""The steps of a weight update, weight by weight, with each weight's loads and stores.
 
-They go weight by weight, with what comes to the chip for each and goes again.
-
-A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the
-replicas, each updates its part, and tensors that it keeps whole are gathered from all, behind the
-last update.
+For a weight that is updated in parts (replicated tensor sharding) the gradient was scattered over
+the replicas; each replica updates its part, and tensors that are kept whole are gathered from all
+replicas after the last update.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class WeightUpdates:
         self.exchanges = update_exchanges(self.graph, mapping.placement)
 
     def append(self, stage: int, body: BodyBuilder) -> None:
-        """All of a stage."""
+        """Append all updates of a stage."""
         gathered: dict[int, Use] = {}
         for update in self.residency.updates[stage]:
             gathered |= self._update(update, stage, body)
@@ -52,7 +50,7 @@ class WeightUpdates:
             body.hold(replace(part, last=body.last))
 
     def _update(self, update: WeightUpdate, stage: int, body: BodyBuilder) -> dict[int, Use]:
-        """One weight's. Gives the parts that are to be gathered: storage -> where it is held."""
+        """Append one weight's update. Returns the parts to gather, with their uses, by storage."""
         shard = self.mapping.shard(update.weight, stage) if update.in_parts else None
         first = len(body.steps)
         name = self._name(update)
@@ -80,7 +78,7 @@ class WeightUpdates:
         return gathered
 
     def _name(self, update: WeightUpdate) -> str:
-        """Of what is moved, for its steps."""
+        """The name of the tensors moved, for their steps."""
         if not update.moved:
             return ""
         owner = self.graph.storages[update.moved[0]]
@@ -88,7 +86,7 @@ class WeightUpdates:
         return f"{owner.name}/{'optimiser state' if update.moves_states_only else 'state'}"
 
     def _keep_part(self, shard: Shard, body: BodyBuilder, first: int) -> None:
-        """The whole of a weight kept in parts is on the chip in forward and backward only."""
+        """Keep only the part: a sharded weight is whole just in forward and backward."""
         body.touched.pop(shard.weight, None)
         if shard.weight in self.residency.away:
             body.hold(self.mapping.use_of_part(shard, shard.weight, first, body.last))
@@ -101,8 +99,8 @@ class WeightUpdates:
         Returns its parts of tensors that are kept whole and were changed: they are gathered later.
         """
         first = len(body.steps)
-        mine = [op for op in update.ops if op.id not in update.whole]
-        parts = self._take_parts(mine, shard, body)
+        partial = [op for op in update.ops if op.id not in update.whole]
+        parts = self._take_parts(partial, shard, body)
         for op in update.ops:
             self._receive(op, stage, body)
             self.operators.append(op, body)
@@ -111,7 +109,7 @@ class WeightUpdates:
                 self._reduce_numbers(op, shard, stage, body)
             self._reduce_over_shards(op, update.weight, body)
             self._send(op, stage, body)
-        changed = {self.mapping.storage(v) for op in mine for v in op.writes}
+        changed = {self.mapping.storage(v) for op in partial for v in op.writes}
         gathered: dict[int, Use] = {}
         for storage, part in parts.items():
             if storage in changed and self.graph.storages[storage].role in _CHANGED:
@@ -121,19 +119,19 @@ class WeightUpdates:
         return gathered
 
     def _receive(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
-        """What updates on other IPUs made for an operator."""
+        """Receive the results of other IPUs' updates that an operator reads."""
         moves = self.exchanges.received.get(op.id, ())
         self.transfers.between_updates(moves, op, stage, body)
 
     def _send(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
-        """What updates on other IPUs wait for, the last of it made by an operator."""
+        """Send the results that other IPUs' updates wait for, after their last writer."""
         self.transfers.between_updates(self.exchanges.sent.get(op.id, ()), op, stage, body)
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
-        """This replica's parts of what it keeps whole.
+        """Slice this replica's parts out of tensors that it keeps whole.
 
         Each is a dynamic slice on every tile, whose slot is the replica's number. The part of a
-        gradient comes from the reduce-scatter, mostly from that of all gradients together.
+        gradient comes from a reduce-scatter, usually that of all gradients together.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements
@@ -153,7 +151,7 @@ class WeightUpdates:
         return parts
 
     def _reduce_over_shards(self, op: OpNode, weight: int, body: BodyBuilder) -> None:
-        """A number made of all elements of a weight that IPUs share is all-reduced among them."""
+        """All-reduce a number over all elements of a weight among the IPUs that share it."""
         if weight not in self.graph.shares:
             return
         elements = self.graph.storages[weight].elements
@@ -170,7 +168,7 @@ class WeightUpdates:
                 body.touch(storage, body.last, body.last)
 
     def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: BodyBuilder) -> None:
-        """A number made of all elements (a norm of LAMB) is all-reduced."""
+        """All-reduce a number computed from all elements (a norm of LAMB) over the replicas."""
         elements = self.graph.storages[shard.weight].elements
 
         def of_weight(value: int) -> bool:

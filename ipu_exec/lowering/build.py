@@ -1,4 +1,4 @@
-"""A plan in the making: append steps, hold memory between them, finish.
+"""Builds a plan: append steps, hold memory between them, finish.
 
 Lowerings use `Builder` so that each reads as the list of its compute sets and exchanges.
 """
@@ -106,12 +106,10 @@ class Builder:
         fragments: np.ndarray | None = None,
         shared_bus: bool = False,
     ) -> int:
-        """Append an exchange, unless nothing moves.
+        """Append an exchange, unless nothing moves; returns its step's index or the next one's.
 
-        Returns the index of the step (or of the next one).
-
-        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at
-        most. ``fragments`` are `messages` of a line unless given.
+        Bytes without a receiver are not sent: ``bytes_out`` is scaled down to sum to ``bytes_in``
+        at most. ``fragments`` are `messages` of a line unless given.
         """
         bytes_in, bytes_out = np.asarray(bytes_in, np.int64), np.asarray(bytes_out, np.int64)
         if not bytes_in.any():
@@ -147,10 +145,7 @@ class Builder:
         )
 
     def place(self, index: int, like: Spread | None = None) -> Operand:
-        """Operand ``index`` on tiles.
-
-        If nobody placed it, wish for ``like`` (linear by default) and take that.
-        """
+        """Operand ``index`` with a layout; if it has none, request ``like`` (default: linear)."""
         operand = self.spec.operands[index]
         if operand.layout is not None:
             return operand
@@ -166,7 +161,7 @@ class Builder:
         return placed(operand, self.wishes[index])
 
     def spread(self, index: int) -> Spread:
-        """How operand ``index`` lies, placed if need be."""
+        """The spread of operand ``index``, which is placed if necessary."""
         return spread_of(self.place(index), self.tiles)
 
     def lead(self, index: int) -> tuple[Operand, Spread]:
@@ -225,7 +220,7 @@ class Builder:
         )
 
     def linear(self, elements: int, dtype: str) -> Spread:
-        """That many elements in poplibs' linear mapping."""
+        """The spread of that many elements in poplibs' linear mapping."""
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
 
     def plan(
@@ -264,7 +259,7 @@ class Builder:
 
 
 def expanded(operand: Operand) -> tuple[bool, ...]:
-    """Which dimensions of a tensor only repeat their first element."""
+    """The dimensions of a tensor that only repeat their first element."""
     return tuple(
         stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True)
     )
@@ -281,7 +276,7 @@ def folded(operand: Operand) -> Operand:
 
 
 def distinct(operand: Operand) -> int:
-    """Elements that are there, not those that an expanded view repeats."""
+    """The number of distinct elements, without those that an expanded view repeats."""
     return folded(operand).elements
 
 

@@ -72,5 +72,5 @@ def _collective(spec: OpSpec, machine: Machine, rounds: int) -> Plan:
 
 def _on_tiles(total: int, where: Spread, otherwise: Spread) -> np.ndarray:
     """``total`` bytes over the tiles, as a tensor lies there."""
-    lies = where.elements if where.elements.any() else otherwise.elements
-    return apportion(total, lies)
+    elements = where.elements if where.elements.any() else otherwise.elements
+    return apportion(total, elements)

@@ -68,7 +68,7 @@ def geometry(
     dilation: Any,
     groups: int,
 ) -> Geometry:
-    """Of an ordinary convolution, from the shapes of its input, weight and output."""
+    """The geometry of an ordinary convolution, from its input's, weight's and output's shapes."""
     rank = len(weight) - 2
     return Geometry(
         data[0] if len(data) == rank + 2 else 1,
@@ -307,10 +307,7 @@ def _cheapest(
     convolution=True,
 )
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
-    """A convolution of rank one to three with its bias.
-
-    It may be strided, dilated, grouped and transposed.
-    """
+    """A convolution of rank one to three with bias: strided, dilated, grouped or transposed."""
     build = Builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]
     out = spec.outputs[0]

@@ -148,6 +148,6 @@ def copy_cycles(nbytes: np.ndarray) -> np.ndarray:
 
 
 def slice_cycles(nbytes: np.ndarray) -> np.ndarray:
-    """A dynamic slice or update of so many bytes a tile (docs/cycles.md#gather)."""
+    """Cycles of a dynamic slice or update of that many bytes per tile (docs/cycles.md#gather)."""
     nbytes = np.asarray(nbytes, np.int64)
     return np.where(nbytes > 0, SLICE_CYCLES + ceil_div(nbytes, SLICE_BYTES_PER_CYCLE), 0)

@@ -2,8 +2,8 @@
 
 See docs/cycles.md#gather.
 
-The table stays where it lies, the indices go to every tile that holds a part of it, and what was
-found is exchanged to where the result lies.
+The table keeps its layout, the indices are sent to every tile that holds a part of it, and the rows
+that are read are exchanged to the tiles of the result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def update_cycles(
 
 
 def _row(table: Operand, dim: int) -> int:
-    """Elements of a row: what one index picks."""
+    """Elements of a row, which one index selects."""
     return max(1, table.elements // max(1, table.shape[dim] if table.shape else 1))
 
 
@@ -138,12 +138,9 @@ def _copied(held: np.ndarray, copies: int) -> np.ndarray:
 def look_up(
     spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int
 ) -> Plan:
-    """Each tile copies the rows it holds among those asked for.
+    """Each tile copies the requested rows that it holds; these are exchanged to a linear result.
 
-    They are exchanged to a linear result.
-
-    A table on a few tiles is copied to more of them, which share the lookups, where that takes less
-    time.
+    A table on a few tiles is copied to more tiles, which share the lookups, if that is faster.
     """
     build = Builder(spec, machine)
     source, lying = build.lead(table)
@@ -151,7 +148,7 @@ def look_up(
     assert out is not None
 
     def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
-        """(elements found, cycles) of each tile."""
+        """(elements read, cycles) of each tile."""
         piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
         gathered = apportion(out.elements, held)
         hits = np.where(piece > 0, ceil_div(gathered, np.maximum(piece, 1)), 0)
@@ -193,7 +190,7 @@ _ADDING = words(
 
 @dataclass(frozen=True)
 class _Updates:
-    """Rows that come to a result and are added there, or written."""
+    """Rows that are sent to a result and added to it, or written."""
 
     result: np.ndarray  # elements of the result that each tile holds
     row: int  # elements
@@ -217,7 +214,7 @@ class _Updates:
         return reduce_cycles(self.result * copies, self.result, self.item_bytes, True)
 
     def total(self, copies: int) -> int:
-        """Cycles with so many copies of the result: reading, adding, and adding up."""
+        """Cycles with that many copies of the result: reading, adding, and adding up."""
         held = _copied(self.result, copies)
         reading = ceil_div(self.arriving(held).max() * self.item_bytes, 4)
         reading = reading + ceil_div(self.lookups, copies)
@@ -275,7 +272,7 @@ def update(
 
 
 def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
-    """What the result of `update` holds before it, and where: the operand ``base``, or zeros."""
+    """The initial result of `update` and its layout: the operand ``base``, or zeros."""
     name = base_name(build.spec)
     if base is None:
         spread = build.linear(out.elements, out.dtype)

@@ -1,6 +1,4 @@
-"""How tensors lie on tiles.
-
-The linear mapping, spreading elements, and what a tile lacks of another's layout.
+"""Layouts of tensors on tiles: the linear mapping, spreads, and elements that a tile lacks.
 
 A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in
 storage order lie together on one tile (0: a whole tile's share), from which reductions tell how
@@ -31,7 +29,7 @@ def ceil_div(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
 
 
 def digest(*parts: object) -> int:
-    """A small number that is the same for everything that prints the same, in every process."""
+    """A small hash of a value's printed form, the same in every process."""
     text = repr(parts).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 
@@ -39,9 +37,8 @@ def digest(*parts: object) -> int:
 def apportion(total: int, share: np.ndarray) -> np.ndarray:
     """Split ``total`` over tiles in proportion to ``share``.
 
-    The result are whole numbers that sum to ``total`` exactly.
-
-    All zero where ``total`` or ``share`` is; a tile without share gets nothing.
+    The result is integers that sum to ``total`` exactly: all zero if ``total`` or ``share`` is. A
+    tile without share gets nothing.
     """
     whole = float(share.sum())
     if total == 0 or whole == 0:
@@ -62,10 +59,7 @@ def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
 
 
 def blocks(extent: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``extent`` over ``parts`` as a planner splits it.
-
-    Blocks rounded up to the grain, what is left at the end.
-    """
+    """``extent`` over ``parts`` as a planner splits it: whole grains, the rest at the end."""
     block = int(ceil_div(ceil_div(extent, grain), parts)) * grain
     return np.clip(extent - block * np.arange(parts, dtype=np.int64), 0, block)
 
@@ -117,19 +111,19 @@ def linear_layout(operand: Operand, tiles: int) -> Layout:
 
 
 def storage_elements(operand: Operand) -> int:
-    """Elements of the storage; of the tensor where the caller left the storage out."""
+    """Elements of the storage, or of the tensor if the caller left the storage out."""
     return operand.storage_elements or operand.elements
 
 
 def is_dense(operand: Operand) -> bool:
-    """True where the tensor is its whole storage, in any order of dimensions."""
+    """Whether the tensor is its whole storage, in any order of dimensions."""
     return operand.elements == storage_elements(operand) and 0 not in [
         s for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1
     ]
 
 
 def is_contiguous(operand: Operand) -> bool:
-    """True for row-major order without holes."""
+    """Whether the tensor is in row-major order without holes."""
     expected = 1
     for extent, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
         if extent != 1 and stride != expected:
@@ -139,9 +133,7 @@ def is_contiguous(operand: Operand) -> bool:
 
 
 def spread_of(operand: Operand, tiles: int) -> Spread:
-    """Elements of ``operand`` on each tile, by the layout of its storage.
-
-    The mapping is linear where nobody placed it.
+    """Elements of ``operand`` on each tile, by the layout of its storage (by default linear).
 
     Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's
     shares, scaled.

@@ -133,14 +133,14 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
     while any(done[k] < len(plan.steps) for k, plan in enumerate(plans)):
         longest = max(range(len(plans)), key=lambda k: len(plans[k].steps) - done[k])
         kind = type(plans[longest].steps[done[longest]])
-        taken = [
+        advancing = [
             k
             for k, plan in enumerate(plans)
             if done[k] < len(plan.steps) and type(plan.steps[done[k]]) is kind
         ]
         name = plans[longest].steps[done[longest]].name.partition("/")[2] or "convolve"
-        steps.append(_join(f"multi_conv/{name}", [plans[k].steps[done[k]] for k in taken]))
-        for k in taken:
+        steps.append(_join(f"multi_conv/{name}", [plans[k].steps[done[k]] for k in advancing]))
+        for k in advancing:
             places[k].append(len(steps) - 1)
             done[k] += 1
     temporaries, wishes, outputs, at = [], [], [], 0

@@ -1,4 +1,4 @@
-"""What lowering takes and gives: the interface between operators and the machine model.
+"""The arguments and results of lowering: the interface between operators and the machine model.
 
 ``lower(spec, machine) -> Plan`` (see `ipu_exec.lowering`). A lowering is a pure function of an
 `OpSpec` and a `Machine`, so equal operators share one plan. All vectors are int64, one entry per
@@ -31,9 +31,9 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one storage lies on the tiles.
+    """The layout of one storage on the tiles.
 
-    Two storages with the same key lie element by element together.
+    Equal elements of two storages with the same key are on the same tile.
     """
 
     key: Hashable
@@ -58,7 +58,7 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """How many elements the operand has."""
+        """The number of the operand's elements."""
         return prod(self.shape)
 
     @property
@@ -72,7 +72,7 @@ class Operand:
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
-        """True where equal indices of both lie on the same tile.
+        """Whether equal indices of both operands are on the same tile.
 
         An elementwise operator then needs no exchange.
         """
@@ -173,10 +173,7 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one operator runs.
-
-    Its steps in order, what it needs meanwhile, and where its results lie.
-    """
+    """The plan of one operator: its steps in order, its temporaries and its results' layouts."""
 
     steps: tuple[Step, ...]
     temporaries: tuple[Temporary, ...] = ()

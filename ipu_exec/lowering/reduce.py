@@ -66,14 +66,14 @@ def reduce_cycles(
 
 
 def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
-    """True where neighbours in memory are reduced to one output."""
+    """Whether neighbours in memory are reduced to one output."""
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
     return bool(wide) and min(wide, key=lambda d: operand.strides[d]) in dims
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """Where a reduction's outputs lie, and to how many each tile of the input contributes."""
+    """The spread of a reduction's outputs, and how many each tile of the input contributes to."""
 
     spread: Spread
     contributed: np.ndarray
@@ -151,7 +151,7 @@ def reduce_over(
 def _stage(
     build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int
 ) -> np.ndarray:
-    """Exchange the partials that tiles hold to where ``outputs`` lie, and reduce them there."""
+    """Exchange the tiles' partials to the tiles of ``outputs``, and reduce them there."""
     arriving = apportion(int(held.sum()), outputs)
     contributors = ceil_div(
         arriving, np.maximum(outputs, 1)

@@ -198,8 +198,8 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     _cell(build, mine, gates, dtype)
     workspace = spec.outputs[3]
     if workspace is not None and workspace.dtype == dtype and workspace.elements:
-        kept = apportion(workspace.elements // steps, mine) * data.item_bytes
-        build.compute("keep", f"popops::DynamicUpdateSlice1d<{kind}>", slice_cycles(kept))
+        saved_bytes = apportion(workspace.elements // steps, mine) * data.item_bytes
+        build.compute("keep", f"popops::DynamicUpdateSlice1d<{kind}>", slice_cycles(saved_bytes))
     build.compute(
         "write output",
         f"popops::DynamicUpdateSlice1d<{kind}>",

@@ -1,11 +1,9 @@
-"""Anchored tensors: values inside the model that a call keeps besides its outputs.
+"""Anchored tensors (``Options.anchorTensor``): values that a call keeps besides its outputs.
 
-``Options.anchorTensor`` asks for them.
-
-Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``,
+Names are those of the compiled graph: ``fc1/addmm:0`` (an operator's result), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
-and ``UpdatedVar___fc1.weight`` (after a weight update). PopTorch writes ``model.fc1.weight`` in the
-last two; that is understood too.
+and ``UpdatedVar___fc1.weight`` (after a weight update). PopTorch's own form of the last two,
+``model.fc1.weight``, is accepted too.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ GRADIENT, UPDATED = "Gradient___", "UpdatedVar___"
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A tensor to keep. ``mode`` None: as the outputs."""
+    """A tensor to keep. ``mode`` None: the outputs' mode."""
 
     name: str
     mode: OutputMode | None = None
@@ -62,9 +60,9 @@ def tensor_names(graph: Graph) -> list[str]:
 
 
 def _kept_here(name: str, role: str) -> bool:
-    """What has no anchor of its own.
+    """Whether a tensor can be anchored by its graph name.
 
-    Accumulators, optimiser states, and what a weight update makes.
+    Accumulators, optimiser states and results of a weight update have no such anchor.
     """
     if "/update/" in name or name.endswith(
         "/gradient"
@@ -80,7 +78,7 @@ def _kept_here(name: str, role: str) -> bool:
 
 
 def canonical(name: str, names: set[str]) -> str:
-    """The name as the graph has it. UsageError names the nearest ones where there is none."""
+    """The name in the graph. If there is none, UsageError lists the nearest ones."""
     for prefix in (GRADIENT, UPDATED):
         if name.startswith(f"{prefix}model.") and name not in names:
             name = prefix + name[len(prefix) + len("model.") :]
@@ -132,7 +130,7 @@ class Watch:
 
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
-        """What runs inside belongs to that micro-batch; `backward` marks its backward."""
+        """Inside, operators belong to that micro-batch; `backward` marks its backward."""
         self._found = {f"input.{i}": leaf for i, leaf in enumerate(_tensors(inputs))}
         self._found |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
@@ -172,12 +170,12 @@ class Watch:
                 self._kept[short].add(self._found[anchor.name], iteration, step, replica)
 
     def backward(self) -> None:
-        """From here on the backward pass runs."""
+        """Mark the beginning of the backward pass."""
         if self._recorder is not None:
             self._recorder.direction = Direction.BACKWARD
 
     def updated(self, iteration: int) -> None:
-        """The optimiser has run."""
+        """Mark that the optimiser has run."""
         if self._exceptions:
             check_weights(dict(self._model.named_parameters()))
         for short, anchor in self._anchors.items():
@@ -186,9 +184,9 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says.
+        """Anchored tensors by short name, combined according to the output mode.
 
-        Not those whose mode kept nothing in this call.
+        Tensors whose mode kept nothing in this call are left out.
         """
         return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 

@@ -36,12 +36,12 @@ class CallPlan:
 
     @property
     def total_replicas(self) -> int:
-        """Replicas of all instances; ``replicas`` are this one's."""
+        """Replicas of all instances; ``replicas`` counts this instance's."""
         return self.replicas * self.instances
 
     @property
     def first_replica(self) -> int:
-        """The number of this instance's first among all replicas."""
+        """The number of this instance's first replica among all replicas."""
         return self.instance * self.replicas
 
     @property
@@ -51,7 +51,7 @@ class CallPlan:
 
     @property
     def mean_divisor(self) -> int:
-        """What Mean divides summed gradients by: accumulation steps x replicas."""
+        """Mean's divisor of summed gradients: accumulation steps x replicas."""
         return self.accumulation * self.total_replicas
 
     def micro_batch_index(self, iteration: int, step: int, replica: int) -> int:
@@ -80,7 +80,7 @@ class Outputs:
     _structure: Any = None
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
-        """Take what the model returned for one micro-batch."""
+        """Add the model's result for one micro-batch."""
         learn(returned)
         leaves, self._structure = tree_flatten(returned)
         # a copy: what the model returned may be a buffer or an input, which the next micro-batch
@@ -105,11 +105,11 @@ class Outputs:
 
     @property
     def any(self) -> bool:
-        """Whether something was kept."""
+        """Whether any output was kept."""
         return bool(self._kept)
 
     def result(self) -> Any:
-        """What the call returns, in the structure that the model returned."""
+        """The call's result, in the structure that the model returned."""
         ordered = [self._kept[key] for key in sorted(self._kept)]
         leaves = [
             _join([_narrow(leaf) for leaf in column]) for column in zip(*ordered, strict=True)
@@ -140,7 +140,7 @@ def _join(leaves: list[Any]) -> Any:
 
 
 def refuse_backward(*args: Any, **kwargs: Any) -> None:
-    """What ``backward`` of an output does."""
+    """The ``backward`` of an output: an Error."""
     raise Error(
         "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a"
         " trainingModel, the backwards pass is performed automatically when invoking the model. If"

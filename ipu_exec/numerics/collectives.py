@@ -1,7 +1,7 @@
 """Every exchange of numbers between the instances of one script.
 
-`Instances` is PyTorch's gloo process group, made for these numbers alone: it stands beside whatever
-groups the script makes with ``torch.distributed``, whose default group it neither needs nor is.
+`Instances` is a gloo process group of PyTorch's for these exchanges alone: it is independent of the
+groups that the script makes with ``torch.distributed`` and of its default group.
 
 Sums are taken in the order of the replicas, wherever they run: each instance gets a part of every
 replica's gradients (an all-to-all), adds them one after another and hands its part of the sum to
@@ -48,11 +48,11 @@ class Instances:
     group: Any  # torch.distributed.ProcessGroupGloo
 
     def gather(self, value: Given) -> list[Given]:
-        """What each instance gave, by instance. It has to be picklable."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self.gather_tensors(torch.tensor([mine.numel()]))
+        """The value that each instance passed, by instance. It has to be picklable."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self.gather_tensors(torch.tensor([data.numel()]))
         padded = torch.zeros(int(torch.cat(sizes).max()), dtype=torch.uint8)
-        padded[: mine.numel()] = mine
+        padded[: data.numel()] = data
         rows = self.gather_tensors(padded)
         return [
             pickle.loads(bytes(row[: int(size)].numpy()))
@@ -61,9 +61,9 @@ class Instances:
 
     def gather_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """The tensor of each instance; all have the same shape and dtype."""
-        mine = _bytes(tensor)
-        rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._wait(lambda: self.group.allgather([rows], [mine]))
+        data = _bytes(tensor)
+        rows = [torch.empty_like(data) for _ in range(self.size)]
+        self._wait(lambda: self.group.allgather([rows], [data]))
         return [row.view(tensor.dtype).view(tensor.shape) for row in rows]
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
@@ -73,7 +73,7 @@ class Instances:
         tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
 
     def broadcast_object(self, value: Given, source: int = 0) -> Given:
-        """What instance ``source`` gave."""
+        """The value that instance ``source`` passed."""
         return self.gather(value if self.rank == source else None)[source]  # type: ignore[return-value]
 
     def total(self, numbers: Sequence[int]) -> list[int]:
@@ -82,7 +82,7 @@ class Instances:
         return [int(number) for number in torch.stack(rows).sum(0)]
 
     def barrier(self) -> None:
-        """Return when every instance has come here."""
+        """Return when every instance has reached the barrier."""
         self.gather_tensors(torch.zeros(1, dtype=torch.uint8))
 
     def add_gradients(
@@ -90,9 +90,9 @@ class Instances:
     ) -> dict[Any, torch.Tensor]:
         """Gradients summed over the replicas of all instances, in the order of the replicas.
 
-        ``replicas``: of each local replica its gradients by parameter, of those that it used. A
-        parameter that no replica used is left out. Instances have the same parameters in the same
-        order, and as many replicas each.
+        ``replicas``: each local replica's gradients by parameter, for the parameters that it used.
+        Parameters that no replica used are left out. All instances have the same parameters in the
+        same order, and equally many replicas.
         """
         used = torch.tensor([[p in mine for p in parameters] for mine in replicas])
         _refuse_sparse(replicas)
@@ -128,18 +128,18 @@ class Instances:
             cut[:, place] = padded.view(self.size, part)
         nbytes = part * cut.element_size()
         sent = _bytes(cut)
-        taken = torch.empty(sum(counts) * nbytes, dtype=torch.uint8)
+        slices = torch.empty(sum(counts) * nbytes, dtype=torch.uint8)
         sizes = [count * nbytes for count in counts], [len(rows) * nbytes] * self.size
         options = torch.distributed.AllToAllOptions()
-        self._wait(lambda: self.group.alltoall_base(taken, sent, *sizes, options))
-        summands = taken.view(dtype).view(sum(counts), part)
+        self._wait(lambda: self.group.alltoall_base(slices, sent, *sizes, options))
+        summands = slices.view(dtype).view(sum(counts), part)
         total = summands[0].clone()
         for summand in summands[1:]:
             total = total + summand
         return torch.cat(self.gather_tensors(total))[:elements]
 
     def _wait(self, begin: Callable[[], Any]) -> None:
-        """Do one of the group's exchanges."""
+        """Run one of the group's exchanges."""
         try:
             begin().wait()
         except RuntimeError as error:
@@ -152,10 +152,10 @@ class Instances:
 
 @cache
 def connect(rank: int, size: int) -> Instances:
-    """The instances, which meet where PyTorch's environment says.
+    """Connect the instances at the address in PyTorch's environment variables.
 
-    Waits for the last of them. UsageError without MASTER_ADDR and MASTER_PORT, Error where they do
-    not meet.
+    Waits for the last of them. UsageError without MASTER_ADDR and MASTER_PORT, Error if they do not
+    connect.
     """
     from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
     from torch.distributed.rendezvous import rendezvous
@@ -185,17 +185,17 @@ def connect(rank: int, size: int) -> Instances:
 
 
 def host_name() -> str:
-    """This machine's."""
+    """The name of this machine."""
     return socket.gethostname()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes: gloo knows fewer dtypes than PyTorch, and moving needs none."""
+    """A tensor's bytes: gloo has fewer dtypes than PyTorch, and copying needs none."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _buckets(parameters: Sequence[torch.Tensor], used: torch.Tensor) -> Iterator[list[int]]:
-    """Parameters that travel together: of one dtype, used by the same replicas, not too many."""
+    """Groups of parameters to send together: one dtype, same replicas, limited size."""
     open_ones: dict[tuple[Any, ...], list[int]] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     for index, parameter in enumerate(parameters):

@@ -1,6 +1,4 @@
-"""Floating-point exceptions, as an IPU raises them.
-
-What arithmetic made of finite numbers and is none, or undefined.
+"""Floating-point exceptions, as an IPU raises them: infinity or NaN from finite operands.
 
 An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
 a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow
@@ -23,7 +21,7 @@ from ipu_exec.lowering import info
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What there was before an operator ran; in place it is gone after."""
+    """Whether operands have NaN, infinity or 0, noted before an operator may overwrite them."""
 
     nan: bool
     infinite: bool
@@ -31,7 +29,7 @@ class Operands:
 
 
 def look_at(args: Any, kwargs: Any) -> Operands:
-    """What is among the operands of a call."""
+    """Inspect the operands of a call."""
     leaves = tree_leaves((args, kwargs))
     numbers = [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, float)]
     tensors = [
@@ -45,7 +43,7 @@ def look_at(args: Any, kwargs: Any) -> Operands:
 
 
 def check(op: OpNode, before: Operands, made: Any) -> None:
-    """Error where what an operator made of its operands is an exception."""
+    """Error if an operator's result is a floating-point exception."""
     operator = info(op.aten)
     results = [
         leaf
@@ -71,7 +69,7 @@ def check(op: OpNode, before: Operands, made: Any) -> None:
 
 
 def check_weights(weights: dict[str, torch.nn.Parameter]) -> None:
-    """Error where a weight update made one that is no number."""
+    """Error if a weight is infinite or NaN after an update."""
     for name, weight in weights.items():
         if not bool(weight.isfinite().all()):
             raise Error(

@@ -123,7 +123,7 @@ class Turns:
         return self._answers[replica]
 
     def _pass_on(self, replica: int) -> None:
-        """The turn goes to the next replica that has not ended."""
+        """Pass the turn to the next replica that has not finished."""
         count = len(self._ended)
         following = ((replica + step) % count for step in range(1, count + 1))
         after = next((r for r in following if not self._ended[r]), None)
@@ -269,5 +269,5 @@ def _added(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _beside(channels: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """A value a channel, as it broadcasts over ``data``."""
+    """One value per channel, shaped to broadcast over ``data``."""
     return channels.view(1, -1, *([1] * (data.dim() - 2)))

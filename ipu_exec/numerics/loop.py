@@ -1,6 +1,4 @@
-"""The real numbers of one call, by plain PyTorch.
-
-How a batch is cut, trained on and put together again.
+"""The real numbers of one call, by plain PyTorch: cut the batch, train on it, join the outputs.
 
 Everything is a function of the model, the optimiser, the batch and a `CallPlan`; nothing here knows
 IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch loop:
@@ -167,9 +165,9 @@ class ReplicaBuffers:
         """Start again from the model's buffers, or from those of these names only."""
         if not names:
             self._kept.clear()
-        for kept in self._kept.values():
+        for buffers in self._kept.values():
             for name in names:
-                kept.pop(name, None)
+                buffers.pop(name, None)
 
 
 def infer(
@@ -194,12 +192,12 @@ def infer(
             among_all = plan.first_replica + replica
             with buffers.of(model, replica, among_all):
                 for step in range(plan.accumulation):
-                    taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
+                    positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                     with (
-                        _watched(watch, (taken, named), iteration, step, replica),
+                        _watched(watch, (positional, named), iteration, step, replica),
                         precision.model(replica),
                     ):
-                        returned = run(model, plan.groupings, among_all, taken, named)
+                        returned = run(model, plan.groupings, among_all, positional, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -233,10 +231,10 @@ def train(
         with torch.enable_grad(), buffers.of(model, replica, among_all):
             _clear(parameters)
             for step in range(plan.accumulation):
-                taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                watched = _watched(watch, (taken, named), iteration, step, replica)
+                positional, named = micro_batch((args, kwargs), plan, iteration, step, replica)
+                watched = _watched(watch, (positional, named), iteration, step, replica)
                 with precision.counting(), watched, precision.model(replica):
-                    returned = run(model, plan.groupings, among_all, taken, named)
+                    returned = run(model, plan.groupings, among_all, positional, named)
                     if watch is not None:
                         watch.backward()
                     _backward(loss_of(returned), parameters, plan, step, scale)
@@ -309,12 +307,12 @@ class _Sum:
         self._apart: list[Gradients] = []  # of each replica, where other instances have some too
 
     def add_replica(self) -> None:
-        """Take what a replica has left in ``.grad``."""
-        mine = {p: p.grad for p in self._parameters if p.grad is not None}
+        """Add the gradients that a replica has left in ``.grad``."""
+        gradients = {p: p.grad for p in self._parameters if p.grad is not None}
         if self._together is None:
-            self._total = add_gradients(self._total, mine)
+            self._total = add_gradients(self._total, gradients)
         else:
-            self._apart.append(mine)
+            self._apart.append(gradients)
 
     def total(self) -> Gradients:
         """The sums, the same on all instances."""
@@ -373,7 +371,7 @@ def _backward(
 
 
 def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> None:
-    """Make gradients summed over the replicas what the optimiser takes."""
+    """Divide gradients summed over the replicas as the optimiser expects them."""
     divisor = 1
     if plan.reduction is ReductionType.Mean:
         divisor = {

@@ -1,7 +1,4 @@
-"""What an IPU does about float16 besides computing in it.
-
-It rounds stochastically, and scales the loss automatically.
-"""
+"""An IPU's float16 handling: stochastic rounding and automatic loss scaling."""
 
 from __future__ import annotations
 
@@ -94,11 +91,11 @@ class LossScaler:
         Error where a share is not in 0 ... 1 or the period is no whole number above 0.
         """
         prefix = "automaticLossScalingSettings."
-        given = {
+        settings = {
             own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart
         }
-        period = given.get("period", UPDATE_PERIOD)
-        shares = [given.get("edge", BIN_EDGE), given.get("share", LARGE_SHARE)]
+        period = settings.get("period", UPDATE_PERIOD)
+        shares = [settings.get("edge", BIN_EDGE), settings.get("share", LARGE_SHARE)]
         if (
             not all(0 <= share <= 1 for share in shares)
             or not isinstance(period, int)
@@ -106,12 +103,12 @@ class LossScaler:
         ):
             raise UsageError(
                 f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0"
-                f" ... 1 and updatePeriod is a whole number above 0, not {given}"
+                f" ... 1 and updatePeriod is a whole number above 0, not {settings}"
             )
-        return LossScaler(scale, **given)
+        return LossScaler(scale, **settings)
 
     def count(self, gradient: torch.Tensor) -> None:
-        """Look at one float16 gradient."""
+        """Count one float16 gradient's elements."""
         self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
         self._total += gradient.numel()
 
@@ -237,7 +234,7 @@ class Precision:
 
     @staticmethod
     def _rounded(values: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        """The float32 values that float16 can hold."""
+        """The float32 values rounded to those of float16."""
         if generator is not None:
             return round_stochastically(values, generator).float()
         return values.clamp(-HALF_MAX, HALF_MAX).half().float()

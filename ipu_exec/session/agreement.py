@@ -63,16 +63,16 @@ def agree(
     """
     facts = _facts(options, model, inputs, optimiser)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    mine = launch()
-    node = 0 if mine is None else mine.node
-    given = together.gather((digest, host_name(), node, int(options.replication_factor)))
-    if len({digest for digest, *_ in given}) > 1:
+    own_launch = launch()
+    node = 0 if own_launch is None else own_launch.node
+    gathered = together.gather((digest, host_name(), node, int(options.replication_factor)))
+    if len({digest for digest, *_ in gathered}) > 1:
         _refuse(together.gather(facts))
     _share_weights(together, model)
-    counts = [count for *_, count in given]
+    counts = [count for *_, count in gathered]
     return tuple(
         Peer(instance, host, node, sum(counts[:instance]), count)
-        for instance, (_, host, node, count) in enumerate(given)
+        for instance, (_, host, node, count) in enumerate(gathered)
     )
 
 

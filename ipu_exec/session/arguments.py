@@ -76,13 +76,13 @@ def bind(
 def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """PopTorch's words for a parameter without a default that is not given; "" for other faults."""
     try:
-        given = signature.bind_partial(*args, **kwargs).arguments
+        bound = signature.bind_partial(*args, **kwargs).arguments
     except TypeError:
         return ""
     varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in signature.parameters.items():
         wanted = parameter.default is parameter.empty and parameter.kind not in varying
-        if wanted and name not in given:
+        if wanted and name not in bound:
             return f"Mandatory parameter {name} missing. "
     return ""
 

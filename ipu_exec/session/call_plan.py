@@ -1,7 +1,4 @@
-"""What the options say of a call of the model.
-
-How its batch is cut, and what becomes of gradients and outputs.
-"""
+"""The plan of a call by the options: how its batch is cut, its gradients and its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from ipu_exec.options import Options
 def plan_call(options: Options, training: bool) -> CallPlan:
     """The plan that ``options`` ask for.
 
-    Error where EveryN does not divide the micro-batches of a replica.
+    Error if EveryN does not divide the number of a replica's micro-batches.
     """
     mode = options.output_mode
     if mode is OutputMode.Default:
@@ -55,6 +52,6 @@ def plan_call(options: Options, training: bool) -> CallPlan:
 
 
 def samples_of(micro_batch: Any) -> int:
-    """Of a micro-batch's inputs: the first dimension of the first tensor."""
+    """The samples of a micro-batch: the first dimension of its first tensor."""
     tensors = [leaf for leaf in tree_leaves(micro_batch) if isinstance(leaf, torch.Tensor)]
     return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1

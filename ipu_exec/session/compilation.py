@@ -1,7 +1,4 @@
-"""Compiling as an executor asks for it.
-
-The way is from the user's model and options, through the cache of executables where that is on.
-"""
+"""Compilation of a user's model and options for an executor, through the cache if it is on."""
 
 from __future__ import annotations
 

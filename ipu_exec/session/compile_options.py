@@ -1,4 +1,4 @@
-"""PopTorch's ``Options`` in the words of the compiler."""
+"""Translates PopTorch's ``Options`` into the compiler's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ipu_exec.replica_groups import Groupings
 def compile_options(
     options: Options, training: bool, micro_batch: int, groupings: Groupings
 ) -> CompileOptions:
-    """What ``options`` ask of the compiler.
+    """The compiler's options for ``options``.
 
     ``micro_batch``: samples; ``groupings``: weights that differ between replicas.
     """
@@ -76,16 +76,16 @@ def compile_options(
 
 
 def _offline(options: Options) -> bool:
-    """Without a device there is none to attach, and any number of IPUs will do."""
+    """Whether there is no device to attach, so that any number of IPUs is allowed."""
     return options.connection_type is ConnectionType.Never
 
 
 def strategy_options(
     strategy: ExecutionStrategy, choices: Sequence[StageChoice] = ()
 ) -> StrategyOptions:
-    """The stages that a strategy names, and how they share the time.
+    """The stages that a strategy names, and how they are scheduled.
 
-    ``choices``: how each saves memory, where a placement file says it.
+    ``choices``: how each stage saves memory, if a placement file says so.
     """
     if isinstance(strategy, PipelinedExecution) and strategy.phases:
         return _pipelined_phases(strategy)
@@ -140,7 +140,7 @@ def _output_mode(options: Options, training: bool) -> OutputMode:
 
 
 def _buffering(options: Options) -> int:
-    """How many micro-batches the host has ready for a stream, or room for."""
+    """How many micro-batches of a stream the host buffers."""
     settings = options._Popart.settings
     if not settings.get("enablePrefetchDatastreams", True):
         return 1
@@ -148,7 +148,7 @@ def _buffering(options: Options) -> int:
 
 
 def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:
-    """In phased execution tensors wait off the chip unless their location says otherwise."""
+    """The tensor locations; in phased execution they are off the chip unless set otherwise."""
 
     def location(settings: TensorLocationSettings) -> Location:
         off_chip, usual = settings.on_chip_storage, Location()

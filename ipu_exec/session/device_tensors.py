@@ -1,4 +1,4 @@
-"""What the device holds of a model's weights and buffers, where it is not what the host holds.
+"""The device's copies of a model's weights and buffers, where they differ from the host's.
 
 PopTorch copies weights when it attaches to a device and when it is asked to, not at each call
 [POPTORCH, python/_poplar_executor.py]: what a script writes into a parameter afterwards is not seen
@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Its parameters and buffers by name, each once; those without data on the host left out."""
+    """A model's parameters and buffers by name, each once, without those with no host data."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in named.items() if _plain(tensor)}
 
@@ -31,7 +31,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A clone that is written apart; its memory is its own only where it has to be.
+    """A copy-on-write clone; its memory is only copied at once if it has to be.
 
     Memory that PyTorch did not allocate (of a file, an array, other processes) cannot be shared so:
     writing to what `torch.load` gave would end the process, and the others are refused.
@@ -43,33 +43,33 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether neither was written since one was cloned of the other."""
+    """Whether neither tensor was written since one was cloned from the other."""
     address = torch._C._data_address  # type: ignore[attr-defined]
     return bool(address(one) == address(other)) and one.dtype is other.dtype
 
 
 class DeviceTensors:
-    """Weights and buffers on the device, by name; empty where there is no device."""
+    """Weights and buffers on the device, by name; empty without a device."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
 
     def copy_to_device(self, host: Tensors) -> None:
-        """Hold what the host has now."""
+        """Copy the host's current tensors to the device."""
         self._held |= {name: _clone(tensor) for name, tensor in host.items()}
 
     def copy_to_host(self, host: Tensors) -> None:
-        """Have the host's tensors hold what the device has."""
+        """Copy the device's tensors to the host's."""
         with torch.no_grad():
             for name, tensor in self._differing(host).items():
                 tensor.copy_(self._held[name])
 
     def release(self) -> None:
-        """Hold nothing: there is no device any more."""
+        """Drop all tensors: the device is detached."""
         self._held.clear()
 
     def _differing(self, host: Tensors) -> dict[str, torch.Tensor]:
-        """The host's tensors that hold something else than the device."""
+        """The host's tensors that differ from the device's."""
         return {
             name: tensor
             for name, tensor in host.items()
@@ -80,9 +80,9 @@ class DeviceTensors:
 
     @contextlib.contextmanager
     def training(self, host: Tensors) -> Iterator[None]:
-        """Run a training call: it begins from what the device has, and the host follows it.
+        """Run a training call from the device's tensors, and update the host's with the result.
 
-        What the host was given meanwhile is lost, as it is where PopTorch copies the trained
+        Values written to the host's tensors meanwhile are lost, as when PopTorch copies trained
         weights to the host.
         """
         if not self._held:
@@ -104,7 +104,7 @@ class DeviceTensors:
 
     @contextlib.contextmanager
     def inference(self, host: Tensors, buffers: Tensors) -> Iterator[None]:
-        """Run an inference call with what the device has; the host's tensors stay as they are.
+        """Run an inference call with the device's tensors; the host's are not changed.
 
         ``buffers`` are those of ``host`` that the model may write.
         """
@@ -112,7 +112,7 @@ class DeviceTensors:
             yield
             return
         differing = self._differing(host)
-        kept = {name: tensor.data for name, tensor in differing.items()}
+        host_data = {name: tensor.data for name, tensor in differing.items()}
         for name, tensor in differing.items():
             tensor.data = self._held[name]
         self._held.clear()
@@ -125,5 +125,5 @@ class DeviceTensors:
             with torch.no_grad():
                 for name in written:
                     buffers[name].copy_(before[name])
-            for name, data in kept.items():
+            for name, data in host_data.items():
                 host[name].data = data

@@ -1,7 +1,7 @@
-"""Which IPUs the models of this process hold.
+"""The IPUs that the models of this process hold.
 
-There are as many as anyone asks for, but of a device that was asked for by its id
-(``Options.useIpuId``) there is one: a second model gets it when the first has detached.
+Any number of IPUs is available, but a device requested by its id (``Options.useIpuId``) is
+exclusive: a second model only gets it after the first has detached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOLDERS: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def acquire(holder: object, ipu_id: int | None, ipus: int) -> None:
-    """Take a device of so many IPUs. Error where another model has it."""
+    """Attach to a device of that many IPUs. Error if another model holds it."""
     if ipu_id is not None:
         if any(held == ipu_id for other, held in _HOLDERS.items() if other is not holder):
             raise UnrecoverableError(
@@ -32,5 +32,5 @@ def acquire(holder: object, ipu_id: int | None, ipus: int) -> None:
 
 
 def give_back(holder: object) -> None:
-    """The device is free again."""
+    """Release the device."""
     _HOLDERS.pop(holder, None)

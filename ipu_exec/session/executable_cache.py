@@ -1,9 +1,6 @@
-"""The cache of executables.
+"""The executable cache (``Options.enableExecutableCaching``): a directory of compiled models.
 
-It is a directory of compiled models, by what they were compiled from
-(``Options.enableExecutableCaching``).
-
-A cache that does not work costs a warning.
+Entries are keyed by all inputs of the compilation. A cache that does not work is only a warning.
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ logger = logging.getLogger("ipu_exec")
 def from_cache(
     directory: str, graph: Graph, options: CompileOptions, compiled: Callable[[], Executable]
 ) -> Executable:
-    """The executable of ``graph`` that the directory has, or what ``compiled`` makes.
-
-    The latter is put there.
-    """
+    """The directory's executable of ``graph``, or that of ``compiled``, which is then stored."""
     name = executable_file.key(graph, options, registry.by_users())
     path = Path(directory) / f"{name}{executable_file.SUFFIX}"
     cached = _read(path)
@@ -56,7 +50,7 @@ def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executa
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Of processes that want one executable, one compiles while the others wait and then read it.
+    """Let one of the processes that want an executable compile it while the others wait for it.
 
     The lock is the kernel's, so that a dead process holds none. Its file goes once there is an
     executable to read: whoever waits at the old file finds that.

@@ -1,6 +1,4 @@
-"""Compiled models as files.
-
-What ``compileAndExport`` and ``save`` write and the executable cache keeps.
+"""Compiled models as files: written by ``compileAndExport``, ``save`` and the executable cache.
 
 A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``program.json``
 and ``arrays.bin`` (the compiled program, its inputs and the random state, see
@@ -40,7 +38,7 @@ MOST_BYTES = {_HEADER: 1 << 20, _PROGRAM: 1 << 28, _ARRAYS: 1 << 32, _MODEL: 1 <
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """What a file holds but for its model."""
+    """The contents of a file without its model."""
 
     header: dict[str, Any]
     executable: Any  # without the user's options
@@ -98,7 +96,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> Stored:
-    """The compiled program of a file. Error where there is none, or another compiler wrote it."""
+    """The compiled program of a file. Error if it has none or another compiler wrote it."""
     header, program, content = _open(path, _PROGRAM, _ARRAYS)
     if header["compiler"] != fingerprint():
         raise Error(
@@ -118,7 +116,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
 
 
 def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list[int] | None]:
-    """What a program consists of. ValueError where it is something else."""
+    """The parts of a program. ValueError if they are not those of a program."""
     if not isinstance(whole, tuple) or len(whole) != 4:
         raise ValueError("it is no compiled program")
     executable, inputs, state, rng_state = whole
@@ -163,7 +161,7 @@ def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
 
 
 def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
-    """The header and members of the archive; empty where it has no such member."""
+    """The header and members of the archive; a missing member is empty."""
     name = os.fspath(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -188,7 +186,7 @@ def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
 
 
 def _member(archive: zipfile.ZipFile, member: str) -> bytes:
-    """A member's content; ValueError where it says to be larger than it may be."""
+    """A member's content; ValueError if its stated size is over the limit."""
     if member not in archive.namelist():
         return b""
     info = archive.getinfo(member)
@@ -201,7 +199,7 @@ def _member(archive: zipfile.ZipFile, member: str) -> bytes:
 
 
 def _check_header(name: str, header: Any) -> None:
-    """Error where it is not one of ours and of this version."""
+    """Error if the file is not one of ours, of this version."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise Error(f"{name} is not a compiled model. Write one with compileAndExport")
     if header.get("version") != VERSION:
@@ -218,7 +216,7 @@ def _check_header(name: str, header: Any) -> None:
 
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
-    """Of the sources that decide what is compiled: another compiler's executables are not taken."""
+    """A digest of the compiler's sources, so that other compilers' executables are refused."""
     digest = hashlib.sha256(torch.__version__.encode())
     root = Path(__file__).parents[1]
     for source in sorted([*root.rglob("*.py"), *(root.parent / "profiler").glob("*.py")]):
@@ -227,7 +225,7 @@ def fingerprint() -> str:
 
 
 def key(*parts: Any) -> str:
-    """Name of a cache entry for values whose ``repr`` says all, under this compiler."""
+    """The name of a cache entry for values with a complete ``repr``, under this compiler."""
     digest = hashlib.sha256(fingerprint().encode())
     for part in parts:
         digest.update(repr(part).encode())

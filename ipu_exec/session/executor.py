@@ -167,14 +167,14 @@ class PoplarExecutor:
         if isinstance(model, PoplarExecutor):
             model = model.model
         _check_wrapped(kind, model, options)
-        given = user_model if user_model is not None else model
-        if training and self._wraps_a_copy and is_wrapped(given):
+        original = user_model if user_model is not None else model
+        if training and self._wraps_a_copy and is_wrapped(original):
             raise Error(ALREADY_WRAPPED)
-        trainer = trainer_of(given)
+        trainer = trainer_of(original)
         self._trainer = weakref.ref(trainer) if trainer is not None else None
         self._model = shallow_copy(model) if self._wraps_a_copy else model
         own = not training and self._wraps_a_copy
-        self._user_model: torch.nn.Module = self._model if own else given
+        self._user_model: torch.nn.Module = self._model if own else original
         self._options = _own_options(options, training)
         self._training = training
         self._modes: Modes = ()  # of the modules, once compiled
@@ -221,7 +221,7 @@ class PoplarExecutor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches.
 
-        Takes what the model takes, with all of them along dimension 0.
+        Takes the model's arguments, with all micro-batches along dimension 0.
         """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
@@ -281,7 +281,7 @@ class PoplarExecutor:
         return result
 
     def _write_optimiser_state(self) -> None:
-        """Have the device take the state of the optimiser that was loaded since the last call."""
+        """Write the optimiser state that was loaded since the last call to the device."""
         optimizer = poptorchs(self._optimizer)
         if optimizer is not None and optimizer.ipu_state_is_dirty:
             self.copyWeightsToHostIfNeeded()
@@ -299,7 +299,7 @@ class PoplarExecutor:
         self._seeded = True
 
     def _watch(self) -> Watch | None:
-        """What looks at the tensors of a call, where options ask for some."""
+        """The watch on the tensors of a call, if the options ask for one."""
         exceptions = bool(
             self._options.Precision.floating_point_exceptions
             or self._options._Popart.settings.get("enableFloatingPointChecks")
@@ -314,7 +314,7 @@ class PoplarExecutor:
         return Watch(self._model, self._anchors, self._plan, self._training, exceptions, others)
 
     def _optimiser_tensors(self) -> dict[str, torch.Tensor]:
-        """What the device keeps for the optimiser, by PopART's names."""
+        """The device's tensors of the optimiser, by PopART's names."""
         if self._optimizer is None:
             return {}
         own: dict[torch.Tensor, tuple[str, int]] = {
@@ -333,7 +333,7 @@ class PoplarExecutor:
         return self._device.inference(host, dict(self._model.named_buffers()))
 
     def _check_norm_group(self, watching: bool) -> None:
-        """UsageError where replicas that take turns at batch norms cannot do what else is asked."""
+        """UsageError for options that do not work with batch norms over several replicas."""
         reasons = {
             "anchored tensors and checks of floating-point exceptions": watching,
             "replicaGrouping": bool(self._plan.groupings),
@@ -347,7 +347,7 @@ class PoplarExecutor:
                 )
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
-        """Compile anew, for the path that the data of this call took."""
+        """Recompile for the path that the data of this call took."""
         logger.warning(
             "recompiling because the model branches on data, and this call took another path than"
             " was compiled"
@@ -358,7 +358,7 @@ class PoplarExecutor:
         self._inputs, self._state = inputs, state
 
     def _float16(self) -> Precision:
-        """What the options ask for float16, with its state from call to call."""
+        """The float16 handling that the options ask for, with its state from call to call."""
         if self._precision is None:
             training, options = self._training, self._options
             seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
@@ -377,9 +377,9 @@ class PoplarExecutor:
         return self._precision
 
     def _stop_after_compiling(self) -> NoReturn:
-        """`ipu-run --compile-only`.
+        """End the script after compiling, for `ipu-run --compile-only`.
 
-        The profile is whole, and the script ends before any number is computed.
+        The profile is complete, and no number is computed.
         """
         where = ""
         if self._session is not None:
@@ -392,7 +392,7 @@ class PoplarExecutor:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running.
 
-        Nothing happens where that was done already.
+        Does nothing if that was done already.
         """
         self._prepare(args, kwargs)
         if self._session is not None:
@@ -401,7 +401,7 @@ class PoplarExecutor:
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
+        """Compile if necessary. Returns the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
         groupings = grouping.resolve(
@@ -429,7 +429,7 @@ class PoplarExecutor:
         return streamed, named
 
     def _fill_pipeline(self, inputs: Any) -> None:
-        """Take the Blocks and micro-batches that `ipu-run --num-ipus` chose, where it did."""
+        """Apply the Blocks and micro-batches that `ipu-run --num-ipus` chose, if it did."""
         options = prepare(self._model, self._options, self._training, inputs)
         if options is not None:
             self._options = options
@@ -437,7 +437,7 @@ class PoplarExecutor:
             self._plan = replace(plan, groupings=self._plan.groupings)
 
     def _meet(self, inputs: dict[str, Any]) -> None:
-        """Find the other instances before the first call, where some share the training."""
+        """Connect to the other instances before the first call if any share the training."""
         options = self._options
         offline = options.connection_type is ConnectionType.Never
         if self._plan.instances == 1 or not self._training or offline or self._together:
@@ -459,9 +459,9 @@ class PoplarExecutor:
 
         start = time.perf_counter()
         log_options(self._options)
-        taken, named = numerics.micro_batch((args, kwargs), self._plan)
+        positional, named = numerics.micro_batch((args, kwargs), self._plan)
         if levers := asked_levers():
-            taken, named = self._pull(levers, (taken, named))
+            positional, named = self._pull(levers, (positional, named))
         groupings = self._plan.groupings
         modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
@@ -472,7 +472,7 @@ class PoplarExecutor:
         ):
             for_whom = (
                 self._model,
-                taken,
+                positional,
                 named,
                 self._options,
                 self._optimizer,
@@ -482,7 +482,7 @@ class PoplarExecutor:
             try:
                 executable = compile_step(*for_whom, contents, groupings)
             except ContentError:
-                contents = read_contents(self._model, taken, named, self._training)
+                contents = read_contents(self._model, positional, named, self._training)
                 executable = compile_step(*for_whom, contents, groupings)
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
@@ -491,7 +491,7 @@ class PoplarExecutor:
 
     @contextmanager
     def _being_captured(self, modes: Modes, groupings: grouping.Groupings) -> Iterator[None]:
-        """Inside, the model is as a compile wants it."""
+        """Inside, the model is prepared for compilation."""
         with (
             torch.random.fork_rng(devices=[]),
             on_ipu(),
@@ -611,7 +611,7 @@ class PoplarExecutor:
         return self._training and bool(self._options.Training.automatic_loss_scaling)
 
     def _tell(self) -> None:
-        """Log what the device is told of the optimiser, where that is new."""
+        """Log the optimiser settings sent to the device if they have changed."""
         assert self._optimizer is not None
         told = optimiser_log.described(self._optimizer, self._scales_automatically)
         if told != self._told:
@@ -619,13 +619,13 @@ class PoplarExecutor:
             self._told = told
 
     def _loss_scale(self) -> float:
-        """What automatic loss scaling multiplies the loss by now."""
+        """The current factor of automatic loss scaling."""
         scaler = self._float16().scaler
         assert scaler is not None
         return scaler.scale
 
     def _state_of_model(self) -> dict[str, Any]:
-        """What the compiled program depends on besides its inputs, by what to call it in a log."""
+        """What the compiled program depends on besides its inputs, by its name in the log."""
         state: dict[str, Any] = {
             "the grouping of replicas": tuple(sorted(self._plan.groupings.items()))
         }
@@ -740,7 +740,7 @@ class PoplarExecutor:
     # -- tensors ---
 
     def getTensorNames(self) -> list[str]:
-        """Names of all tensors that `Options.anchorTensor` can keep, and of the optimiser's.
+        """Names of the optimiser's tensors and of all that `Options.anchorTensor` can keep.
 
         Error before compiling.
         """
@@ -1159,7 +1159,7 @@ def _hooked() -> Iterator[None]:
 
 @contextmanager
 def _said_of_tensors() -> Iterator[None]:
-    """A message of torch names the user's tensors, which stand in for them while it compiles."""
+    """A torch error message with the user's tensors instead of their compile-time stand-ins."""
     try:
         yield
     except TypeError as error:
@@ -1171,7 +1171,7 @@ def _said_of_tensors() -> Iterator[None]:
 
 
 def _own_options(given: Options | None, training: bool) -> Options:
-    """A copy of what was given, which is in use from here on."""
+    """A copy of the given options, in use from here on."""
     options = given.clone() if given is not None else Options()
     if given is not None:
         given._freeze()
@@ -1192,7 +1192,7 @@ def _check_wrapped(kind: str, model: Any, options: Any) -> None:
 
 
 def check_updatable(names: Sequence[str], model: torch.nn.Module) -> None:
-    """Error where ``Options.updatableNamedBuffers`` names what is no buffer."""
+    """Error if ``Options.updatableNamedBuffers`` names something other than a buffer."""
     known = dict(model.named_buffers())
     for name in names:
         if name not in known:
@@ -1203,7 +1203,7 @@ def check_updatable(names: Sequence[str], model: torch.nn.Module) -> None:
 
 
 def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """PopTorch's, where none is given (docs/poptorch-semantics.md#optimisers)."""
+    """PopTorch's default optimiser (docs/poptorch-semantics.md#optimisers)."""
     try:
         return SGD(model.parameters(), lr=0.01)
     except ValueError as error:
@@ -1231,10 +1231,7 @@ def _check_inference(options: Options, optimizer: object) -> None:
 
 
 def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What of an optimiser decides which operators its step runs.
-
-    Everything but the values of its rates.
-    """
+    """The facts that decide which operators an optimiser's step runs: all but its rates' values."""
     groups = []
     for group in optimizer.param_groups:
         settings = {

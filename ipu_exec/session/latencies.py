@@ -111,15 +111,15 @@ def _times(
     Without a stage, the start of the first task of the micro-batch, twice.
     """
     schedule = executable.timeline.schedule
-    mine = schedule.micro_batch == micro_batch
+    in_micro_batch = schedule.micro_batch == micro_batch
     if stage is not None:
-        tasks = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
+        tasks = np.flatnonzero(in_micro_batch & (schedule.kind == kind) & (schedule.stage == stage))
         if len(tasks):
             count = int(schedule.micro_batch.max()) + 1
             carried = _carried(executable, kind, micro_batch % count)
             first = tasks[0]
             return int(schedule.start[first]) + carried, int(schedule.end[first]) + carried
-    first = int(schedule.start[mine & ~np.isin(schedule.kind, schedules.BESIDE)].min())
+    first = int(schedule.start[in_micro_batch & ~np.isin(schedule.kind, schedules.BESIDE)].min())
     return first, first
 
 
