@@ -189,8 +189,8 @@ def _mapping(said: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
 
 def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     first, count = (int(one) for one in said["blocks"])
-    mine = blocks[first : first + count]
-    if first < 0 or count < 1 or len(mine) != count:
+    stage_blocks = blocks[first : first + count]
+    if first < 0 or count < 1 or len(stage_blocks) != count:
         raise ValueError(f"Blocks {first} to {first + count} of {len(blocks)}")
     recompute = said["recompute"]
     if recompute is not None and not isinstance(recompute, bool):
@@ -198,7 +198,7 @@ def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     ipu = int(said["ipu"])
     if not 0 <= ipu < 256:
         raise ValueError(f"IPU {ipu}")
-    return StagePlan(ipu, mine, recompute, bool(said["state_off_chip"]))
+    return StagePlan(ipu, stage_blocks, recompute, bool(said["state_off_chip"]))
 
 
 def _strings(said: Any) -> tuple[str, ...]:

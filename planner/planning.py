@@ -121,7 +121,7 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
     if state.open_rate > best.rate:
         gap = 1 - best.rate / state.open_rate
     some = next(iter(state.priced.values())).costs
-    made = Plan(
+    draft = Plan(
         question,
         tuple(ranked),
         blocks or some.names,
@@ -132,7 +132,7 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
         seconds=time.monotonic() - state.began,
         clock_hz=some.machine.clock_hz,
     )
-    return replace(made, why=tuple(words.why(made)))
+    return replace(draft, why=tuple(words.why(draft)))
 
 
 # -- costs ---

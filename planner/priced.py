@@ -70,14 +70,14 @@ class Place:
         all-reduce of their own. How much longer it takes the compile has said.
         """
         key, costs = self.priced.key, self.priced.costs
-        mine = rings(key.shards, self.pipeline, self.replicas)
+        whole = rings(key.shards, self.pipeline, self.replicas)
         if not key.in_parts:
-            return mine
+            return whole
         compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
         where = np.array(costs.ipus)[costs.stage]
         nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
         longer = costs.reduce - int(compiled.cycles(nbytes).max())
-        return Rings(mine.base + longer, mine.rate)
+        return Rings(whole.base + longer, whole.rate)
 
 
 def places(priced: Priced, question: Question) -> list[Place]:
@@ -143,8 +143,10 @@ def keeps_are_cheapest(costs: Costs) -> bool:
     if not costs.training:
         return True
     first, last = np.triu_indices(len(costs))
-    kept, again = (costs.stash_cycles(first, last, recompute) for recompute in (False, True))
-    return bool((2 * kept <= 2 * again + costs.again_cycles(first, last)).all())
+    keeping, recomputing = (
+        costs.stash_cycles(first, last, recompute) for recompute in (False, True)
+    )
+    return bool((2 * keeping <= 2 * recomputing + costs.again_cycles(first, last)).all())
 
 
 def is_legal(key: Key, question: Question) -> bool:

@@ -187,7 +187,7 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
     """A split whose fullest tile is about as small as can be, by halving what a tile may hold."""
     costs, choices = place.costs(rings), choices_of(place, question)
     low, high = costs.machine.bytes_per_tile, costs.machine.bytes_per_tile << 8
-    found: Prediction | None = None
+    smallest: Prediction | None = None
     for _ in range(_HALVINGS + 8):
         middle = (low + high) // 2
         try:
@@ -195,11 +195,11 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
         except ValueError:
             low = middle
             continue
-        found = what_if(costs, split.prediction.assignment)
-        high = min(middle, max(found.fullest))
+        smallest = what_if(costs, split.prediction.assignment)
+        high = min(middle, max(smallest.fullest))
         if high - low < costs.machine.bytes_per_tile // 200:
             break
-    return found
+    return smallest
 
 
 def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:

@@ -57,8 +57,10 @@ class Levers:
 
     def over(self, before: Levers) -> Levers:
         """These, and of those not pulled what ``before`` has."""
-        kept = {name: getattr(before, name) for name in before.pulled if name not in self.pulled}
-        return replace(self, **kept)
+        inherited = {
+            name: getattr(before, name) for name in before.pulled if name not in self.pulled
+        }
+        return replace(self, **inherited)
 
     @property
     def argument(self) -> str:

@@ -49,7 +49,7 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
     fullest = _fullest(basis.costs, basis.present)
     worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
     now = assignment_cycles(basis.costs, basis.present)
-    found = []
+    reliefs = []
     for words, levers in _candidates(basis, worst):
         costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
         after = _fullest(costs, assignment)
@@ -61,18 +61,18 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
         command, where = _asked(basis, levers)
         estimate = levers.half or bool(levers.micro_batch)
         fits = _fits(costs, assignment)
-        found.append(Relief(words, freed, fits, cycles, command, where, estimate))
-    return sorted(found, key=lambda one: -one.freed)
+        reliefs.append(Relief(words, freed, fits, cycles, command, where, estimate))
+    return sorted(reliefs, key=lambda one: -one.freed)
 
 
 def _fullest(costs: Costs, assignment: Assignment) -> list[int]:
-    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    return [one.nbytes for one in found]
+    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    return [one.nbytes for one in ipus]
 
 
 def _fits(costs: Costs, assignment: Assignment) -> str:
-    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    worst = min(found, key=lambda one: one.free)
+    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    worst = min(ipus, key=lambda one: one.free)
     over = f" by {size(-worst.free)}" if worst.answer is Answer.OVER else ""
     where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
     return f"{where}{worst.answer.value}{over}"

@@ -47,12 +47,12 @@ def at_slices(known: OfSteps, step: np.ndarray, name: str) -> np.ndarray:
         return np.zeros(len(step), dtype=np.int64)
     at = np.searchsorted(known.step, step).clip(0, len(known.step) - 1)
     there = known.step[at] == step
-    found = np.where(there, values[at], 0)
+    values_there = np.where(there, values[at], 0)
     if name != "live" or not len(step):
-        return found
+        return values_there
     last = np.maximum.accumulate(np.where(there, np.arange(len(step)), -1))
     first = values[at[int(there.argmax())]] if there.any() else 0
-    return np.where(last >= 0, found[last], first)
+    return np.where(last >= 0, values_there[last], first)
 
 
 def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -79,5 +79,5 @@ def most(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
     last = np.searchsorted(start, edges[1:], side="left")
     padded = np.append(value, 0)
     bounds = np.stack([first, np.maximum(first, last)], axis=1).ravel().clip(0, len(value))
-    found = np.maximum.reduceat(padded, bounds)[::2]
-    return np.where(last > first, found, 0)
+    peaks = np.maximum.reduceat(padded, bounds)[::2]
+    return np.where(last > first, peaks, 0)

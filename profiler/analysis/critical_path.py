@@ -140,11 +140,11 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     import pandas as pd
 
     known = path.task >= 0
-    mine = tasks.iloc[path.task[known]]
+    on_path = tasks.iloc[path.task[known]]
     phase = np.full(len(known), WAITING, dtype=object)
-    phase[known] = mine["phase"].astype(str).to_numpy()
+    phase[known] = on_path["phase"].astype(str).to_numpy()
     body = np.full(len(known), -1, dtype=np.int64)
-    body[known] = mine["body"].to_numpy()
+    body[known] = on_path["body"].to_numpy()
     pieces = pd.DataFrame({"phase": phase, "body": body, "length": path.end - path.start})
     return pieces.value_counts(sort=False).rename("times").reset_index()
 

@@ -126,17 +126,17 @@ def _leaves(
     """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed up by path."""
     import pandas as pd
 
-    found = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
+    operators = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
     has_op = (rows["op"] >= 0).to_numpy()
-    module = found["module"].astype(str).to_numpy()
+    module = operators["module"].astype(str).to_numpy()
     if "module" in rows:
         module = np.where(rows["module"] != "", rows["module"], module)
-    block = found["block_name"].astype(str).to_numpy()
+    block = operators["block_name"].astype(str).to_numpy()
     stage = rows["stage"].to_numpy()
     columns: dict[str, Any] = {
         "module": module,
-        "operator": np.where(has_op, found["name"].astype(str), _whole_copies(rows["name"])),
-        "aten": np.where(has_op, found["aten"].astype(str), rows["otherwise"]),
+        "operator": np.where(has_op, operators["name"].astype(str), _whole_copies(rows["name"])),
+        "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), "no stage"),
         # In place of a module, where there is none and no operator either.

@@ -39,10 +39,12 @@ def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
     variables = report.variables_with("tensor", "block", "dtype")
     variables = variables[variables["tensor"] >= 0]
     about = variables.drop_duplicates("tensor").set_index("tensor")[["block", "dtype"]]
-    mine = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
-    mine = mine.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
-    mine = mine.assign(way=mine["purpose"].astype(str).map(_WAYS), block=mine["block"].astype(int))
-    return mine[_COLUMNS]
+    moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    moved = moved.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
+    moved = moved.assign(
+        way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)
+    )
+    return moved[_COLUMNS]
 
 
 def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:

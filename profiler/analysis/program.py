@@ -57,8 +57,8 @@ def _longest_of_ipus(
     several = np.flatnonzero(some & (changes[at[0]] != changes[at[1]]))
     cycles[several] = 0
     for one in np.unique(ipu).tolist():
-        mine = ipu == one
-        of_ipu, running = leaf[mine], np.append(0, np.cumsum(spent[mine]))
+        on_ipu = ipu == one
+        of_ipu, running = leaf[on_ipu], np.append(0, np.cumsum(spent[on_ipu]))
         low, high = np.searchsorted(of_ipu, several), np.searchsorted(of_ipu, ends[several])
         cycles[several] = np.maximum(cycles[several], running[high] - running[low])
     return cycles

@@ -116,9 +116,9 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
-    """What the compiler wrote of recomputation, by name.
+    """What the compiler recorded about recomputation, by name.
 
-    None where an older profile has none of it, or a stranger's makes no sense.
+    None where an older profile does not have it, or where a foreign one's makes no sense.
     """
     said: Any = report.meta.get("recomputation")
     try:

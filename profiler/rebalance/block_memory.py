@@ -84,7 +84,7 @@ class BlockMemory:
 
     @cached_property
     def any_updating(self) -> bool:
-        """Whether a Block's weight update leaves anything."""
+        """Whether any Block's weight update leaves anything behind."""
         return bool(self.updating.any())
 
     @classmethod
@@ -100,10 +100,10 @@ class BlockMemory:
         weights = SharedWeight.all_of(variables, ties)
         living = ~variables.always & (variables.role != Role.OPTIMISER_STATE)
         living &= ~copies_of_ties(variables, ties)
-        mine, passes = variables.where(living), Passes.of(steps, ipu_of)
-        by = touches(passes, steps, mine, uses)
+        transient, passes = variables.where(living), Passes.of(steps, ipu_of)
+        by = touches(passes, steps, transient, uses)
         while_running = memory_of_passes(
-            Touched(mine, saves[living], steps, passes, by, uses, weights), tiles
+            Touched(transient, saves[living], steps, passes, by, uses, weights), tiles
         )
         copied = [one.nbytes for one in weights]
         return cls(
@@ -128,14 +128,14 @@ def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
     if report.format >= 2:
         columns = report.columns_of(records.Use)
         return columns["op"], columns["variable"]
-    made = report.columns_of(records.Variable)
-    return made["op"], made["id"]
+    produced = report.columns_of(records.Variable)
+    return produced["op"], produced["id"]
 
 
 def _carried(
     report: Report, variables: Variables, uses: tuple[np.ndarray, np.ndarray], blocks: int
 ) -> Carried:
-    """Of the variables that come and go, by the operators that use them."""
+    """The tensors that Blocks pass on, among the variables that come and go."""
     table = report.columns_of(records.Op)
     row, op = variables.rows_of(uses[1]), rows_of(table["id"], uses[0])
     known = (row >= 0) & (op >= 0)
@@ -184,7 +184,7 @@ def _vectors_of(
 
 
 def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.ndarray]:
-    """Block and operator of the weight of each state, or its own where there is no such weight."""
+    """Block and operator of each state's weight, or the state's own where it has none."""
     weights = variables.where(variables.role == Role.WEIGHT)
     keys = _pairs(
         np.concatenate([weights.ipu, states.ipu]),
@@ -210,7 +210,7 @@ def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[str, np.ndarray]:
-    """``always``, ``shared``, ``code_users`` and ``code``: what is there all the time."""
+    """The fields ``always``, ``shared``, ``code_users`` and ``code``: what is always live."""
     blocks = len(ipu_of)
     calls, pieces = code_of_blocks(report, blocks)
     rest = variables.where(variables.always)
@@ -290,19 +290,19 @@ def _saved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which variables hold what a Block's forward leaves for its backward, and which to count.
 
-    bool[variable] each: a tensor that is stashed or recomputed lies twice, in the forward and
+    Both are bool[variable]. A tensor that is stashed or recomputed exists twice: in the forward and
     before the backward.
     """
-    mine = _made_by_own_forward(report, variables, stage)
-    end = steps.at(variables.ipu[mine], variables.stop[mine] - 1)
+    activations = _made_by_own_forward(report, variables, stage)
+    end = steps.at(variables.ipu[activations], variables.stop[activations] - 1)
     direction = np.where(end >= 0, steps.direction[end], "")
-    tensor = _pairs(variables.ipu[mine], variables.tensor[mine])
+    tensor = _pairs(variables.ipu[activations], variables.tensor[activations])
     back = direction == Direction.BACKWARD
     read_back, first = np.unique(tensor[back], return_index=True)
     again = np.logical_or.reduce([direction == one for one in _AGAIN]) & np.isin(tensor, read_back)
     saved, counted = np.zeros((2, len(variables)), dtype=bool)
-    saved[mine[back | again]] = True
-    counted[mine[np.flatnonzero(back)[first]]] = True
+    saved[activations[back | again]] = True
+    counted[activations[np.flatnonzero(back)[first]]] = True
     return saved, counted
 
 
@@ -310,7 +310,7 @@ def _made_by_own_forward(report: Report, variables: Variables, stage: np.ndarray
     """Rows of activations that a forward operator of a Block made, on the Block's own stage."""
     table = report.columns_of(records.Op)
     forward = table["id"][table["direction"] == Direction.FORWARD]
-    mine = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
-    mine &= np.isin(variables.op, forward)
-    rows = np.flatnonzero(mine)
+    activations = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
+    activations &= np.isin(variables.op, forward)
+    rows = np.flatnonzero(activations)
     return rows[stage[variables.block[rows]] == variables.stage[rows]]

@@ -49,8 +49,10 @@ class Carried:
     ) -> Carried:
         """``used``: tensor, direction and Block of every use by an operator."""
         largest = _largest_of_tensors(variables)
-        mine = np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
-        tensor, direction, block = (column[mine] for column in used)
+        is_carried = (
+            np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
+        )
+        tensor, direction, block = (column[is_carried] for column in used)
         tensors, row = np.unique(tensor, return_inverse=True)
         ahead = np.zeros((len(tensors), blocks), dtype=bool)
         behind = np.zeros_like(ahead)

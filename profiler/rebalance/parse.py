@@ -1,4 +1,4 @@
-"""Splits as people write them."""
+"""Parsing splits as people write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMS = (
 
 
 def profiled(costs: Costs) -> Assignment:
-    """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
+    """The split that was profiled. ValueError if its stages do not follow the Blocks' order."""
     assignment = Assignment.of(costs.stage.tolist(), costs.ipus)
     return replace(assignment, choices=costs.choices)
 
@@ -137,7 +137,7 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
 
 
 def in_address(assignment: Assignment) -> str:
-    """A split as the viewer's address has it: ``0,3,5``, or ``0,3,5@0,1,0`` with its IPUs."""
+    """A split as written in the viewer's address: ``0,3,5``, or ``0,3,5@0,1,0`` with its IPUs."""
     starts = ",".join(map(str, assignment.starts))
     if assignment.ipus == tuple(range(len(assignment.ipus))):
         return starts

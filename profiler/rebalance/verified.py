@@ -1,8 +1,4 @@
-"""The best few splits, each compiled: what is promised and what comes of it.
-
-Each candidate is a placement file, with which ``ipu-run --compile-only`` compiles the user's script
-in a process of its own, several at once. The script is the caller's: none is taken from a profile.
-"""
+"""The best few splits, each compiled: predictions beside results."""
 
 from __future__ import annotations
 
@@ -43,10 +39,10 @@ class Verified:
 
 
 def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
-    """``best``, and the quickest splits near it that the costs do not rule out: ``count`` at most.
+    """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
 
-    Near it are those that moving cuts by a Block, up to three times, leads to. The profiled split
-    is none: it is compiled already.
+    Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
+    not among them: it is already compiled.
     """
     seen, newest = {best}, {best}
     for _ in range(_ROUNDS):
