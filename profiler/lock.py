@@ -38,9 +38,9 @@ def acquire(path: Path) -> bool:
     """
     lock = _lock_file(path)
     with _mutex:
-        mine = _held.get(lock)
-        if mine is not None and mine.pid == os.getpid():
-            mine.users += 1
+        own_lock = _held.get(lock)
+        if own_lock is not None and own_lock.pid == os.getpid():
+            own_lock.users += 1
             return True
         descriptor = _locked(lock)
         if descriptor is None:
@@ -53,15 +53,15 @@ def release(path: Path) -> None:
     """Give the lock back; the last of its users in this process removes its file."""
     lock = _lock_file(path)
     with _mutex:
-        mine = _held.get(lock)
-        if mine is None or mine.pid != os.getpid():
+        own_lock = _held.get(lock)
+        if own_lock is None or own_lock.pid != os.getpid():
             return
-        mine.users -= 1
-        if not mine.users:
+        own_lock.users -= 1
+        if not own_lock.users:
             del _held[lock]
             # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
             Path(lock).unlink(missing_ok=True)
-            os.close(mine.descriptor)
+            os.close(own_lock.descriptor)
 
 
 def _lock_file(path: Path) -> str:

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 def unique(names: Iterable[str]) -> list[str]:
     """The names, those met before with a number: ``a, a, b, a`` are ``a, a/1, b, a/2``."""
-    given = list(names)
-    taken = set(given)
+    in_order = list(names)
+    reserved = set(in_order)
     met: dict[str, int] = {}
     unique_names = []
-    for name in given:
+    for name in in_order:
         number = met.get(name, -1) + 1
         said = name
-        while number and (said := f"{name}/{number}") in taken:
+        while number and (said := f"{name}/{number}") in reserved:
             number += 1
         met[name] = number
-        taken.add(said)
+        reserved.add(said)
         unique_names.append(said)
     return unique_names
 

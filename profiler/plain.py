@@ -102,11 +102,11 @@ def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
         trace.task_start,
         trace.task_end,
     )
-    kept, starts, waited = _waits(columns, known)
+    stays, starts, waited = _waits(columns, known)
     columns[4] = starts
     first = 0
     for position, row in enumerate(zip(*columns, waited, strict=True)):
-        if not kept[position]:
+        if not stays[position]:
             continue
         count = known.steps_of.get(row[0], 0)
         yield records.Task(trace.id, position, first, count, *row)
@@ -125,9 +125,9 @@ def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int
         np.isin(body[alone], list(known.waits)),
         np.isin(body[alone], list(known.syncs)),
     )
-    kept, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
-    kept[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
-    return kept.tolist(), start.tolist(), waited.tolist()
+    stays, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
+    stays[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
+    return stays.tolist(), start.tolist(), waited.tolist()
 
 
 def _columns(what: str, *vectors: Any) -> list[list[int]]:

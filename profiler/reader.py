@@ -54,24 +54,24 @@ _PACKED = {"int": ("integer", ","), "vector": ("integer", ","), "str": ("text", 
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
     """The profile at ``path``, a file or a directory. ProfileError where there is none."""
-    given = Path(path)
-    if given.is_dir():
+    place = Path(path)
+    if place.is_dir():
         for name in NAMES:
-            if (given / name).is_file():
-                return given / name
-        partial = [given / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
+            if (place / name).is_file():
+                return place / name
+        partial = [place / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
         problem = f"the directory has neither of {', '.join(NAMES)}"
-    elif given.exists():
-        return given
+    elif place.exists():
+        return place
     else:
-        partial = [given.with_name(given.name + schema.PARTIAL_SUFFIX)]
+        partial = [place.with_name(place.name + schema.PARTIAL_SUFFIX)]
         problem = "there is no such file"
     unfinished = [str(file) for file in partial if file.is_file()]
     if unfinished:
         raise ProfileError(
-            given, problem, f"A run that did not finish left {unfinished[0]}: open that"
+            place, problem, f"A run that did not finish left {unfinished[0]}: open that"
         )
-    raise ProfileError(given, problem, "To get a profile: ipu-run --profile-dir out script.py")
+    raise ProfileError(place, problem, "To get a profile: ipu-run --profile-dir out script.py")
 
 
 class Reader:

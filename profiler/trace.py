@@ -184,8 +184,8 @@ def waits_as_syncs(
     others = np.flatnonzero(~wait)
     after = np.append(others, len(ipu))[np.searchsorted(others, row)]
     after = np.minimum(after, len(ipu) - 1)  # a row itself, where it is no wait
-    taken = wait & sync[after] & (ipu[after] == ipu)
+    absorbed = wait & sync[after] & (ipu[after] == ipu)
     length = end - start
-    waited = np.where(wait & ~taken, length, 0)
-    np.add.at(waited, after[taken], length[taken])
-    return Waits(~taken, np.where(sync, start - waited, start), waited)
+    waited = np.where(wait & ~absorbed, length, 0)
+    np.add.at(waited, after[absorbed], length[absorbed])
+    return Waits(~absorbed, np.where(sync, start - waited, start), waited)

@@ -62,8 +62,8 @@ def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
             f" {len(optimizers)}: put their weights into parameter groups of one, each with its own"
             " rate"
         )
-    given = [p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]]
-    if not any(id(weight) in own for weight in given):
+    updated = [p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]]
+    if not any(id(weight) in own for weight in updated):
         raise lib.MisconfigurationException(
             f"{name}.configure_optimizers gives no optimiser of its weights, and an IPU's training"
             " program ends in a weight update: return one, or run validate, test or predict"

@@ -61,9 +61,9 @@ def _classes(found: Names) -> dict[str, Any]:
 
 def restore(package: str) -> None:
     """Give a Lightning the IPU names that it had, and its Trainer the old words."""
-    found, lib = names(package), library(package)
-    classes = _classes(found)
-    plugins = {"IPUPlugin": found.IPUStrategy, "IPUPrecisionPlugin": found.IPUPrecision}
+    ipu_names, lib = names(package), library(package)
+    classes = _classes(ipu_names)
+    plugins = {"IPUPlugin": ipu_names.IPUStrategy, "IPUPrecisionPlugin": ipu_names.IPUPrecision}
     for place, own in (
         ("accelerators", classes),
         ("strategies", classes),
@@ -78,8 +78,8 @@ def restore(package: str) -> None:
             vars(inner).update(own, _IPU_AVAILABLE=True)
             sys.modules[inner.__name__] = inner
             vars(module)["ipu"] = inner
-    _old_words(lib.module.Trainer, found, lib)
-    _choose_ipus(lib, found)
+    _old_words(lib.module.Trainer, ipu_names, lib)
+    _choose_ipus(lib, ipu_names)
 
 
 _WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}

@@ -47,5 +47,5 @@ def replicas_of(devices: int, stages: int) -> int:
 
     A model that takes more than there are has one: IPUs are modelled, and there are enough.
     """
-    taken = 1 << (stages - 1).bit_length()
-    return max(1, devices // taken)
+    attached = 1 << (stages - 1).bit_length()
+    return max(1, devices // attached)

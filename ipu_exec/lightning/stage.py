@@ -220,11 +220,11 @@ class StageModel:
                 " 0 to leave a batch out: an IPU updates its weights at each"
             )
         shapes = _shapes(tensors)
-        taken = (self.step.path, path(tuple(contents)))
-        known = self._compiled.get((accumulation, shapes, taken))
+        branches = (self.step.path, path(tuple(contents)))
+        known = self._compiled.get((accumulation, shapes, branches))
         if known is None and len(self._compiled) < MOST_PATHS:
             known = self._new_path(tensors, accumulation, shapes)
-            self._compiled[accumulation, shapes, taken] = known
+            self._compiled[accumulation, shapes, branches] = known
         if known is not None and known is not executor:
             self.executor = self._last[accumulation, shapes] = known
         return returned

@@ -118,8 +118,10 @@ class StepModule(torch.nn.Module):
 
     def _run(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         module, call = vars(self)["_lightning"], self._last_call
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        remaining = iter(tensors)
+        leaves = [
+            next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves
+        ]
         batch = call.together(leaves)
         with asked(module.trainer) as answers:
             numbers = [_asked(value, answers) for value in call.args]

@@ -111,9 +111,9 @@ class StrategyOnIpu:
         return self._opts(False)
 
     def _opts(self, training: bool) -> Options:
-        given = self._given[training]
-        if given is not None:
-            return given
+        own = self._given[training]
+        if own is not None:
+            return own
         if training not in self._made:
             options = Options().deviceIterations(self.device_iterations)
             options.replicationFactor(self._replicas(training))
@@ -143,11 +143,11 @@ class StrategyOnIpu:
         return options
 
     def _replicas(self, training: bool) -> int:
-        given = self._given[training]
-        if given is None:
-            given = self._given[not training]
-        if given is not None:
-            return int(given.replication_factor)
+        options = self._given[training]
+        if options is None:
+            options = self._given[not training]
+        if options is not None:
+            return int(options.replication_factor)
         devices = len(self.parallel_devices) if self.parallel_devices else 1
         return replicas_of(devices, self._depth)
 

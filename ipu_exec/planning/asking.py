@@ -67,20 +67,20 @@ def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_n
         workers = workers_of(asked.workers, asked.ray)
         engine = Compiles(captured, asked.ipus, workers, asked.keep)
         try:
-            made = plan(question, engine, keys_of(question), told)
+            best_plan = plan(question, engine, keys_of(question), told)
             if asked.verify:
-                made = verified(made, engine, asked.verify, told)
+                best_plan = verified(best_plan, engine, asked.verify, told)
         finally:
             workers.close()
     except (NoMapping, QuestionError) as error:
         raise Error(str(error)) from None
     return replace(
-        made,
+        best_plan,
         modules=captured.modules,
         model=type(call.model).__name__,
         command=asked.command,
         cached=engine.cached,
-        compiles=made.compiles - engine.cached,
+        compiles=best_plan.compiles - engine.cached,
         script_samples=call.samples,
     )
 

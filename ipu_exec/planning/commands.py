@@ -61,18 +61,18 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
     console = Console(stderr=True)
     try:
         with progress(console) as told:
-            made = plan_call(call, asked, told)
+            best_plan = plan_call(call, asked, told)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     if args.json:
-        print(as_json(made))
+        print(as_json(best_plan))
     elif args.csv:
-        print(as_csv(made), end="")
+        print(as_csv(best_plan), end="")
     else:
-        show(made, Console(width=None if sys.stdout.isatty() else 160))
+        show(best_plan, Console(width=None if sys.stdout.isatty() else 160))
     if args.write:
-        path = save(made, args.write)
+        path = save(best_plan, args.write)
         print(
             f"the plan is {path}: ipu-run --placement {shlex.quote(str(path))} {command} runs the"
             f" script with it, ipu-report view {shlex.quote(str(path))} draws it",

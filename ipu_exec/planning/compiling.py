@@ -92,8 +92,8 @@ def _priced(report: Report, key: Key) -> Priced:
 def _exchanged(report: Report) -> float:
     """Share of the cycles of Blocks' steps in which tiles exchange and meet."""
     steps = report.program_steps()
-    mine = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
-    cycles = mine.groupby("kind")["cycles"].sum()
+    block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
+    cycles = block_steps.groupby("kind")["cycles"].sum()
     total = float(cycles.sum())
     return float(cycles.reindex(list(_EXCHANGED), fill_value=0).sum()) / total if total else 0.0
 

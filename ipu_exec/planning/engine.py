@@ -106,9 +106,9 @@ class Compiles:
         """What each compile gives, from the disk where it is there; a reason stays one."""
         known: dict[str, Compiled] = {}
         for one in wanted:
-            found = self._kept.get(one.name) if self._kept and not isinstance(one, str) else None
-            if found is not None and not isinstance(one, str):
-                known[one.name] = found
+            cached = self._kept.get(one.name) if self._kept and not isinstance(one, str) else None
+            if cached is not None and not isinstance(one, str):
+                known[one.name] = cached
         missing = [one for one in wanted if not isinstance(one, str) and one.name not in known]
         results = self._workers.run(
             [(try_compile, (one.graph, one.options, one.key, one.settings)) for one in missing]

@@ -1,4 +1,4 @@
-"""What moves between the host and the IPUs, tensor by tensor."""
+"""Transfers between the host and the IPUs, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 def host_tensors(report: Report) -> pd.DataFrame:
     """Tensors that come from the host or go to it, the largest first.
 
-    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (of a micro-batch), ``share`` (of the
-    bytes of that way).
+    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
+    bytes in that direction).
     """
     return report.once("host tensors", lambda: _host_tensors(report))
 
@@ -48,7 +48,7 @@ def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
-    """Of an older profile, whose steps say in their names only what they move."""
+    """Transfers of an older profile, whose steps only record in their names what they move."""
     import pandas as pd
 
     variables = report.variables.drop_duplicates("name").set_index("name")

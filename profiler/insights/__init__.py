@@ -60,8 +60,11 @@ def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[
         return [*rest(path, [], None, None)]
     costs, present = basis.costs, what_if(basis.costs, basis.present)
     least = int(cycles.LEAST_SHARE * present.total)
-    found = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
-    return [*found, *rest(path, [one.waits for one in found if one.waits], costs, present)]
+    worthwhile = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
+    return [
+        *worthwhile,
+        *rest(path, [one.waits for one in worthwhile if one.waits], costs, present),
+    ]
 
 
 def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> list[Insight]:

@@ -121,8 +121,8 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
         title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
         waits = Waits(causes=("copy between IPUs",))
-        found = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
-        findings.append(found)
+        finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
+        findings.append(finding)
     return findings
 
 

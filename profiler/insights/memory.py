@@ -48,8 +48,8 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
     """What frees most of the IPU's fullest tile: a line each, with its command below."""
-    found = relief_on(basis, ipu) if basis is not None else []
-    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(found))
+    reliefs = relief_on(basis, ipu) if basis is not None else []
+    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(reliefs))
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:

@@ -230,8 +230,8 @@ class ExecutionStep(Shown):
         cycles = {}
         for part in self._parts:
             step, ipu = int(self._iteration.step[part]), int(self._iteration.ipu[part])
-            taken = int(self._iteration.end[part] - self._iteration.start[part])
-            cycles[ipu] = self._model.cycles_by_tile(step, taken)
+            spent = int(self._iteration.end[part] - self._iteration.start[part])
+            cycles[ipu] = self._model.cycles_by_tile(step, spent)
         return self._model.over_device(cycles)
 
     @property

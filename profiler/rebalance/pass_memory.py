@@ -98,19 +98,19 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
     nothing = np.zeros(0, dtype=np.int64)
     for number, spots in rows_of_passes.items():
         kind, block = divmod(number, blocks)
-        mine = touched.by.get(number, nothing)
+        rows = touched.by.get(number, nothing)
         if kind == Pass.AGAIN:
             memory.ran_again[block] = True
-            mine = np.union1d(mine, touched.by.get(Pass.BACKWARD * blocks + block, nothing))
-        plain, region1 = touched.peak(mine, spots)
+            rows = np.union1d(rows, touched.by.get(Pass.BACKWARD * blocks + block, nothing))
+        plain, region1 = touched.peak(rows, spots)
         np.maximum(memory.peak_interleaved[block], region1, out=memory.peak_interleaved[block])
         if kind != Pass.BACKWARD:
             memory.peak[kind, block] = plain
             continue
         memory.peak_of_backward[block] = plain
-        made_here = touched.saved[mine] & (touched.variables.block[mine] == block)
-        memory.peak[kind, block] = touched.peak(mine[~made_here], spots)[0]
-        memory.peak_of_copies[block] = _more_with_copies(touched, block, mine, spots, plain)
+        made_here = touched.saved[rows] & (touched.variables.block[rows] == block)
+        memory.peak[kind, block] = touched.peak(rows[~made_here], spots)[0]
+        memory.peak_of_copies[block] = _more_with_copies(touched, block, rows, spots, plain)
     _add_updating(memory, touched, rows_of_passes)
     return memory
 
@@ -144,9 +144,9 @@ def _add_updating(memory: PassMemory, touched: Touched, spots: dict[int, np.ndar
     begun = np.where(first >= 0, touched.passes.at[first], -1)
     last = np.full(blocks, len(steps))  # row of the last step of each Block's update
     for block in range(blocks):
-        mine = spots.get(Pass.UPDATE * blocks + block)
-        if mine is not None:
-            last[block] = mine[-1]
+        steps_of_update = spots.get(Pass.UPDATE * blocks + block)
+        if steps_of_update is not None:
+            last[block] = steps_of_update[-1]
     of_block = begun - Pass.UPDATE * blocks
     in_update = (of_block >= 0) & (of_block < blocks)
     end = steps.begin[variables.ipu] + variables.stop

@@ -81,10 +81,10 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
             if not usable:
                 continue
             lengths = cycles_of(scenario(costs, range(first, first + step + 1), off))
-            mine = {k: int(lengths[k][first, step]) for k in usable}
-            best = shortest(lengths) if max(mine.values()) > floor else floor
+            longer = {k: int(lengths[k][first, step]) for k in usable}
+            best = shortest(lengths) if max(longer.values()) > floor else floor
             for k in usable:
-                regret[k][first, step] = max(0, mine[k] - best)
+                regret[k][first, step] = max(0, longer[k] - best)
     calmest = least_maximum(regret.__getitem__, stages)
     plain = least_maximum(loads.__getitem__, stages)
     assert calmest is not None and plain is not None  # the best split is a candidate

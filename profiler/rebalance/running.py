@@ -328,5 +328,5 @@ def _away(home: int, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
 
 def _any_between(blocks: Sequence[int], first: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Whether any of these lies from ``first`` on and before ``end``."""
-    found: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
-    return found
+    between: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
+    return between

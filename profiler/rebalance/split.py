@@ -525,8 +525,10 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
     """Whether these stages fit on their IPUs."""
     parts = assignment.parts(costs)
     for ipu in {assignment.ipus[k] for k in stages}:
-        mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
-        if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
+        own_parts = [
+            part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu
+        ]
+        if int(ipu_bytes(costs, own_parts).max()) > costs.machine.bytes_per_tile:
             return False
     return True
 

@@ -84,12 +84,13 @@ def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
     purpose, tensor, stage, cycles = map(report.steps_in_order, names)
     stashing = purpose == Purpose.STASH
     stashes = report.columns_of(records.Variable)
-    mine = stashes["role"] == Role.STASH
+    is_stash = stashes["role"] == Role.STASH
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
         (tensor, stage): total / max(1, depth.get(stage, 1))
         for tensor, stage, total in zip(
-            *(stashes[name][mine].tolist() for name in ("tensor", "stage", "bytes")), strict=True
+            *(stashes[name][is_stash].tolist() for name in ("tensor", "stage", "bytes")),
+            strict=True,
         )
     }
     rows = zip(*(one[stashing].tolist() for one in (tensor, stage, cycles)), strict=True)

@@ -270,8 +270,8 @@ def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.nda
     parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
     off = []
     for ipu, region0 in held.items():
-        mine = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
-        off.append(region0 - packed(costs, mine)[0])
+        stages = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
+        off.append(region0 - packed(costs, stages)[0])
     row = {ipu: number for number, ipu in enumerate(held)}
     return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
 
@@ -426,14 +426,14 @@ def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarr
     count, width = plain.shape
     begin = count - width
     kind = _kind(costs, always, own)
-    found = np.full((width, width), _FULL, dtype=np.int64)
-    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, found)
+    final = np.full((width, width), _FULL, dtype=np.int64)
+    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
     rows = np.arange(width)
-    plain[begin + rows, width - 1 - rows] = found[rows, width - 1 - rows]
+    plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]
 
 
 def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
-    """One kind that holds all the bytes of a tile."""
+    """An integer type that is wide enough for all the bytes of a tile."""
     memory = costs.memory
     total = int(
         always.sum(axis=0).max()

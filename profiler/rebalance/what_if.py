@@ -269,9 +269,9 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
 def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str, Any]:
     """The last stage of a pipeline recomputes what checkpoints ask for, as predicted of any."""
     stage: dict[str, Any] = {"ipu": ipu, "blocks": list(costs.names[part.first : part.last + 1])}
-    kept = keeping_their_proportion(costs, part, ipu)
-    if kept:
-        stage["memory_proportions"] = kept
+    proportions = keeping_their_proportion(costs, part, ipu)
+    if proportions:
+        stage["memory_proportions"] = proportions
     if not costs.training:
         return stage
     recompute = costs.recompute if final or not costs.pipelined else part.choice.recompute
