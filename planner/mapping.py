@@ -102,7 +102,7 @@ class Mapping:
 
     @property
     def state(self) -> str:
-        """Where optimiser state is: ``on chip``, ``off chip``, or the stages that have it off chip."""
+        """Where optimiser state is: ``on chip``, ``off chip``, or which stages have it off."""
         off = _which([stage.state_off_chip for stage in self.stages])
         words = {"none": "on chip", "all": "off chip"}.get(off, f"off chip in {off}")
         return f"{words}, in parts" if self.in_parts else words

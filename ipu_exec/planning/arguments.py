@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
-    """What stands between commas. QuestionError where it is no number above 0."""
+    """Numbers separated by commas. QuestionError for anything but numbers above 0."""
     try:
         values = tuple(kind(word) for word in said.split(",")) if said else ()
     except ValueError:
@@ -69,7 +69,7 @@ def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[
 
 
 def check(args: argparse.Namespace) -> None:
-    """QuestionError where an option's words make no sense."""
+    """QuestionError where an option's value makes no sense."""
     parse_fixed(args.fix)
     numbers("--micro-batches", args.micro_batches, int)
     numbers("--proportions", args.proportions, float)

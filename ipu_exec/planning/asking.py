@@ -1,4 +1,4 @@
-"""Planning a first call: from a wrapped model and what is asked to a plan."""
+"""Planning a first call: from a wrapped model and a question to a plan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Asked:
 
 
 def no_news(news: News) -> None:
-    """Nobody is told."""
+    """A listener that ignores all news."""
 
 
 def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_news) -> Plan:
@@ -86,7 +86,7 @@ def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_n
 
 
 def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
-    """What is asked, with the script's own where nothing is said."""
+    """The question, with the script's own settings where nothing is said."""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
     sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
@@ -111,7 +111,7 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
-    """The script's own, if it is one for all IPUs, and the usual ones."""
+    """The script's own proportion, if it has one for all IPUs, and the usual ones."""
     if fixed is not None:
         return (fixed,)
     own = set(options.available_memory_proportion.values())

@@ -1,4 +1,4 @@
-"""`ipu-run --plan`: what it does with the first call of a script."""
+"""`ipu-run --plan`: planning at the first call of a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.question import parse_seconds
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
-    """What is asked."""
+    """The question that the arguments ask."""
     return Asked(
         args.plan,
         args.global_batch or 0,
@@ -46,7 +46,7 @@ class Planning:
     words: tuple[str, ...]
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Plan it, and end there."""
+        """Plan it, and end the script."""
         command = shlex.join(self.words)
         _planned(call, replace(self.asked, command=command), self.args, command)
         raise SystemExit(0)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Compile every combination; 1 where one of them did not. Error where one makes no sense."""
+    """Compile every combination; 1 where one failed. Error where a combination makes no sense."""
     settings = [_values(said) for said in args.sweep]
     combinations = [dict(chosen) for chosen in product(*settings)]
     for one in combinations:
@@ -67,7 +67,7 @@ def _levers(one: dict[str, str]) -> str:
 
 
 def _compiled(one: dict[str, str], folder: Path, words: Sequence[str]) -> dict[str, Any]:
-    """The row of a combination."""
+    """Compile one combination and return its row."""
     profile_dir = folder / _levers(one).replace("/", "_")
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join(path for path in sys.path if path)
