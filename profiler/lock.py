@@ -1,8 +1,8 @@
-"""Who writes a profile: one process at a time, known by a lock that ends with it.
+"""Locking a profile for writing: one process at a time, by a lock that ends with the process.
 
 The lock is the kernel's, on ``profile.pop.lock``: a killed process leaves none, and a forked child
-has none of its parent's. Within a process it is shared: a newer model takes an older one's place.
-Where the file system has no locks, writing goes on without.
+does not hold its parent's. It is shared within a process: a newer model takes an older one's place.
+Where the file system has no locks, writing continues without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _mutex = threading.Lock()
 
 @dataclass
 class _Held:
-    """A lock of this process (``pid``), which ``users`` share."""
+    """A lock held by this process (``pid``), which ``users`` share."""
 
     descriptor: int
     pid: int
@@ -32,7 +32,7 @@ _held: dict[str, _Held] = {}
 
 
 def acquire(path: Path) -> bool:
-    """Take the lock of a file that is to be written; False where another process has it.
+    """Take the lock of a file to be written; False where another process holds it.
 
     OSError where its directory cannot be written.
     """
@@ -50,7 +50,7 @@ def acquire(path: Path) -> bool:
 
 
 def release(path: Path) -> None:
-    """Give the lock back; the last of its users in this process removes its file."""
+    """Release the lock; its last user in this process removes its file."""
     lock = _lock_file(path)
     with _mutex:
         own_lock = _held.get(lock)
@@ -84,7 +84,7 @@ def _locked(lock: str) -> int | None:
 
 
 def _is_still_there(lock: str, descriptor: int) -> bool:
-    """Whether the name still stands for the file that was locked.
+    """Whether the name still refers to the locked file.
 
     Its last user may have removed it since.
     """

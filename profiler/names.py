@@ -1,4 +1,4 @@
-"""Names that tell things apart, as the vendor's tools number them."""
+"""Unique names, numbered as in the vendor's tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """The names, those met before with a number: ``a, a, b, a`` are ``a, a/1, b, a/2``."""
+    """The names, with a number on repeated ones: ``a, a, b, a`` become ``a, a/1, b, a/2``."""
     in_order = list(names)
     reserved = set(in_order)
     met: dict[str, int] = {}
@@ -23,7 +23,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
-    """Operators' names as PopART has them, each once.
+    """Unique names of operators as in PopART.
 
     A name is the operator's path in ``names``, then PopART's word for it in ``kinds`` ("MatMul").
     """

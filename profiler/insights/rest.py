@@ -1,4 +1,4 @@
-"""What of the critical path no other insight speaks of, cause by cause, until little is left."""
+"""The parts of the critical path without another insight, cause by cause, until little is left."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _ACTION = {
 def rest(
     path: pd.DataFrame, spoken_of: list[Waits], costs: Costs | None, present: Prediction | None
 ) -> Iterator[Insight]:
-    """An insight a cause that still has much of the path, with what shortens it.
+    """An insight on each cause that still has much of the path, with what shortens it.
 
-    The gain is a bound: what the schedule says without that cause, or what it has of the path where
-    no schedule can be asked.
+    The gain is a bound: from the schedule without that cause or, where there is no schedule to ask,
+    its part of the path.
     """
     known = np.zeros(len(path), dtype=bool)
     for one in spoken_of:
@@ -81,7 +81,7 @@ def _what(cause: str) -> str:
 
 
 def _most(rows: pd.DataFrame) -> str:
-    """Where most of it is."""
+    """The place with most of it."""
     of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())

@@ -97,7 +97,7 @@ def _steps_together(
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something.
+    """When the first and the last tile were active.
 
     A time on the clock that all IPUs and runs share.
     """
@@ -236,7 +236,7 @@ class ExecutionStep(Shown):
 
     @property
     def computeSets(self) -> list[ExecutedComputeSet]:
-        """What it ran, of an OnTileExecute; else nothing."""
+        """The compute set that an OnTileExecute ran; otherwise empty."""
         program = self.program
         return (
             [ExecutedComputeSet(program.computeset, self)]
@@ -368,10 +368,10 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """What is known from running.
+    """The results of running.
 
-    A model that was only compiled has the one run that its schedule predicts, and the run's name
-    says so. Without a schedule there is none.
+    A model that was only compiled has one run, predicted by its schedule, and the run's name says
+    so. Without a schedule there is none.
     """
 
     _shown = ("runs", "totalCycles")
