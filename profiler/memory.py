@@ -134,7 +134,7 @@ class IpuVariables:
 
     @property
     def alike(self) -> bytes:
-        """Equal totals for IPUs whose tiles hold the same at each step, as equal layers' do."""
+        """A digest, equal for IPUs whose tiles hold the same at each step, as equal layers' do."""
         parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
         digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
         for part in parts:

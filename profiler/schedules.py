@@ -729,11 +729,11 @@ def _marks_outside(
     stops = np.array([stop for _, _, stop in over], dtype=np.int64)
     ipus = np.array([i for i, _, _ in over], dtype=np.int64)
     cycles = np.searchsorted(end, stops)  # the cycle that the end belongs to
-    kept = (
+    columns = (
         np.append(column[~inside], more)
         for column, more in ((ipu, ipus), (cycle, cycles), (at, stops))
     )
-    return tuple(kept)  # type: ignore[return-value]
+    return tuple(columns)  # type: ignore[return-value]
 
 
 def _cycle_of_start(

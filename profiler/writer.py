@@ -123,9 +123,9 @@ class ProfileWriter:
 
         All of them or, after an error, none.
         """
-        given, known = list(rows), self._known.copy()
+        added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        for row in [*given, *plain.derived(given, known)]:
+        for row in [*added, *plain.derived(added, known)]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:

@@ -92,7 +92,7 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _peers(report: Report, steps: set[int]) -> dict[int, str]:
-    """The IPUs between which steps move tensors: 'IPU 3 and 4'."""
+    """For each step that moves tensors between IPUs, which: 'IPU 3 and 4'."""
     moved = report.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}

@@ -25,7 +25,7 @@ def overflows(report: Report) -> list[Overflow]:
 
 
 def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
-    """The rows with the bytes that are always live, and the largest live items."""
+    """The overflow with the bytes that are always live, and the largest live items."""
     variables = report.ipu_variables(ipu)
     counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
     size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)

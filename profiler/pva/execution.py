@@ -418,10 +418,10 @@ class ExecutionReport(Shown):
                 if iteration.ipu[part] != ipu:
                     continue
                 step = int(iteration.step[part])
-                taken = int(iteration.end[part] - iteration.start[part])
+                duration = int(iteration.end[part] - iteration.start[part])
                 if step not in known:
                     known[step] = int(model.cycles_by_tile(step, -1)[at])
-                cycles = taken if known[step] < 0 else known[step]
+                cycles = duration if known[step] < 0 else known[step]
                 if cycles:
                     start = int(iteration.start[part]) + executed._shift
                     yield Block(

@@ -190,12 +190,12 @@ def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.nda
         np.concatenate([weights.ipu, states.ipu]),
         np.concatenate([weights.tensor, states.parameter]),
     )
-    mine, wanted = keys[: len(weights)][::-1], keys[len(weights) :]
-    unique, last = np.unique(mine, return_index=True)  # of several the last one counts
+    weight_keys, wanted = keys[: len(weights)][::-1], keys[len(weights) :]
+    unique, last = np.unique(weight_keys, return_index=True)  # of several the last one counts
     row = rows_of(unique, wanted)
-    found = len(weights) - 1 - last[row] if len(unique) else row
+    latest = len(weights) - 1 - last[row] if len(unique) else row
     block, op = (
-        np.where(row >= 0, theirs[found], own) if len(weights) else own
+        np.where(row >= 0, theirs[latest], own) if len(weights) else own
         for theirs, own in ((weights.block, states.block), (weights.op, states.op))
     )
     return block, op
@@ -219,15 +219,15 @@ def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[st
     rest = rest.where(in_piece == _NO_PIECE)
     of_block = (rest.block >= 0) & (rest.block < blocks)
     of_ipu, of_block = rest.where(~of_block), of_block & (rest.role != Role.OPTIMISER_STATE)
-    mine = rest.where(of_block)
-    always = mine.bytes_by(mine.block, blocks)
+    block_variables = rest.where(of_block)
+    always = block_variables.bytes_by(block_variables.block, blocks)
     shared = of_ipu.bytes_by(of_ipu.ipu, report.target.ipus_per_replica)
     # Calls of code are the Blocks' that make them, but where there are more than an IPU has, as in
     # a stranger's profile.
     if blocks and (np.bincount(ipu_of, calls, len(shared)) <= shared.min(axis=1)).all():
         np.subtract.at(shared, ipu_of, calls[:, None])
         always += calls[:, None]
-    users = [np.isin(np.arange(blocks), mine) for mine, _, _ in pieces]
+    users = [np.isin(np.arange(blocks), members) for members, _, _ in pieces]
     return {
         "always": always,
         "shared": shared.max(axis=0),
@@ -243,9 +243,9 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
     """Of each variable the piece of code that Blocks share which it is."""
     number = np.full(len(ids), _NO_PIECE)
     for named, chosen in ((1, True), (2, False)):
-        mine = [one[named] for one in pieces]
-        every = np.array([id for some in mine for id in some], dtype=np.int64)
-        of = np.repeat(np.arange(len(pieces)), [len(some) for some in mine])
+        id_lists = [one[named] for one in pieces]
+        every = np.array([id for some in id_lists for id in some], dtype=np.int64)
+        of = np.repeat(np.arange(len(pieces)), [len(some) for some in id_lists])
         row = rows_of(ids, every)
         number[row[row >= 0]] = of[row >= 0] if chosen else _COUNTED
     return number

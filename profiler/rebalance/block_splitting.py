@@ -258,10 +258,10 @@ def _carried_in_two(carried: Carried, block: int) -> Carried:
     if not len(carried):
         return carried
     touched = np.insert(carried.touched, block, False, axis=1)
-    mine, made = carried.touched[:, block], carried.maker == block
-    in_second = mine & (made != carried.back)
-    touched[:, block], touched[:, block + 1] = mine & ~in_second, in_second
-    maker = carried.maker + ((carried.maker > block) | (made & in_second))
+    touching, made_here = carried.touched[:, block], carried.maker == block
+    in_second = touching & (made_here != carried.back)
+    touched[:, block], touched[:, block + 1] = touching & ~in_second, in_second
+    maker = carried.maker + ((carried.maker > block) | (made_here & in_second))
     return replace(carried, maker=maker, touched=touched)
 
 

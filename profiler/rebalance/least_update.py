@@ -274,8 +274,8 @@ class _Search:
         for number, (fits, choice) in enumerate(
             zip(self.table.fits(k), self.table.choices, strict=True)
         ):
-            mine = fits & allowed
-            for other, taken in enumerate(usable):
+            useful = fits & allowed
+            for other, other_fits in enumerate(usable):
                 if self.table.choices[other].offload and not choice.offload:
                     continue
                 if not self.apart:
@@ -283,8 +283,8 @@ class _Search:
                 quicker = (lengths[other][0] <= lengths[number][0]) & (
                     lengths[other][1] <= lengths[number][1]
                 )
-                mine = mine & ~(taken & quicker)
-            usable.append(mine)
+                useful = useful & ~(other_fits & quicker)
+            usable.append(useful)
         return usable
 
     # -- bounds ---
@@ -457,9 +457,9 @@ class _Search:
                 return False
         parts = tried.parts(self.costs)
         for ipu in set(self.ipus):
-            mine = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
-            if len(mine) > 1 and (
-                int(ipu_bytes(self.costs, mine).max()) > self.costs.machine.bytes_per_tile
+            own_parts = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
+            if len(own_parts) > 1 and (
+                int(ipu_bytes(self.costs, own_parts).max()) > self.costs.machine.bytes_per_tile
             ):
                 return False
         return True

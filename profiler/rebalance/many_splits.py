@@ -255,8 +255,8 @@ class _Turn:
         slowest = []
         for one in set(group):
             here = np.flatnonzero(np.array(group) == one)
-            mine = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
-            slowest.append(sum(mine))
+            longest = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
+            slowest.append(sum(longest))
         met: np.ndarray = np.max(slowest, axis=0)
         return met
 
@@ -279,8 +279,8 @@ class _Turn:
         before = on_ipus(self.stream_in)
         outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
         begin, overhead = before.max(axis=1), self._overhead()
-        mine = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
-        at = before[:, mine].max(axis=1)
+        group = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
+        at = before[:, group].max(axis=1)
         order = [(k, self.forward[:, k]) for k in range(stages)]
         if costs.training:
             order += [(k, self.backward[:, k]) for k in reversed(range(stages))]

@@ -38,7 +38,7 @@ def parse_assignment(
     of a placement file. ``ipus`` takes the place of all of them. With the profile's ``costs`` a
     file's stages save memory as it says. ValueError says what is wrong with the words.
     """
-    words, given = words.strip(), None if ipus is None else list(ipus)
+    words, listed = words.strip(), None if ipus is None else list(ipus)
     said: list[dict[str, Any]] = []
     if os.path.isfile(words):
         stages, own, said = _of_file(names, words)
@@ -61,7 +61,7 @@ def parse_assignment(
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:
         stages, own = _of_names(names, words)
-    assignment = Assignment.of(stages, given or own)
+    assignment = Assignment.of(stages, listed or own)
     if len(assignment.ipus) != len(assignment.starts):
         raise ValueError(
             f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "

@@ -59,9 +59,9 @@ class Passes:
         at = np.full(len(steps), _NONE)
         for name, number in _OF_DIRECTION.items():
             here = np.flatnonzero(steps.direction == name)
-            mine, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
-            behind = _last_known(mine, ipu)
-            ahead = _last_known(mine[::-1], ipu[::-1])[::-1]
+            block, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
+            behind = _last_known(block, ipu)
+            ahead = _last_known(block[::-1], ipu[::-1])[::-1]
             nearest = np.where(restored[here], ahead, behind)
             nearest = np.where(nearest < 0, ahead, nearest)
             at[here] = np.where(nearest >= 0, number * blocks + nearest, _NONE)
@@ -131,8 +131,8 @@ def _by_operators(
     row = np.repeat(row, count)
     at = np.repeat(low, count) + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     begin, end = span[at], ends[at]
-    mine = steps.ipu[begin] == living.ipu[row]
-    row, begin, end = row[mine], begin[mine], end[mine]
+    same_ipu = steps.ipu[begin] == living.ipu[row]
+    row, begin, end = row[same_ipu], begin[same_ipu], end[same_ipu]
     offset = steps.begin[living.ipu[row]]
     inside = (begin - offset < living.stop[row]) & (end - offset >= living.start[row])
     # Two stages of an IPU may have a copy each.

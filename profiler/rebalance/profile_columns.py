@@ -79,10 +79,10 @@ class Variables:
         totals = np.zeros((count, self.vectors.shape[1]), dtype=np.int64)
         known: dict[bytes, np.ndarray] = {}
         for number in np.flatnonzero(np.diff(edges)).tolist():
-            mine = vector[edges[number] : edges[number + 1]]
-            key = mine.tobytes()
+            members = vector[edges[number] : edges[number + 1]]
+            key = members.tobytes()
             if key not in known:
-                known[key] = liveness.total(self.vectors, mine)
+                known[key] = liveness.total(self.vectors, members)
             totals[number] = known[key]
         return totals
 

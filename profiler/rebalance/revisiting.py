@@ -140,7 +140,7 @@ class _Search:
         return self._alone[part.choice].fullest_of(part.first, part.last, part.depth)
 
     def _whole(self, parts: tuple[Part, ...]) -> bool:
-        """Whether groups are on this IPU with all of their Blocks, or with none."""
+        """Whether each group is on this IPU with all of its Blocks, or with none."""
         here = {block for part in parts for block in range(part.first, part.last + 1)}
         return all(not group & here or group <= here for group in self.together)
 

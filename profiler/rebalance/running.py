@@ -41,11 +41,11 @@ class Own:
         asked = choice.recompute if waits else choice.recompute and costs.recompute
         runs_again = asked & ((cycles.again if waits else cycles.again_final) > 0)
         forward, again, backward, update = memory.peak[:, some]
-        mine, ran_again = runs_again[some], memory.ran_again[some]
-        again = np.where((mine & ~ran_again)[:, None], forward, again)
-        again = np.where(mine[:, None], again, 0)
+        recomputes, ran_again = runs_again[some], memory.ran_again[some]
+        again = np.where((recomputes & ~ran_again)[:, None], forward, again)
+        again = np.where(recomputes[:, None], again, 0)
         otherwise = backward + memory.saved[some]
-        as_profiled = (mine == ran_again)[:, None]
+        as_profiled = (recomputes == ran_again)[:, None]
         backward = np.where(as_profiled, memory.peak_of_backward[some], otherwise)
         if choice.offload:
             update = update + memory.state_once[some]
@@ -133,13 +133,17 @@ class Growing:
         """Add the next Block to each of the first ``size`` stages."""
         self.shrink(size)
         own, block = self.own, self.first[:size] + self.length
-        here, mine = self._rows_of(block), self._rows_of(block - own.begin)
+        here, own_rows = self._rows_of(block), self._rows_of(block - own.begin)
         if self.length and len(self.tensors):
             self._arrive(block)
-        np.maximum(self.update, own.update[mine], out=self.update)
+        np.maximum(self.update, own.update[own_rows], out=self.update)
         if self.updating is not None:
             self.left += self.updating[here]
-        forward, again, backward = own.forward[mine], own.again[mine], own.backward[mine]
+        forward, again, backward = (
+            own.forward[own_rows],
+            own.again[own_rows],
+            own.backward[own_rows],
+        )
         if len(self.tensors):
             forward = self._and_waiting(block, forward, False)
             again = self._and_waiting(block, again, True)
@@ -161,7 +165,7 @@ class Growing:
         self.length += 1
 
     def _rows_of(self, block: np.ndarray) -> Any:
-        """A function that takes the rows of these Blocks from an array."""
+        """An index that selects the rows of these Blocks from an array."""
         return slice(block[0], block[0] + len(block)) if self.consecutive else block
 
     def _and_made_again(
@@ -217,9 +221,9 @@ class Growing:
         for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
             before = tensors.touches_before[number]
             between = (tensors.first[number] < block) & (block < tensors.last[number])
-            lies = between & ~tensors.touched[number, block] & (before[block] > before[first])
-            if lies.any():
-                values = values + np.where(lies[:, None], tensors.nbytes[number], 0)
+            waiting = between & ~tensors.touched[number, block] & (before[block] > before[first])
+            if waiting.any():
+                values = values + np.where(waiting[:, None], tensors.nbytes[number], 0)
         return values
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:

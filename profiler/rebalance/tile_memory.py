@@ -286,7 +286,7 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
     edges = [Edges.of(costs, np.array([part.first]), np.array([part.last]), runs) for part in parts]
     most = np.zeros((1, costs.machine.tiles), dtype=np.int64)
     for k, stage in enumerate(grown):
-        mine, before, behind = edges[k], edges[:k], edges[k + 1 :]
+        own_edges, before, behind = edges[k], edges[:k], edges[k + 1 :]
         waits = sum(one.sent + one.arrived for one in before)
         late = sum(one.entered + one.arrived for one in behind)
         done = sum(one.sent_back for one in behind)
@@ -294,8 +294,8 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
             waits = waits + sum(
                 costs.memory.saved[part.first : part.last + 1].sum(axis=0) for part in parts[:k]
             )
-        forward = stage.forward + mine.in_forward + waits + late
-        turns = stage.turns(mine) + waits + done
+        forward = stage.forward + own_edges.in_forward + waits + late
+        turns = stage.turns(own_edges) + waits + done
         most = np.maximum(most, np.maximum(forward, turns))
     left = sum(stage.left for stage in grown)
     update = np.maximum.reduce([stage.update for stage in grown])

@@ -80,8 +80,8 @@ def verify(
             for number, one in enumerate(wanted)
         ]
         came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
-        found = list(progress(came, len(waiting)) if progress is not None else came)
-    return sorted(found, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+        results = list(progress(came, len(waiting)) if progress is not None else came)
+    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
 
 
 def _compiled(
@@ -118,12 +118,12 @@ def _compiled(
 
 
 def _neighbours(assignment: Assignment, blocks: int) -> list[Assignment]:
-    found = []
+    neighbours = []
     for k in range(1, len(assignment.starts)):
         for step in (-1, 1):
             starts = list(assignment.starts)
             starts[k] += step
             edges = [*starts, blocks]
             if edges[k - 1] < edges[k] < edges[k + 1]:
-                found.append(replace(assignment, starts=tuple(starts)))
-    return found
+                neighbours.append(replace(assignment, starts=tuple(starts)))
+    return neighbours
