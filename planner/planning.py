@@ -183,9 +183,9 @@ def _look(state: _State, priced: Priced) -> None:
         state.candidates.append(candidate)
         state.tell(str(priced.key))
 
-    found = look_into(priced, state.question, state.engine.rings, state.best, told)
-    state.found[priced.key] = found
-    state.open_rate = max(state.open_rate, found.open_rate)
+    outcome = look_into(priced, state.question, state.engine.rings, state.best, told)
+    state.found[priced.key] = outcome
+    state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
 def _could_win(state: _State, keys: Sequence[Key]) -> list[Key]:

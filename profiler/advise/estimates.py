@@ -220,9 +220,10 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> B
     blocks = len(cycles.forward)
 
     def times(values: np.ndarray, direction: Direction) -> np.ndarray:
-        mine = steps.direction == direction
+        same_direction = steps.direction == direction
         old, new = (
-            np.bincount(steps.block[mine], of_step[mine], blocks) for of_step in (before, after)
+            np.bincount(steps.block[same_direction], of_step[same_direction], blocks)
+            for of_step in (before, after)
         )
         ratio = np.where(old > 0, new / np.maximum(1, old), 1.0)
         scaled: np.ndarray = np.rint(values * ratio).astype(np.int64)

@@ -96,8 +96,8 @@ def _peers(report: Report, steps: set[int]) -> dict[int, str]:
     moved = report.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}
-    for step, mine in moved.groupby("step"):
-        ipus = sorted({*mine["source"].tolist(), *mine["target"].tolist()})
+    for step, tensors in moved.groupby("step"):
+        ipus = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()})
         names[int(str(step))] = "IPU " + " and ".join(str(ipu) for ipu in ipus)
     return names
 

@@ -259,9 +259,9 @@ def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -
     while level and len(shown) < most:
         below: list[Node] = []
         for parent in level:
-            mine = sorted(children.get(parent.path, ()), key=lambda one: -one.width)
-            wide = [one for one in mine if one.width >= limit and one.width > 0]
-            narrow = mine[len(wide) :]
+            siblings = sorted(children.get(parent.path, ()), key=lambda one: -one.width)
+            wide = [one for one in siblings if one.width >= limit and one.width > 0]
+            narrow = siblings[len(wide) :]
             below += wide
             shown += wide
             if narrow and sum(one.width for one in narrow) > 0:

@@ -223,9 +223,9 @@ def _largest_transfers(report: Report) -> str:
     tensors = analysis.host_tensors(report)
     parts = []
     for way, words in (("in", "comes in"), ("out", "goes back")):
-        mine = tensors[tensors["way"] == way]
-        if len(mine):
-            first = mine.iloc[0]
+        same_way = tensors[tensors["way"] == way]
+        if len(same_way):
+            first = same_way.iloc[0]
             parts.append(
                 f"{first['share']:.0%} of what {words} is {first['name']}"
                 f" ({units.size(int(first['bytes']))} a micro-batch)"

@@ -24,14 +24,14 @@ def known_insights(report: Report) -> list[Insight]:
         store = Kept([report.path])
     except OSError:
         return insights(report)
-    found = _read(store.get(_NAME))
-    if found is not None:
-        return found
+    cached = _read(store.get(_NAME))
+    if cached is not None:
+        return cached
     start = time.process_time()
-    made = insights(report)
+    computed = insights(report)
     if time.process_time() - start >= LEAST_SECONDS:
-        store.put(_NAME, json.dumps([asdict(one) for one in made], default=int).encode())
-    return made
+        store.put(_NAME, json.dumps([asdict(one) for one in computed], default=int).encode())
+    return computed
 
 
 def _read(data: bytes | None) -> list[Insight] | None:

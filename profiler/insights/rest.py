@@ -55,13 +55,13 @@ def rest(
         known |= one.of(path)
     left = path[~known]
     total = int(path["cycles"].sum())
-    for cause, mine in left.groupby("cause", sort=False):
-        cycles = int(mine["cycles"].sum())
+    for cause, pieces in left.groupby("cause", sort=False):
+        cycles = int(pieces["cycles"].sum())
         if cycles < _WORTH * total or str(cause) not in _ACTION:
             continue
         yield Insight(
             f"{_what(str(cause))} takes {percent(cycles / total)} of it",
-            f"{cycles:,} cycles of the critical path, {_most(mine)}.",
+            f"{cycles:,} cycles of the critical path, {_most(pieces)}.",
             _ACTION[str(cause)],
             "/trace" if costs is None else "/pipeline",
             _bound(str(cause), cycles, costs, present),

@@ -50,10 +50,10 @@ def iteration_of(model: Model, run: int) -> Iteration:
     waits = waits_as_syncs(
         ipu[alone], start[alone], end[alone], kind[alone] == "idle", kind[alone] == _SYNC
     )
-    kept, begins = step >= 0, start.copy()
-    kept[alone] &= waits.kept
+    stays, begins = step >= 0, start.copy()
+    stays[alone] &= waits.kept
     begins[alone] = waits.start
-    ipu, step, start, end = (values[kept] for values in (ipu, step, begins, end))
+    ipu, step, start, end = (values[stays] for values in (ipu, step, begins, end))
     return _steps_together(model.steps["kind"][step], ipu, step, start, end)
 
 

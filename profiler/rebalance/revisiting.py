@@ -103,14 +103,18 @@ class _Search:
             total = spent + self._cycles(part, final)
             if total > self.most:
                 return
-            mine = (*earlier, part)
+            stages_there = (*earlier, part)
             worst, left_open = way.worst, others
             if comes_again:
-                left_open = tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0]))
+                left_open = tuple(sorted((*others, (ipu, stages_there)), key=lambda item: item[0]))
             else:
                 worst = max(worst, total)
             known = _worst(after.get((last + 1, left_open)))
-            if worst < known and (comes_again or self._whole(mine)) and self._holds(mine):
+            if (
+                worst < known
+                and (comes_again or self._whole(stages_there))
+                and self._holds(stages_there)
+            ):
                 after[last + 1, left_open] = _Way(worst, (*way.parts, part))
 
     def _ends(self, k: int, begin: int) -> Sequence[int]:
