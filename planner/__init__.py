@@ -1,7 +1,7 @@
-"""From a model and a pod to the best mapping: what may be chosen, what it gives, the best of it.
+"""From a model and a pod to the best mapping: the choices, their predictions and the best of them.
 
-No PyTorch in here: the engine (`ipu_exec.planning`) captures the model and compiles it for the
-costs of its Blocks; a plan is read and drawn without it.
+There is no PyTorch in here: the engine (`ipu_exec.planning`) captures the model and compiles it for
+the costs of its Blocks; a plan is read and drawn without it.
 """
 
 from __future__ import annotations

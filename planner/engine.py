@@ -1,4 +1,4 @@
-"""Whoever compiles for a plan: the engine (`ipu_exec.planning`), seen from here."""
+"""The interface to the engine that compiles for a plan (`ipu_exec.planning`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.priced import Priced, RingsOf
 
 @dataclass(frozen=True)
 class Settled:
-    """A mapping compiled in full: what came, and the costs of its Blocks as they are there."""
+    """A mapping compiled in full: the result, and the costs of its Blocks there."""
 
     mapping: Mapping
     obtained: Obtained
@@ -21,18 +21,18 @@ class Settled:
 
 
 class Engine(Protocol):
-    """Whoever compiles (`ipu_exec.planning`)."""
+    """The engine that compiles (`ipu_exec.planning`)."""
 
     @property
     def rings(self) -> RingsOf:
-        """What a ring of replicas costs."""
+        """The cost of a ring of replicas."""
 
     @property
     def peak(self) -> float:
-        """Floating-point operations a second of one IPU, at the most."""
+        """Peak floating-point operations a second of one IPU."""
 
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
-        """The costs for each key in order; or why there are none, in words."""
+        """The costs for each key in order, or the reason why there are none, in words."""
 
     def settle(self, mappings: Sequence[Mapping]) -> Iterator[Settled]:
         """Each mapping compiled in full, in order."""

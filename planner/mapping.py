@@ -1,4 +1,4 @@
-"""A mapping of a model onto a pod, and what the costs of its Blocks depend on."""
+"""A mapping of a model onto a pod, and the key of the costs of its Blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """What costs of Blocks depend on: one compile of each.
+    """What costs of Blocks depend on: there is one compile for each key.
 
     ``shards``: IPUs that share a stage's tensors (t). ``micro_batch``: samples of one replica's.
     ``proportion``: share of an IPU's memory that products may use; 0: as the script says it.
@@ -72,17 +72,17 @@ class Mapping:
 
     @property
     def attached(self) -> int:
-        """IPUs that are taken: t times a power of two of p, for each replica."""
+        """IPUs that are attached: t times the power of two for p, for each replica."""
         return self.shards * attached(self.pipeline) * self.replicas
 
     @property
     def samples(self) -> int:
-        """Of a weight update, over all replicas."""
+        """Samples of a weight update, over all replicas."""
         return self.micro_batch * self.accumulation * self.replicas
 
     @property
     def key(self) -> Key:
-        """What its Blocks' costs depend on."""
+        """The key of its Blocks' costs."""
         parts = self.replicas if self.in_parts else 0
         return Key(self.shards, self.micro_batch, self.proportion, parts, self.accumulation > 1)
 
@@ -102,7 +102,7 @@ class Mapping:
 
     @property
     def state(self) -> str:
-        """Where optimiser state lies: ``on chip``, ``off chip``, or the stages that have it off."""
+        """Where optimiser state is: ``on chip``, ``off chip``, or which stages have it off."""
         off = _which([stage.state_off_chip for stage in self.stages])
         words = {"none": "on chip", "all": "off chip"}.get(off, f"off chip in {off}")
         return f"{words}, in parts" if self.in_parts else words
@@ -128,7 +128,7 @@ def _which(flags: list[bool]) -> str:
 
 
 def _runs(flags: list[bool]) -> Iterator[str]:
-    """Numbers of those that are set, ``0-2`` where they follow each other."""
+    """Numbers of the entries that are set, ``0-2`` where they are consecutive."""
     for flag, run in groupby(enumerate(flags), key=lambda item: item[1]):
         numbers = [number for number, _ in run]
         if flag:

@@ -1,4 +1,4 @@
-"""What a plan is: the mappings that were looked at, best first, and what is proven of them."""
+"""A plan: the mappings that were considered, best first, and what is proven of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHARES = ("compute", "exchange", "bubble", "all-reduce", "update", "host")
 
 @dataclass(frozen=True)
 class Obtained:
-    """What a full compile of a mapping gave.
+    """The result of a full compile of a mapping.
 
     ``cycles``: of a weight update (a device iteration in inference); ``fullest``: bytes of the
     fullest tile; ``problem``: why it does not run, empty where it does.
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def off(self) -> tuple[float, float] | None:
-        """By how much cycles and bytes were predicted wrong, as shares; None: not compiled."""
+        """Errors of the predicted cycles and bytes, as shares; None where it was not compiled."""
         if self.obtained is None or not self.obtained.cycles:
             return None
         came = self.obtained
@@ -64,22 +64,22 @@ class Candidate:
 
     @property
     def rate(self) -> float:
-        """Samples a second, of its full compile where it had one."""
+        """Samples a second, from its full compile where it had one."""
         return self.samples_per_second * self._longer
 
     @property
     def latency(self) -> float:
-        """Seconds, of its full compile where it had one."""
+        """Seconds, from its full compile where it had one."""
         return self.seconds / self._longer
 
     @property
     def runs(self) -> bool:
-        """Whether nothing that is known speaks against it."""
+        """Whether it may run: nothing that is known rules it out."""
         return self.obtained is None or not self.obtained.problem
 
 
 def worth(candidate: Candidate, objective: str) -> tuple[float, ...]:
-    """To compare candidates by: more is better. Of one that was compiled, what that gave."""
+    """A key to compare candidates by, more is better; from the full compile where there is one."""
     rate = candidate.rate
     if objective == "latency":
         return (-candidate.latency, rate)
@@ -118,10 +118,10 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The first that is known to run, or not known not to."""
+        """The first candidate that is known to run, or not known not to."""
         return next((one for one in self.candidates if one.runs), self.candidates[0])
 
     @property
     def exact(self) -> bool:
-        """Whether nothing within the question can be better, for the costs compiled."""
+        """Whether nothing in the question's scope can be better, for the costs compiled."""
         return not self.stopped and self.gap == 0

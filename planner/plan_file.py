@@ -1,7 +1,7 @@
 """plan.json: a plan to keep, to look at, and to run scripts with.
 
-It is a placement file of its best mapping (``ipu-run --placement plan.json train.py``) that holds
-all candidates besides, for the viewer. What a stranger's file says is checked here, once.
+It is a placement file of its best mapping (``ipu-run --placement plan.json train.py``) that also
+holds all candidates, for the viewer. A file from elsewhere is checked here, once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_BYTES = 64 << 20
 
 
 class PlanError(Exception):
-    """A file that is no plan: says which, what is wrong and the way out."""
+    """A file that is not a plan: says which file, what is wrong and how to fix it."""
 
     def __init__(self, path: str | os.PathLike[str], problem: str) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ def _plan_content(plan: Plan) -> dict[str, Any]:
 
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write the plan, at once: whoever reads the path meets the old file or the new one."""
+    """Write the plan atomically: a reader sees the old file or the new one."""
     target = Path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps(content(plan), indent=1), encoding="utf-8")
@@ -94,7 +94,7 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
 
 
 def load(path: str | os.PathLike[str]) -> Plan:
-    """The plan of a file. PlanError where it is none."""
+    """The plan in a file. PlanError where it is not one."""
     try:
         if os.path.getsize(path) > MOST_BYTES:
             raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")
@@ -189,8 +189,8 @@ def _mapping(said: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
 
 def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     first, count = (int(one) for one in said["blocks"])
-    mine = blocks[first : first + count]
-    if first < 0 or count < 1 or len(mine) != count:
+    stage_blocks = blocks[first : first + count]
+    if first < 0 or count < 1 or len(stage_blocks) != count:
         raise ValueError(f"Blocks {first} to {first + count} of {len(blocks)}")
     recompute = said["recompute"]
     if recompute is not None and not isinstance(recompute, bool):
@@ -198,7 +198,7 @@ def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     ipu = int(said["ipu"])
     if not 0 <= ipu < 256:
         raise ValueError(f"IPU {ipu}")
-    return StagePlan(ipu, mine, recompute, bool(said["state_off_chip"]))
+    return StagePlan(ipu, stage_blocks, recompute, bool(said["state_off_chip"]))
 
 
 def _strings(said: Any) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class NoMapping(Exception):
 
 @dataclass(frozen=True)
 class News:
-    """How far it is: ``done`` of ``wanted`` compiles, and the best so far."""
+    """Progress: ``done`` of ``wanted`` compiles, and the best so far."""
 
     done: int
     wanted: int
@@ -47,7 +47,7 @@ class News:
 
 @dataclass
 class _State:
-    """What is known so far."""
+    """The state of the search."""
 
     question: Question
     engine: Engine
@@ -71,7 +71,7 @@ class _State:
         return worth(candidate, self.question.objective)
 
     def late(self) -> bool:
-        """Whether the time that was given is over."""
+        """Whether the time budget is used up."""
         budget = self.question.budget
         over = bool(budget) and time.monotonic() - self.began > budget
         if over:
@@ -121,7 +121,7 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
     if state.open_rate > best.rate:
         gap = 1 - best.rate / state.open_rate
     some = next(iter(state.priced.values())).costs
-    made = Plan(
+    draft = Plan(
         question,
         tuple(ranked),
         blocks or some.names,
@@ -132,7 +132,7 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
         seconds=time.monotonic() - state.began,
         clock_hz=some.machine.clock_hz,
     )
-    return replace(made, why=tuple(words.why(made)))
+    return replace(draft, why=tuple(words.why(draft)))
 
 
 # -- costs ---
@@ -162,7 +162,7 @@ def _price(state: _State, keys: Sequence[Key]) -> None:
 
 
 def _equal(one: Priced, other: Priced) -> bool:
-    """Whether two memory proportions make the same costs."""
+    """Whether two memory proportions give the same costs."""
     if replace(one.key, proportion=0.0) != replace(other.key, proportion=0.0):
         return False
     pairs = [
@@ -183,19 +183,19 @@ def _look(state: _State, priced: Priced) -> None:
         state.candidates.append(candidate)
         state.tell(str(priced.key))
 
-    found = look_into(priced, state.question, state.engine.rings, state.best, told)
-    state.found[priced.key] = found
-    state.open_rate = max(state.open_rate, found.open_rate)
+    outcome = look_into(priced, state.question, state.engine.rings, state.best, told)
+    state.found[priced.key] = outcome
+    state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
 def _could_win(state: _State, keys: Sequence[Key]) -> list[Key]:
-    """Those that memory and arithmetic alone leave a chance.
+    """Keys that are not ruled out by memory and arithmetic alone.
 
     Without accumulation a replica is one stage, whose weights have to fit an IPU.
 
-    All IPUs at their peak cannot do more samples a second than that over the operations of one,
-    which are the same whatever the micro-batch and the memory proportion. They are counted on one
-    shard.
+    All IPUs at their peak cannot process more samples a second than that over the operations of one
+    sample, which are the same whatever the micro-batch and the memory proportion. They are counted
+    on one shard.
     """
     best = state.best
     keys = [key for key in keys if key.accumulates or not _weights_lack(state, key)]

@@ -21,7 +21,7 @@ RingsOf = Callable[[int, int, int], Rings]
 
 @dataclass(frozen=True)
 class Priced:
-    """What one compile says.
+    """The results of one compile.
 
     ``exchange``: share of the cycles in which Blocks run that tiles exchange and meet; ``flops`` of
     a micro-batch, forward and backward, on one of its shards.
@@ -35,7 +35,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Place:
-    """Costs, the IPU of each stage, and how many replicas of that with how many micro-batches."""
+    """Costs, the IPU of each stage, the number of replicas, and micro-batches for each."""
 
     priced: Priced
     ipus: tuple[int, ...]
@@ -53,7 +53,7 @@ class Place:
         return self.priced.key.shards * attached(self.pipeline) * self.replicas
 
     def costs(self, rings: RingsOf) -> Costs:
-        """Of Blocks in this place."""
+        """The costs of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
         return replace(
             costs,
@@ -70,14 +70,14 @@ class Place:
         all-reduce of their own. How much longer it takes the compile has said.
         """
         key, costs = self.priced.key, self.priced.costs
-        mine = rings(key.shards, self.pipeline, self.replicas)
+        whole = rings(key.shards, self.pipeline, self.replicas)
         if not key.in_parts:
-            return mine
+            return whole
         compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
         where = np.array(costs.ipus)[costs.stage]
         nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
         longer = costs.reduce - int(compiled.cycles(nbytes).max())
-        return Rings(mine.base + longer, mine.rate)
+        return Rings(whole.base + longer, whole.rate)
 
 
 def places(priced: Priced, question: Question) -> list[Place]:
@@ -87,14 +87,14 @@ def places(priced: Priced, question: Question) -> list[Place]:
     (`profiler.rebalance.split.returning`), and every number of replicas that leaves a whole number
     of micro-batches, enough for the stages.
     """
-    key, found = priced.key, list[Place]()
+    key, legal = priced.key, list[Place]()
     for ipus in _stage_lists(priced.costs, question):
         for replicas in range(1, question.ipus // (key.shards * attached(max(ipus) + 1)) + 1):
             each, left = divmod(question.global_batch, key.micro_batch * replicas)
             place = Place(priced, ipus, replicas, each)
             if not left and _legal(place, question):
-                found.append(place)
-    return found
+                legal.append(place)
+    return legal
 
 
 def _stage_lists(costs: Costs, question: Question) -> list[tuple[int, ...]]:
@@ -120,7 +120,7 @@ def _legal(place: Place, question: Question) -> bool:
 
 
 def choices_of(place: Place, question: Question) -> tuple[Choice, ...]:
-    """The ways in which a stage may save memory, cheapest first."""
+    """Ways in which a stage may save memory, cheapest first."""
     costs, fixed = place.priced.costs, question.fixed
     stashes = costs.training and len(place.ipus) > 1
     again = _allowed(fixed.get(RECOMPUTE), stashes)
@@ -143,12 +143,14 @@ def keeps_are_cheapest(costs: Costs) -> bool:
     if not costs.training:
         return True
     first, last = np.triu_indices(len(costs))
-    kept, again = (costs.stash_cycles(first, last, recompute) for recompute in (False, True))
-    return bool((2 * kept <= 2 * again + costs.again_cycles(first, last)).all())
+    keeping, recomputing = (
+        costs.stash_cycles(first, last, recompute) for recompute in (False, True)
+    )
+    return bool((2 * keeping <= 2 * recomputing + costs.again_cycles(first, last)).all())
 
 
 def is_legal(key: Key, question: Question) -> bool:
-    """Whether any place may have these costs: without accumulation, a micro-batch is all."""
+    """Whether any place may have these costs; without accumulation a micro-batch is all."""
     if key.accumulates:
         return True
     return any(

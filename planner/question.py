@@ -1,4 +1,4 @@
-"""What is asked of a plan: how many IPUs, what is fixed, what counts as best."""
+"""The question of a plan: how many IPUs, what is fixed, and what counts as best."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIXED = {
 
 
 class QuestionError(ValueError):
-    """What is asked makes no sense; the message says what would."""
+    """A question that makes no sense; the message says what would."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Question:
 
 
 def parse_fixed(words: list[str]) -> dict[str, Any]:
-    """``["p=4", "recompute=no"]`` as values by name. QuestionError for what is none of `FIXED`."""
+    """``["p=4", "recompute=no"]`` as values by name. QuestionError for names not in `FIXED`."""
     fixed: dict[str, Any] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -79,7 +79,7 @@ def _value(name: str, value: str) -> Any:
 
 
 def parse_seconds(text: str) -> float:
-    """``5m``, ``90s``, ``1h`` or ``90`` in seconds. QuestionError for what is no time."""
+    """``5m``, ``90s``, ``1h`` or ``90`` in seconds. QuestionError for anything else."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], text[-1:]) if text[-1:] in units else (text, "s")
     try:

@@ -16,7 +16,7 @@ TABLE = "runs.csv"
 
 
 def measured(folder: Path, last: str) -> dict[str, Any]:
-    """What the profile below a folder says; ``last``: why, where there is none."""
+    """Measures from the profile below a folder; ``last``: why, where there is none."""
     for kind in ("training", "inference"):
         path = folder / kind / "profile.pop"
         if not path.exists():
@@ -39,7 +39,7 @@ def measured(folder: Path, last: str) -> dict[str, Any]:
 
 
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Write ``runs.csv``, a row each, and ``runs.parquet`` where pyarrow is installed."""
+    """Write ``runs.csv``, one row a run, and ``runs.parquet`` where pyarrow is installed."""
     table = pd.DataFrame(rows)
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / TABLE, index=False)
@@ -48,5 +48,5 @@ def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def said(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for a terminal."""
+    """The rows as shown in a terminal."""
     return str(pd.DataFrame(rows).drop(columns=["profile"]).to_string(index=False))

@@ -1,8 +1,8 @@
 """The best splits of one compile's Blocks onto every place that could win.
 
-Places come in the order of what they promise: a lower bound of their cycles, found without looking
-at stages. Each is first split as if memory were endless, which is a bound for all ways to save it,
-and the answer where that fits; else under the memory, with every way.
+Places are tried in the order of a lower bound of their cycles, found without looking at stages.
+Each is first split as if memory were endless. That is a bound for all ways to save memory, and the
+answer where it fits; otherwise the split is repeated under the memory, with every way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORK = (schedules.FORWARD, schedules.BACKWARD, schedules.RECOMPUTE)
 
 @dataclass(frozen=True)
 class Failure:
-    """A place that nothing fits, and why."""
+    """A place that nothing fits, and the reason."""
 
     place: Place
     why: str
@@ -37,9 +37,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Found:
-    """What the places of one compile give.
+    """The result of the places of one compile.
 
-    ``open_rate``: samples a second that a split which was not looked at could reach, at the most: 0
+    ``open_rate``: the most samples a second that a split which was not looked at could reach: 0
     where all were, or could not win.
     """
 
@@ -115,13 +115,13 @@ class _TooFew:
         return pipeline < self._fewest or pipeline in self._numbers
 
     def add(self, place: Place) -> None:
-        """Nothing fits there."""
+        """Record that nothing fits this place."""
         if len(place.ipus) == place.pipeline:
             self._numbers.add(place.pipeline)
 
 
 def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
-    """Worth at the most (`planner.plan.worth`)."""
+    """An upper bound of the worth (`planner.plan.worth`)."""
     costs = place.costs(rings)
     cycles = max(1, at_least(costs, place.ipus))
     rate = question.global_batch * costs.machine.clock_hz / cycles
@@ -162,7 +162,7 @@ def split_onto(
 def candidate_of(
     place: Place, costs: Costs, prediction: Prediction, proven: bool, gap: float
 ) -> Candidate:
-    """A prediction in a plan's words."""
+    """A prediction as a candidate of a plan."""
     clock = costs.machine.clock_hz
     cycles = prediction.total
     if not costs.training:
@@ -220,7 +220,7 @@ def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:
 def predicted(
     priced: Priced, mapping: Mapping, rings: RingsOf, proven: bool = False, gap: float = 0.0
 ) -> Candidate:
-    """What costs say of a mapping that is given."""
+    """What the costs predict for a given mapping."""
     ipus = tuple(stage.ipu for stage in mapping.stages)
     place = Place(priced, ipus, mapping.replicas, mapping.accumulation)
     costs = place.costs(rings)

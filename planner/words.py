@@ -1,4 +1,4 @@
-"""A plan in words and rows: why the first is best, its table, the script's own command."""
+"""A plan in words and rows: why the first is best, its table, and the script's own command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KIB = 1024
 
 
 def table(plan: Plan) -> pd.DataFrame:
-    """A row a candidate: ``--csv`` and the table in the terminal have these columns."""
+    """One row a candidate, with the columns of ``--csv`` and of the table in the terminal."""
     rows = [_row(number, one) for number, one in enumerate(plan.candidates, 1)]
     return pd.DataFrame(rows)
 
@@ -55,7 +55,7 @@ def _row(rank: int, one: Candidate) -> dict[str, object]:
 
 
 def why(plan: Plan) -> Iterable[str]:
-    """Sentences about the first: what it gains over others, and what is proven."""
+    """Sentences about the first candidate: its gain over others, and what is proven."""
     best = plan.best
     mapping = best.mapping
     yield (
@@ -79,7 +79,7 @@ def why(plan: Plan) -> Iterable[str]:
 
 
 def _against_others(plan: Plan) -> Iterable[str]:
-    """The best that is otherwise in one respect, for the respects that matter."""
+    """The best candidate that differs in one respect, for the respects that matter."""
     best = plan.best
     respects = {
         "pipelines of {} IPUs": lambda one: one.mapping.pipeline,
@@ -115,7 +115,7 @@ def _percent(share: float) -> str:
 
 
 def kib(nbytes: int) -> str:
-    """Bytes in the tools' unit."""
+    """Bytes in the unit that the tools show."""
     return f"{nbytes / _KIB:,.0f} KiB"
 
 
@@ -163,7 +163,7 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
 def _nearest(
     legal: list[Place], question: Question, rings: RingsOf
 ) -> tuple[Place, Prediction] | None:
-    """The place that lacks least on its fullest tile: of each compile, its longest pipelines."""
+    """The place whose fullest tile lacks least, among the longest pipelines of each compile."""
     best: tuple[int, Place, Prediction] | None = None
     for place in _longest(legal):
         prediction = _least_memory(place, question, rings)
@@ -176,7 +176,7 @@ def _nearest(
 
 
 def _longest(legal: list[Place]) -> list[Place]:
-    """Of each compile the places with most IPUs to a replica, the fewest replicas first."""
+    """Places of each compile with the most IPUs to a replica, the fewest replicas first."""
     chosen: dict[object, Place] = {}
     for place in sorted(legal, key=lambda one: (-one.pipeline, one.replicas)):
         chosen.setdefault((place.priced.key, len(set(place.ipus)) == len(place.ipus)), place)
@@ -187,7 +187,7 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
     """A split whose fullest tile is about as small as can be, by halving what a tile may hold."""
     costs, choices = place.costs(rings), choices_of(place, question)
     low, high = costs.machine.bytes_per_tile, costs.machine.bytes_per_tile << 8
-    found: Prediction | None = None
+    smallest: Prediction | None = None
     for _ in range(_HALVINGS + 8):
         middle = (low + high) // 2
         try:
@@ -195,11 +195,11 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
         except ValueError:
             low = middle
             continue
-        found = what_if(costs, split.prediction.assignment)
-        high = min(middle, max(found.fullest))
+        smallest = what_if(costs, split.prediction.assignment)
+        high = min(middle, max(smallest.fullest))
         if high - low < costs.machine.bytes_per_tile // 200:
             break
-    return found
+    return smallest
 
 
 def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def likely_error(report: Report) -> float | None:
-    """The share by which cycles likely are off, as four in five measured ones are; or None."""
+    """The share by which cycles are likely off, as for four in five measured operators; or None."""
     said = report.meta.get("cycle_error")
     return float(said["likely"]) if isinstance(said, dict) else None
 
 
 def unmeasured(report: Report) -> float:
-    """The share of cycles of operators that no published row measures: estimates by likeness."""
+    """The share of cycles of operators that no published row measures: estimated by similarity."""
     said = report.meta.get("cycle_error")
     return float(said["unmeasured"]) if isinstance(said, dict) else 0.0
 
 
 def likely(report: Report) -> str:
-    """``likely within 8 %``; nothing where the profile does not say."""
+    """``likely within 8 %``; empty where the profile does not say."""
     error = likely_error(report)
     return "" if error is None else f"likely within {100 * error:.0f} %"

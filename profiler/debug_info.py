@@ -1,7 +1,7 @@
-"""``debug.cbor`` beside a profile: which operator a program is, of which module and source line.
+"""``debug.cbor`` beside a profile: the operator, module and source line of each program.
 
 The vendor's layout (docs/pop-format.md, "Beside the profile"): a CBOR map of ``contexts``, children
-before their parents, and of the ``stringTable`` that their names are in.
+before their parents, and of the ``stringTable`` that holds their names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(profile: str | os.PathLike[str]) -> Path:
 
 
 def contents(report: Any) -> dict[str, Any]:
-    """What the file holds, of a report as `profiler.pva.openReport` gives it."""
+    """The contents of the file, for a report from `profiler.pva.openReport`."""
     from profiler.pva import OperationAnalysis
 
     strings: dict[str, int] = {}
@@ -53,7 +53,7 @@ def contents(report: Any) -> dict[str, Any]:
 
 
 def _context(context: Any, strings: dict[str, int]) -> dict[str, Any]:
-    """One context; texts that repeat are numbers of ``strings``, which gains new ones."""
+    """One context; repeated texts are indices into ``strings``, to which new ones are added."""
 
     def number(text: str) -> int:
         return strings.setdefault(text, len(strings))

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a variable is to the model; code and the like have the role ``PROGRAM``."""
+    """The purpose of a variable in the model; code and the like have the role ``PROGRAM``."""
 
     WEIGHT = "weight"
     BUFFER = "buffer"
@@ -22,7 +22,7 @@ class Role(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which part of a training step a piece of the program is.
+    """The part of a training step that a piece of the program belongs to.
 
     Copies, syncs and waits have none (the empty text).
     """
@@ -34,7 +34,7 @@ class Direction(StrEnum):
 
 
 class PipelinePhase(StrEnum):
-    """Where a pipeline cycle lies in a device iteration."""
+    """The phase of a device iteration that a pipeline cycle belongs to."""
 
     RAMP_UP = "ramp-up"
     STEADY = "steady"
@@ -43,7 +43,7 @@ class PipelinePhase(StrEnum):
 
 
 class BodyTask(StrEnum):
-    """What a body does. `profiler.schedules` numbers them in this order."""
+    """The task of a body. `profiler.schedules` numbers them in this order."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -63,7 +63,7 @@ class BodyTask(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a program step is for. The sync of the tiles before an exchange has the exchange's."""
+    """The purpose of a program step. The sync of tiles before an exchange has the exchange's."""
 
     OPERATOR = "operator"  # what an operator computes, and the exchanges that takes
     STASH = "stash"  # a tensor into its slot of the stash

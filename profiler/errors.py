@@ -1,4 +1,4 @@
-"""The errors of this package: a profile that cannot be read or written, or not now."""
+"""The errors of this package: a profile that cannot be read or written, or is in use."""
 
 from __future__ import annotations
 

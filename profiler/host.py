@@ -33,7 +33,7 @@ class HostTimeline:
     shift: np.ndarray
 
     def at(self, host_us: np.ndarray) -> np.ndarray:
-        """Microseconds on the timeline of moments on the host."""
+        """Timeline positions, in microseconds, of moments on the host."""
         host = np.stack([self.host_start, self.host_end], axis=1).ravel()
         here = np.stack([self.start, self.end], axis=1).ravel()
         moments = np.asarray(host_us, dtype=np.float64)
@@ -45,7 +45,7 @@ class HostTimeline:
 
 
 def host_timeline(report: Report) -> HostTimeline:
-    """Where the calls of a profile lie on one timeline with its host's events."""
+    """The calls of a profile on one timeline with its host's events."""
     runs, clock = report.runs, report.target.clock_hz
     host_start, host_end = (runs[f"host_{end}_us"].to_numpy(float) for end in ("start", "end"))
     length = runs["cycles"].to_numpy(float) / clock * 1e6
@@ -58,10 +58,10 @@ def host_timeline(report: Report) -> HostTimeline:
 
 
 def host_lanes(report: Report) -> pd.DataFrame:
-    """What the host did, calls of the model among it, on one timeline with the IPUs.
+    """The host's activity, calls of the model included, on one timeline with the IPUs.
 
-    ``process, thread, channel, label, depth`` (0: in no other), ``start_us, end_us`` (from the
-    begin of the first call; what came before is negative), by thread and start.
+    ``process, thread, channel, label, depth`` (0: not nested), ``start_us, end_us`` (from the
+    beginning of the first call; earlier times are negative), by thread and start.
     """
     import pandas as pd
 
@@ -91,7 +91,7 @@ def host_lanes(report: Report) -> pd.DataFrame:
 
 
 def _depths(events: pd.DataFrame) -> list[int]:
-    """How many events of its thread each one lies in; they are sorted by thread and start."""
+    """The nesting depth of each event in its thread; events are sorted by thread and start."""
     depths: list[int] = []
     around: list[int] = []  # ends of the events that are open
     thread: tuple[int, int] | None = None

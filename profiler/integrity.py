@@ -1,12 +1,12 @@
-"""What must hold between the rows of a profile.
+"""Consistency checks between the rows of a profile.
 
-It asks ids, IPUs, stages, Blocks, replicas, signs, sizes and order.
+They cover ids, IPUs, stages, Blocks, replicas, signs, sizes and order.
 
-`profiler.report.Report` asks here once for each column, when it first reads it, and all else stands
-on that: the frames, the rebalancer, the insights, libpva's objects, the viewer. Each check gives a
-sentence that says what is wrong, "" where nothing is; `ipu-report doctor` goes through all of them.
-A profile of a run that did not finish lacks whole tables, as the engine writes one after the other:
-what refers into a table that has no rows is let be there.
+`profiler.report.Report` runs them once for each column, when it first reads it, and everything else
+relies on that: the frames, the rebalancer, the insights, libpva's objects, the viewer. Each check
+returns a sentence that says what is wrong, "" where nothing is; `ipu-report doctor` goes through
+all of them. A profile of a run that did not finish lacks whole tables, as the engine writes one
+after the other: references into a table without rows are not checked.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Range:
-    """A column's least and most."""
+    """The minimum and maximum of a column."""
 
     column: str
     least: int
@@ -73,7 +73,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Reference:
-    """A column of ids of another table; -1 where it may be none."""
+    """A column of ids of another table; -1 is valid where a row may refer to none."""
 
     column: str
     table: type[Any]
@@ -198,9 +198,9 @@ COUNTED = (records.Stage, records.Block)
 
 
 def of_table(record: type[Any], columns: Columns, names: Iterable[str], known: Known) -> str:
-    """What is wrong with columns of a table, by themselves and against what they refer to.
+    """Problems with columns of a table, in themselves and against what they refer to.
 
-    Asked once for each of ``names``; what holds between several columns, with the first of them.
+    Runs once for each of ``names``; a check across several columns runs with the first of them.
     """
     return next(filter(None, _wrong(record, columns, set(names), known)), "")
 
@@ -331,7 +331,7 @@ def of_vector(vector: np.ndarray) -> str:
 
 
 def of_sums(what: str, *columns: np.ndarray) -> str:
-    """What is wrong with sums of vectors, of which sums are made again."""
+    """What is wrong with sums of vectors, from which other sums are computed."""
     most = max(float(np.sum(column, dtype=np.float64)) for column in columns)
     return f"the vectors of {what} add up to {most:.3g}" if most > MOST_SUM else ""
 

@@ -1,8 +1,9 @@
-"""What was made from a profile, kept in the user's cache directory for the next time.
+"""A cache of results computed from a profile, in the user's cache directory.
 
-By the content of the file and by the code that made it: another file or other code is another
-folder. Never beside the profile, which may be a stranger's or on a disk that is not ours. What
-cannot be read back whole is made again, and a directory that cannot be written is done without.
+Results are stored by the content of the file and by the code that computed them: another file or
+other code gives another folder. They are never stored beside the profile, which may be a stranger's
+or on a disk that is not ours. What cannot be read back whole is computed again, and a directory
+that cannot be written is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def directory() -> Path:
 
 @cache
 def code() -> str:
-    """A digest of the code that makes what is kept: sizes and times of its files."""
+    """A digest of the code that computes the results: sizes and times of its files."""
     here = Path(__file__).parents[1]
     digest = _digest()
     for package in ("profiler", "planner", "viewer", "reports", "ipu_exec"):
@@ -55,7 +56,7 @@ def content(path: str | os.PathLike[str]) -> str:
 
 
 def name_of(*words: str | bytes) -> str:
-    """A name for what is kept, from anything that tells it from the rest."""
+    """A name for a result, from anything that distinguishes it from the others."""
     digest = _digest()
     for one in words:
         piece = one.encode() if isinstance(one, str) else one
@@ -64,14 +65,14 @@ def name_of(*words: str | bytes) -> str:
 
 
 class Kept:
-    """Bytes by name, of some profiles as they are now."""
+    """Cached bytes by name, for some profiles in their present state."""
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """OSError where a profile cannot be read."""
         self.folder = directory() / name_of(code(), *(content(path) for path in paths))
 
     def get(self, name: str) -> bytes | None:
-        """What is kept by a name; None where there is nothing whole."""
+        """The bytes stored under a name; None where there is nothing intact."""
         file = self.folder / name
         try:
             data = file.read_bytes()
@@ -84,7 +85,7 @@ class Kept:
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep it, for this user only; where that cannot be done, nothing happens."""
+        """Store it, for this user only; if that is impossible, nothing happens."""
         if len(data) > MOST_OF_ONE:
             return
         packed = zstandard.ZstdCompressor(level=1).compress(data)
@@ -102,7 +103,7 @@ class Kept:
 
 
 def make_room(most: int = MOST_BYTES) -> None:
-    """Remove what was not asked for longest, until the rest fits."""
+    """Remove the least recently used results until the rest fits."""
     files = []
     with suppress(OSError):
         for file in directory().rglob("*"):

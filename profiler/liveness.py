@@ -36,7 +36,7 @@ class Intervals:
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The narrowest integers that hold what could live at once on a tile, ``base`` included.
+        """The narrowest integers for what could be live at once on a tile, ``base`` included.
 
         Half as wide is twice as quick.
         """
@@ -46,11 +46,11 @@ class Intervals:
         return np.int32 if widest < 2**31 else np.int64
 
     def live(self, step: int) -> np.ndarray:
-        """Mask of the variables live at a step."""
+        """A mask of the variables live at a step."""
         return (self.start <= step) & (step < self.stop)
 
     def where(self, mask: np.ndarray) -> Intervals:
-        """The variables that ``mask`` marks."""
+        """The variables selected by ``mask``."""
         return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
 
     def on_tiles(self, tiles: slice) -> Intervals:
@@ -66,9 +66,9 @@ def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 
 class Totals:
-    """`total` of many sets of variables that are nearly alike, as those of equal layers are.
+    """`total` for many similar sets of variables, such as those of equal layers.
 
-    Each is made of the most similar one of the last few and of what differs.
+    Each is computed from the most similar of the last few sets and the difference.
     """
 
     def __init__(self, vectors: np.ndarray) -> None:
@@ -175,7 +175,7 @@ def resampled(
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the whole map comes down to.
+    """A summary of the whole map.
 
     Over steps: ``step_total``, ``max_tile``, ``max_tile_bytes``; over tiles: ``tile_peak`` and the
     first step at which it is reached, ``tile_peak_step``.

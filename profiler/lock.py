@@ -1,8 +1,8 @@
-"""Who writes a profile: one process at a time, known by a lock that ends with it.
+"""Locking a profile for writing: one process at a time, by a lock that ends with the process.
 
 The lock is the kernel's, on ``profile.pop.lock``: a killed process leaves none, and a forked child
-has none of its parent's. Within a process it is shared: a newer model takes an older one's place.
-Where the file system has no locks, writing goes on without.
+does not hold its parent's. It is shared within a process: a newer model takes an older one's place.
+Where the file system has no locks, writing continues without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _mutex = threading.Lock()
 
 @dataclass
 class _Held:
-    """A lock of this process (``pid``), which ``users`` share."""
+    """A lock held by this process (``pid``), which ``users`` share."""
 
     descriptor: int
     pid: int
@@ -32,15 +32,15 @@ _held: dict[str, _Held] = {}
 
 
 def acquire(path: Path) -> bool:
-    """Take the lock of a file that is to be written; False where another process has it.
+    """Take the lock of a file to be written; False where another process holds it.
 
     OSError where its directory cannot be written.
     """
     lock = _lock_file(path)
     with _mutex:
-        mine = _held.get(lock)
-        if mine is not None and mine.pid == os.getpid():
-            mine.users += 1
+        own_lock = _held.get(lock)
+        if own_lock is not None and own_lock.pid == os.getpid():
+            own_lock.users += 1
             return True
         descriptor = _locked(lock)
         if descriptor is None:
@@ -50,18 +50,18 @@ def acquire(path: Path) -> bool:
 
 
 def release(path: Path) -> None:
-    """Give the lock back; the last of its users in this process removes its file."""
+    """Release the lock; its last user in this process removes its file."""
     lock = _lock_file(path)
     with _mutex:
-        mine = _held.get(lock)
-        if mine is None or mine.pid != os.getpid():
+        own_lock = _held.get(lock)
+        if own_lock is None or own_lock.pid != os.getpid():
             return
-        mine.users -= 1
-        if not mine.users:
+        own_lock.users -= 1
+        if not own_lock.users:
             del _held[lock]
             # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
             Path(lock).unlink(missing_ok=True)
-            os.close(mine.descriptor)
+            os.close(own_lock.descriptor)
 
 
 def _lock_file(path: Path) -> str:
@@ -84,7 +84,7 @@ def _locked(lock: str) -> int | None:
 
 
 def _is_still_there(lock: str, descriptor: int) -> bool:
-    """Whether the name still stands for the file that was locked.
+    """Whether the name still refers to the locked file.
 
     Its last user may have removed it since.
     """

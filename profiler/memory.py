@@ -82,7 +82,7 @@ class WorstTile:
 
     @property
     def of_code(self) -> bool:
-        """Whether code alone is too much."""
+        """Whether code alone exceeds the memory."""
         return self.what == CODE_REGION
 
 
@@ -134,7 +134,7 @@ class IpuVariables:
 
     @property
     def alike(self) -> bytes:
-        """The same for IPUs whose tiles hold the same at each step, as those of equal layers."""
+        """A digest, equal for IPUs whose tiles hold the same at each step, as equal layers' do."""
         parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
         digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
         for part in parts:
@@ -143,15 +143,15 @@ class IpuVariables:
 
     @property
     def intervals(self) -> Intervals:
-        """The not-always-live ones."""
+        """The intervals of variables that are not always live."""
         return self._some(~self.always_live)
 
     def intervals_of(self, mask: np.ndarray) -> Intervals:
-        """The not-always-live ones that ``mask`` marks."""
+        """The intervals of those selected by ``mask`` that are not always live."""
         return self._some(~self.always_live & mask)
 
     def always(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """Always-live bytes over tiles, of the variables that ``mask`` marks."""
+        """Always-live bytes over tiles, of the variables selected by ``mask``."""
         chosen = self.always_live if mask is None else self.always_live & mask
         return self.totals.of(self.vector[chosen])
 
@@ -212,7 +212,7 @@ def tile_totals(
 
 
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
-    """The tile that uses most, the first of several.
+    """The tile that uses most; the first of several.
 
     On an IPU that overflows it is the tile with the largest overflow.
     """

@@ -1,8 +1,8 @@
-"""Bringing a profile of an older format up to the present one.
+"""Upgrading a profile of an older format to the present one.
 
-Format 2 added the plain tables (`profiler.plain`); format 3 the columns that say what bodies, steps
-and variables are for, which `profiler.older` reads off the names that older formats gave them.
-Nothing else has changed, so that our reader reads all of them and only SQL needs the newest.
+Format 2 added the plain tables (`profiler.plain`). Format 3 added the columns that say what bodies,
+steps and variables are for, which `profiler.older` derives from the names in older formats. Nothing
+else has changed, so our reader reads all formats and only SQL needs the newest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from profiler.writer import ProfileWriter
 
 
 def is_old(report: Report) -> bool:
-    """Whether its file has an older format than today's."""
+    """Whether the file has an older format than the present one."""
     return report.format < schema.VERSION
 
 
@@ -75,7 +75,7 @@ def _rows(reader: Reader, record: type[Any]) -> list[Any]:
 
 
 def tile_memory(report: Report) -> Iterator[records.TileMemory]:
-    """What a report's variables take on each tile: for profiles whose writer did not know."""
+    """Bytes of a report's variables on each tile, for profiles whose writer did not record them."""
     for ipu in range(report.target.num_ipus):
         frame = report.tiles(ipu)
         columns = [

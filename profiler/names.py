@@ -1,4 +1,4 @@
-"""Names that tell things apart, as the vendor's tools number them."""
+"""Unique names, numbered as in the vendor's tools."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterable
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """The names, those met before with a number: ``a, a, b, a`` are ``a, a/1, b, a/2``."""
-    given = list(names)
-    taken = set(given)
+    """The names, with a number on repeated ones: ``a, a, b, a`` become ``a, a/1, b, a/2``."""
+    in_order = list(names)
+    reserved = set(in_order)
     met: dict[str, int] = {}
     unique_names = []
-    for name in given:
+    for name in in_order:
         number = met.get(name, -1) + 1
         said = name
-        while number and (said := f"{name}/{number}") in taken:
+        while number and (said := f"{name}/{number}") in reserved:
             number += 1
         met[name] = number
-        taken.add(said)
+        reserved.add(said)
         unique_names.append(said)
     return unique_names
 
 
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
-    """Operators' names as PopART has them, each once.
+    """Unique names of operators as in PopART.
 
     A name is the operator's path in ``names``, then PopART's word for it in ``kinds`` ("MatMul").
     """

@@ -1,4 +1,4 @@
-"""What a notebook shows of a report by itself: its summary, as HTML of its own.
+"""A report's display in a notebook: its summary, as self-contained HTML.
 
 Every name comes out of a file and is escaped. `Report` loads this by name when it is shown.
 """

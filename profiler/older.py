@@ -1,6 +1,6 @@
-"""What profiles of formats 1 and 2 say in names only.
+"""Facts that profiles of formats 1 and 2 only express in names.
 
-This is the only place where a display name means anything. From format 3 on the columns of
+This is the only place where a display name has a meaning. From format 3 on the columns of
 `profiler.records.SINCE_3` say it, and names are free.
 """
 
@@ -45,7 +45,7 @@ _CODE = "/exchange code"
 
 
 def machine(clock_hz: float) -> dict[str, float]:
-    """What headers did not say of the machine in formats 1 and 2: cycles, and bytes a cycle."""
+    """Machine parameters missing from the headers of formats 1 and 2: cycles, and bytes a cycle."""
     return {
         "host_latency": round(9e-6 * clock_hz),
         "link_hop_latency": 0.16e-6 * clock_hz,
@@ -60,9 +60,9 @@ def machine(clock_hz: float) -> dict[str, float]:
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:
-    """The columns of an older file's table with those its format did not have.
+    """The columns of an older file's table, with those that its format did not have.
 
-    They come in the order of the record's fields. ``stored`` gives what the file has of other
+    They come in the order of the record's fields. ``stored`` gives the file's columns of other
     tables.
     """
     if record is records.Body:
@@ -92,13 +92,13 @@ def completed(
 
 
 def _kinds(ops: Columns) -> list[str]:
-    """Of each operator, PyTorch's words for it, capitalised."""
+    """The PyTorch name of each operator, capitalised."""
     words = (str(aten).split(".")[1:2] or [""] for aten in ops["aten"])
     return ["".join(part.capitalize() for part in word.split("_")) for (word,) in words]
 
 
 def body_tasks(bodies: Columns) -> np.ndarray:
-    """Of each body, of `BodyTask`."""
+    """The `BodyTask` of each body."""
     rows = zip(bodies["name"], bodies["kind"], bodies["direction"], strict=True)
     return _words([_body_task(*row) for row in rows])
 
@@ -116,7 +116,7 @@ def _body_task(name: str, kind: str, direction: str) -> str:
 
 
 def step_purposes(steps: Columns, bodies: Columns) -> np.ndarray:
-    """Of each step, of `Purpose`."""
+    """The `Purpose` of each step."""
     task_of = dict(zip(bodies["id"].tolist(), body_tasks(bodies), strict=True))
     rows = zip(steps["name"], steps["type"], steps["body"].tolist(), strict=True)
     return _words([_purpose(name, type, task_of.get(body, "")) for name, type, body in rows])
@@ -136,7 +136,7 @@ def _purpose(name: str, type: str, task: str) -> str:
 
 
 def _whole_names(variables: Columns) -> list[str]:
-    """Of each variable the name of the tensor that it holds, or "" where it holds none."""
+    """The name of the tensor that each variable holds, or "" where it holds none."""
     return [
         name.removesuffix("/stash") if role == Role.STASH else name if role in _TENSORS else ""
         for name, role in zip(variables["name"], variables["role"], strict=True)
@@ -151,7 +151,7 @@ def _tensors(variables: Columns) -> dict[str, int]:
 
 
 def _moved(step: str, tensors: dict[str, int]) -> int:
-    """The tensor that a step's name says it moves."""
+    """The tensor that a step moves, according to its name."""
     ending = next((ending for ending in _MOVED if step.endswith(ending)), "")
     return tensors.get(step.removesuffix(ending), -1) if ending else -1
 

@@ -211,11 +211,11 @@ def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int
     for kind, phase in runs:
         cost = costs.forward if kind == FORWARD else costs.backward
         # In the model's order, and against it in the backward, each comes after those it needs.
-        mine = sorted(
+        stages = sorted(
             (s for s, of in enumerate(phases.of_stage) if of == phase), reverse=kind == BACKWARD
         )
         computed: dict[int, int] = {}
-        for stage in mine:
+        for stage in stages:
             load, store = phases.load[kind][stage], phases.store[kind][stage]
             needed = [
                 computed[other]

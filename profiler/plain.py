@@ -32,7 +32,7 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles.
+    """Activity of each step, from its vectors over tiles.
 
     An exchange's tiles are those that receive or send.
     """
@@ -81,7 +81,7 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
 
 
 def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[records.BodyStep]:
-    """Of each body, its steps in order; a wait's is an external sync of its IPU."""
+    """The steps of each body in order; a wait's step is an external sync of its IPU."""
     for body in bodies:
         steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
         if body.id in known.waits and not steps and body.ipu in known.external_sync:
@@ -92,7 +92,7 @@ def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[records
 
 
 def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
-    """Of a trace, its tasks in order, waits as external syncs (`profiler.trace.waits_as_syncs`)."""
+    """A trace's tasks in order, with waits as external syncs (`profiler.trace.waits_as_syncs`)."""
     columns = _columns(
         f"trace {trace.id}",
         trace.task_body,
@@ -102,11 +102,11 @@ def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
         trace.task_start,
         trace.task_end,
     )
-    kept, starts, waited = _waits(columns, known)
+    stays, starts, waited = _waits(columns, known)
     columns[4] = starts
     first = 0
     for position, row in enumerate(zip(*columns, waited, strict=True)):
-        if not kept[position]:
+        if not stays[position]:
             continue
         count = known.steps_of.get(row[0], 0)
         yield records.Task(trace.id, position, first, count, *row)
@@ -114,7 +114,7 @@ def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
 
 
 def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int], list[int]]:
-    """Of tasks: whether each stays, its start, and the cycles of it that are waiting."""
+    """For each task, whether it stays, its start, and how many of its cycles are waiting."""
     body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
     alone = np.flatnonzero(~np.isin(body, list(known.beside)))  # one after the other on an IPU
     alone = alone[np.lexsort((start[alone], ipu[alone]))]
@@ -125,9 +125,9 @@ def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int
         np.isin(body[alone], list(known.waits)),
         np.isin(body[alone], list(known.syncs)),
     )
-    kept, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
-    kept[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
-    return kept.tolist(), start.tolist(), waited.tolist()
+    stays, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
+    stays[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
+    return stays.tolist(), start.tolist(), waited.tolist()
 
 
 def _columns(what: str, *vectors: Any) -> list[list[int]]:
@@ -141,7 +141,7 @@ def _columns(what: str, *vectors: Any) -> list[list[int]]:
 
 @dataclass(slots=True)
 class Known:
-    """What later rows need of earlier ones."""
+    """Facts about earlier rows that later rows need."""
 
     steps_of: dict[int, int] = field(default_factory=dict)  # body -> its steps
     traces: dict[int, tuple[int, int, int]] = field(
@@ -155,7 +155,7 @@ class Known:
     beside: set[int] = field(default_factory=set)
 
     def copy(self) -> Known:
-        """An independent copy, to go back to after an error."""
+        """An independent copy to return to after an error."""
         return Known(
             dict(self.steps_of),
             dict(self.traces),
@@ -173,7 +173,7 @@ class Known:
                 self.external_sync.setdefault(step.ipu, step.id)
 
     def add_bodies(self, bodies: Iterable[records.Body]) -> None:
-        """Remember what the bodies are and how many steps each has, a wait's sync included."""
+        """Remember the kind and number of steps of each body, a wait's sync included."""
         for body in bodies:
             of_kind = {"idle": self.waits, "external sync": self.syncs, records.BESIDE: self.beside}
             if body.kind in of_kind:

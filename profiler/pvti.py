@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Channel:
-    """What tracepoints belong to; those of a disabled one are not kept."""
+    """A channel of tracepoints; those of a disabled channel are not kept."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class Recorder:
         raise ValueError(f"no tracepoint {label!r} of {channel} was begun in this thread")
 
     def instant(self, channel: Channel, label: str) -> None:
-        """An event that takes no time."""
+        """Record an event without duration."""
         with self._lock:
             number, self._next = self._next, self._next + 1
         stack = self._stack()
@@ -124,7 +124,7 @@ class Recorder:
         return events
 
     def write(self, path: Path) -> None:
-        """What there is to a ``.pvti`` file: a profile that has nothing else."""
+        """Write a ``.pvti`` file: a profile that has only host events."""
         from profiler.writer import ProfileWriter
 
         with ProfileWriter(path) as writer:
@@ -137,7 +137,7 @@ recorder = Recorder()
 
 
 def createTraceChannel(name: str) -> Channel:
-    """The channel of that name, made where there is none yet."""
+    """The channel of that name, created on first use."""
     return recorder.channels.setdefault(name, Channel(name))
 
 
@@ -159,7 +159,7 @@ def disableTraceChannels(channels: Iterable[Channel]) -> None:
 
 
 class Tracepoint:
-    """Something the host does, for as long as its ``with`` block, or from ``begin`` to ``end``."""
+    """A host activity that lasts for its ``with`` block, or from ``begin`` to ``end``."""
 
     def __init__(self, channel: Channel, label: str) -> None:
         self._channel, self._label = channel, label
@@ -224,7 +224,7 @@ class Series:
 
 
 class Graph:
-    """Numbers over the host's time, in series."""
+    """Numbers over the host's time, as one or more series."""
 
     def __init__(self, name: str, unit: str = "") -> None:
         self.name, self.unit = name, unit
@@ -263,7 +263,7 @@ def _now() -> int:
 
 
 def _directory() -> Path | None:
-    """Where a ``.pvti`` file goes; None where the environment asks for none, or is no JSON."""
+    """The directory of a ``.pvti`` file; None if the environment asks for none, or is not JSON."""
     try:
         options = json.loads(os.environ.get(OPTIONS_VARIABLE, "").strip() or "{}")
     except ValueError:

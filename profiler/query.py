@@ -24,23 +24,23 @@ ANSWER_BYTES = 1 << 26
 
 
 class QueryError(ValueError):
-    """Why a statement gave no answer, in a line."""
+    """The reason why a statement gave no answer, in one line."""
 
 
 class QueryTimeout(QueryError):
-    """The statement took longer than it may."""
+    """The statement exceeded its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The rows of a SELECT, and whether there were more than it was asked for."""
+    """The rows of a SELECT, and whether there were more than requested."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
     cut: bool
 
     def frame(self) -> pd.DataFrame:
-        """As a frame of objects. Of columns of one name, the later ones have their position."""
+        """A frame of objects. Columns with the same name get their position, from the second on."""
         import pandas as pd
 
         # SQL may name two columns alike, a frame may not.
@@ -81,7 +81,7 @@ def select(
 
 
 def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
-    """What `profiler.sql_process` answers, or why it did not."""
+    """The answer of `profiler.sql_process`, or the reason why there is none."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(sql_process.__file__)],

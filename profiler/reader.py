@@ -1,8 +1,8 @@
-"""Reading a profile's tables and vectors, with nothing but numpy, and trusting nothing in the file.
+"""Reading a profile's tables and vectors with numpy only, trusting nothing in the file.
 
 The file is opened strictly read-only. Its header is checked byte by byte before SQLite sees it;
 views and generated columns in it are never read; lengths are checked before anything is allocated.
-Whatever is wrong is a `ProfileError` with the path, the problem and the way out.
+Any problem is a `ProfileError` with the path, the problem and the way out.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ _PACKED = {"int": ("integer", ","), "vector": ("integer", ","), "str": ("text", 
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
     """The profile at ``path``, a file or a directory. ProfileError where there is none."""
-    given = Path(path)
-    if given.is_dir():
+    place = Path(path)
+    if place.is_dir():
         for name in NAMES:
-            if (given / name).is_file():
-                return given / name
-        partial = [given / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
+            if (place / name).is_file():
+                return place / name
+        partial = [place / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
         problem = f"the directory has neither of {', '.join(NAMES)}"
-    elif given.exists():
-        return given
+    elif place.exists():
+        return place
     else:
-        partial = [given.with_name(given.name + schema.PARTIAL_SUFFIX)]
+        partial = [place.with_name(place.name + schema.PARTIAL_SUFFIX)]
         problem = "there is no such file"
     unfinished = [str(file) for file in partial if file.is_file()]
     if unfinished:
         raise ProfileError(
-            given, problem, f"A run that did not finish left {unfinished[0]}: open that"
+            place, problem, f"A run that did not finish left {unfinished[0]}: open that"
         )
-    raise ProfileError(given, problem, "To get a profile: ipu-run --profile-dir out script.py")
+    raise ProfileError(place, problem, "To get a profile: ipu-run --profile-dir out script.py")
 
 
 class Reader:
@@ -125,7 +125,7 @@ class Reader:
         return columns
 
     def completes(self, record: type[Any]) -> bool:
-        """Whether the file's format is older than some of the table's columns."""
+        """Whether the file's format lacks some of the table's columns, which are then derived."""
         if self.version < records.FIRST_FORMAT.get(record, 1):
             return True
         return self.version < schema.VERSION and record in records.SINCE_3
@@ -211,7 +211,7 @@ class Reader:
         return tuple(column for column in schema.columns(record) if column.name not in later)
 
     def count(self, record: type[Any]) -> int:
-        """Rows of a table."""
+        """The number of rows of a table."""
         self._check_columns(record)
         return int(self._query(f"SELECT count(*) FROM main.{record.table}")[0][0])
 
@@ -252,7 +252,7 @@ class Reader:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
     def text(self, record: type[Any], column: str, id: int) -> str:
-        """A text of one row. ProfileError where there is no such row, or no text."""
+        """A text of one row. ProfileError where the row or its text does not exist."""
         self._check_columns(record)
         rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
         if len(rows) != 1 or not isinstance(rows[0][0], str):
@@ -318,7 +318,7 @@ class Reader:
     # -- errors ---
 
     def damaged(self, problem: str) -> ProfileError:
-        """The error for content that cannot be."""
+        """The error for impossible content."""
         return ProfileError(self.path, problem, _DAMAGED)
 
     @contextmanager

@@ -72,7 +72,7 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a number that can be.
+    """An entry of a profile's header or options, if it is a valid number.
 
     A stranger may have written it.
     """
@@ -407,10 +407,10 @@ class Report:
 
     @cached_property
     def _run_columns(self) -> Mapping[str, np.ndarray]:
-        """The runs' table.
+        """Columns of the runs' table.
 
-        What was only compiled has its schedule as the one run, from cycle 0 on: large models are
-        too slow to compute here, and cycles do not depend on data.
+        A model that was only compiled has its schedule as its only run, from cycle 0 on: large
+        models are too slow to compute here, and cycles do not depend on data.
         """
         if not self.predicted:
             return self._table(records.Run)
@@ -447,12 +447,10 @@ class Report:
 
     @cached_property
     def host_events(self) -> pd.DataFrame:
-        """What the host did, by start.
-
-        ``event, parent, process, thread, channel, label, start_us, end_us``.
+        """Events of the host, by start.
 
         ``event, parent, process, thread, channel, label, start_us, end_us``. ``parent`` is the
-        event that one is in, -1: none. Times are on the clock of the runs' ``host_start_us``.
+        enclosing event, -1: none. Times are on the clock of the runs' ``host_start_us``.
         """
         columns = self._table(records.HostEvent)
         order = np.lexsort((-columns["end_us"], columns["start_us"]))
@@ -639,7 +637,7 @@ class Report:
         return _frame({name: columns[name] for name in names}, index=columns["id"])
 
     def variable_name(self, id: int) -> str:
-        """The name of one variable, without reading the others'. ProfileError: there is none."""
+        """The name of one variable, without reading the others'. ProfileError if there is none."""
         return self._reader.text(records.Variable, "name", id)
 
     def variable_tiles(self, id: int) -> np.ndarray:
@@ -788,7 +786,7 @@ class Report:
     # -- columns behind the frames, for the rest of this package ---
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """What ``make`` gives, worked out the first time only. Nobody's to change."""
+        """The result of ``make``, computed only once. Not to be changed by anyone."""
         return self._keep(("once", key), make)
 
     @property
@@ -804,7 +802,7 @@ class Report:
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
 
-        Each is read on first use. Nobody's to change.
+        Each column is read on first use. Not to be changed by anyone.
         """
         return self._table(record)
 
@@ -835,7 +833,7 @@ class Report:
             return self._columns[record]
 
     def _check(self, record: type[Any]) -> Check:
-        """What asks `profiler.integrity` about columns of a table."""
+        """The function with which `profiler.integrity` checks columns of a table."""
 
         def check(columns: Columns, names: Iterable[str]) -> None:
             known = integrity.Known(
@@ -1141,7 +1139,7 @@ class Report:
             return answer
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
-        """As `_keep`, for large things: the latest few only."""
+        """Like `_keep`, for large results: only the latest few."""
         with self._lock:
             answer: T | None = self._recent.pop(key, None)
             if answer is None:

@@ -42,7 +42,7 @@ BESIDE = (LOAD, UNLOAD)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one micro-batch costs on each stage, and what every pipeline cycle costs besides.
+    """The costs of one micro-batch on each stage, and the fixed costs of every pipeline cycle.
 
     ``forward``/``backward`` per stage (``backward`` includes recomputation; empty for inference).
     ``update`` and ``reduce`` (all-reduce over replicas) per IPU, once a weight update.
@@ -201,8 +201,8 @@ def pipelined_phases_cycles(
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
     """Exact cycles of ``micro_batches`` whose I/O overlaps with ``work`` cycles each.
 
-    The first load and the last unload are waited for, and what takes longer than the work beside
-    it.
+    The first load and the last unload are not overlapped, nor is any transfer beyond the length of
+    the work beside it.
     """
     if micro_batches == 1:
         return load + work + unload
@@ -375,10 +375,10 @@ class Lengths:
 
 
 def lengths(costs: Costs, micro_batches: int) -> Lengths:
-    """Of the pipelined order, what `pipelined` would lay out.
+    """The lengths that `pipelined` would lay out, for the pipelined order.
 
-    Between ramp-up and ramp-down one pipeline cycle is like another, so that many micro-batches
-    take no longer to count than a few.
+    Between ramp-up and ramp-down one pipeline cycle is like another, so many micro-batches take no
+    longer to count than a few.
     """
     counted = min(micro_batches, 4 * len(costs.forward))
     turns = _Turns.of(costs, counted)
@@ -394,13 +394,13 @@ def lengths(costs: Costs, micro_batches: int) -> Lengths:
 
 
 def lengths_of(schedule: Schedule, more: int = 0) -> Lengths:
-    """Of a schedule as it is laid out, with so many micro-batches more in its middle."""
+    """Lengths of a schedule as it is laid out, with this many more micro-batches in its middle."""
     length = schedule.cycle_end - schedule.cycle_start
     return _lengths(np.array(schedule.phases), length, more)
 
 
 def _lengths(phases: np.ndarray, length: np.ndarray, more: int) -> Lengths:
-    """With so many more micro-batches than were counted, in the middle of the steady state."""
+    """Lengths with more micro-batches than were counted, in the middle of the steady state."""
     whole = int(length.sum()) + more * int(length[len(phases) // 2])
     steady = length[phases == PipelinePhase.STEADY]
     ramps = length[np.isin(phases, (PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN))]
@@ -527,9 +527,9 @@ class _Host:
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
-        """Add the transfers; ``at``.
+        """Add the transfers at ``at``.
 
-        When each of the five begins in each pipeline cycle (or there on each IPU).
+        ``at``: when each of the five begins in each pipeline cycle (or there on each IPU).
         """
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
@@ -613,7 +613,7 @@ def _groups(costs: Costs) -> tuple[int, ...]:
 
 
 def _by_group(cycles: np.ndarray, group: Sequence[int]) -> np.ndarray:
-    """The most of each IPU's group: [pipeline cycle, IPU]."""
+    """The maximum over each IPU's group: [pipeline cycle, IPU]."""
     slowest = cycles.copy()
     for one in set(group):
         here = np.array(group) == one
@@ -729,11 +729,11 @@ def _marks_outside(
     stops = np.array([stop for _, _, stop in over], dtype=np.int64)
     ipus = np.array([i for i, _, _ in over], dtype=np.int64)
     cycles = np.searchsorted(end, stops)  # the cycle that the end belongs to
-    kept = (
+    columns = (
         np.append(column[~inside], more)
         for column, more in ((ipu, ipus), (cycle, cycles), (at, stops))
     )
-    return tuple(kept)  # type: ignore[return-value]
+    return tuple(columns)  # type: ignore[return-value]
 
 
 def _cycle_of_start(

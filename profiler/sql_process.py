@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 class _TooLarge(Exception):
-    """The answer has more bytes than it may have."""
+    """The answer has more bytes than allowed."""
 
 
 def _only_reading(action: int, *_: object) -> int:
@@ -52,7 +52,7 @@ def _connect(uri: str, views: list[str]) -> sqlite3.Connection:
 
 
 def select(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is printed. SQLite's errors are an answer."""
+    """The answer to print. SQLite's errors are answers too."""
     try:
         cursor = _connect(asked["uri"], asked["views"]).execute(asked["sql"])
         names = [entry[0] for entry in cursor.description or ()]

@@ -27,7 +27,7 @@ _STEP_KINDS = {
 
 
 def step_kind(type: str, purpose: str) -> str:
-    """Which of `records.KINDS` a step of a program type is."""
+    """The kind, of `records.KINDS`, of a step of a program type."""
     kind = _STEP_KINDS.get(type, "compute")
     return "external sync" if kind == "sync" and purpose == Purpose.EXTERNAL_SYNC else kind
 
@@ -48,7 +48,7 @@ class Tasks:
         return len(self.start)
 
     def where(self, mask: np.ndarray) -> Tasks:
-        """The tasks that ``mask`` marks."""
+        """The tasks selected by ``mask``."""
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
@@ -95,7 +95,7 @@ class Bodies:
 
     @classmethod
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
-        """From each body's ``steps`` and ``starts``.
+        """Build from each body's ``steps`` and ``starts``.
 
         ValueError where a body leaves a gap before its first step or goes back in time.
         """
@@ -131,7 +131,7 @@ class Slices:
 
 
 def slice_count(tasks: Tasks, bodies: Bodies) -> int:
-    """How many slices `slices` would give."""
+    """The number of slices that `slices` would return."""
     return int(bodies.count[tasks.body].sum())
 
 
@@ -159,9 +159,9 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What became of waits (`waits_as_syncs`). An entry per task or slice that was given.
+    """The result of `waits_as_syncs`. One entry per task or slice passed to it.
 
-    ``kept``: False for a wait that its IPU's next sync has taken over; ``start``: with it, that
+    ``kept``: False for a wait that its IPU's next sync has absorbed; ``start``: with it, that
     sync's; ``waited``: cycles of each that were waiting.
     """
 
@@ -184,8 +184,8 @@ def waits_as_syncs(
     others = np.flatnonzero(~wait)
     after = np.append(others, len(ipu))[np.searchsorted(others, row)]
     after = np.minimum(after, len(ipu) - 1)  # a row itself, where it is no wait
-    taken = wait & sync[after] & (ipu[after] == ipu)
+    absorbed = wait & sync[after] & (ipu[after] == ipu)
     length = end - start
-    waited = np.where(wait & ~taken, length, 0)
-    np.add.at(waited, after[taken], length[taken])
-    return Waits(~taken, np.where(sync, start - waited, start), waited)
+    waited = np.where(wait & ~absorbed, length, 0)
+    np.add.at(waited, after[absorbed], length[absorbed])
+    return Waits(~absorbed, np.where(sync, start - waited, start), waited)

@@ -1,4 +1,4 @@
-"""Quantities as people read them: the terminal, the HTML report and the viewer write them so."""
+"""Quantities in readable form, for the terminal, the HTML report and the viewer."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ _OF_CODE = "./(=_"  # in a first word: it is code, or an operator's name
 
 
 def sentence(words: str) -> str:
-    """With a capital in front, but for code: "Move it", "Ramp-up takes", "model.half()"."""
+    """The text with a capital letter, except code: "Move it", "Ramp-up takes", "model.half()"."""
     first = words.split(maxsplit=1)[0].rstrip(".,:;") if words.strip() else ""
     return words if any(sign in first for sign in _OF_CODE) else words[:1].upper() + words[1:]

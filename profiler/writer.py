@@ -53,7 +53,7 @@ class ProfileWriter:
             raise
 
     def _begin(self, writer: str) -> None:
-        """An empty profile in the partial file, where a dead process may have left one."""
+        """Begin an empty profile in the partial file, where a dead process may have left one."""
         with self._errors():
             _remove(self.partial)
             _remove(self._copy)
@@ -97,7 +97,7 @@ class ProfileWriter:
             )
 
     def _is_own_partial(self) -> bool:
-        """Whether no other writer of this process has begun a newer one."""
+        """Whether no other writer of this process has begun a newer partial file."""
         try:
             return os.stat(self.partial).st_ino == self._inode
         except OSError:
@@ -123,9 +123,9 @@ class ProfileWriter:
 
         All of them or, after an error, none.
         """
-        given, known = list(rows), self._known.copy()
+        added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        for row in [*given, *plain.derived(given, known)]:
+        for row in [*added, *plain.derived(added, known)]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
@@ -256,7 +256,7 @@ class _VectorBatch:
 
 
 def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[tuple[Any, ...]]:
-    """Rows as SQLite takes them: numpy scalars as plain numbers, vectors as ids."""
+    """Rows for SQLite: numpy scalars as plain numbers, vectors as ids."""
     converters: dict[str, Callable[[list[Any]], list[Any]]] = {
         "int": lambda values: list(map(operator.index, values)),
         "float": lambda values: list(map(float, values)),

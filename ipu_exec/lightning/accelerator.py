@@ -1,4 +1,4 @@
-"""``accelerator="ipu"``: how many IPUs a Trainer is given."""
+"""``accelerator="ipu"``: the number of IPUs that a Trainer uses."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ AUTO_DEVICES = 4  # the IPUs of one IPU-M2000, and what Lightning's own took for
 
 
 class AcceleratorOnIpu:
-    """What ``IPUAccelerator`` does.
+    """The implementation of ``IPUAccelerator``.
 
-    `ipu_exec.lightning.names` joins it with Lightning's ``Accelerator``.
+    `ipu_exec.lightning.names` combines it with Lightning's ``Accelerator``.
     """
 
     lib: ClassVar[Library]
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing: the host's PyTorch computes the numbers."""
+        """Does nothing: the host's PyTorch computes the numbers."""
 
     def teardown(self) -> None:
-        """Nothing to give back."""
+        """Does nothing: there is nothing to release."""
 
     def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """None: a profile has what a modelled IPU does."""
+        """No statistics: the profile shows the activity of a modelled IPU."""
         return {}
 
     @classmethod
     def parse_devices(cls, devices: Any) -> int:
-        """The number of IPUs. Error where it is no power of two, as IPUs are handed out."""
+        """The number of IPUs. Error unless it is a power of two, as IPUs are only allocated so."""
         if isinstance(devices, (list, tuple)):
             devices = len(devices)
         count = int(devices) if str(devices).isdecimal() else 0
@@ -46,12 +46,12 @@ class AcceleratorOnIpu:
 
     @staticmethod
     def get_parallel_devices(devices: int) -> list[torch.device]:
-        """One entry an IPU. The tensors of all lie in the host's memory."""
+        """One entry an IPU. All tensors are in the host's memory."""
         return [torch.device("cpu")] * devices
 
     @staticmethod
     def auto_device_count() -> int:
-        """What ``devices="auto"`` stands for."""
+        """The number of IPUs for ``devices="auto"``."""
         return AUTO_DEVICES
 
     @staticmethod
@@ -61,10 +61,10 @@ class AcceleratorOnIpu:
 
     @staticmethod
     def name() -> str:
-        """What scripts call it."""
+        """The accelerator's name in scripts."""
         return "ipu"
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Any) -> None:
-        """Make it known to ``Trainer(accelerator="ipu")``."""
+        """Register it for ``Trainer(accelerator="ipu")``."""
         accelerator_registry.register("ipu", cls, description=cls.__name__, override=True)

@@ -1,4 +1,4 @@
-"""What cannot run on IPUs under Lightning: refused before compiling, with the way out."""
+"""Checks for what cannot run on IPUs under Lightning, before compiling, with a way out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_module(lib: Library, trainer: Any) -> None:
 
 
 def moves_batches(lib: Library, trainer: Any) -> bool:
-    """Whether the module or its data module has hooks of its own for moving a batch."""
+    """Whether the module or its data module overrides the hooks that move a batch."""
     hooks = ("transfer_batch_to_device", "on_after_batch_transfer")
     owners = (trainer.lightning_module, trainer.datamodule)
     return any(
@@ -62,8 +62,8 @@ def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
             f" {len(optimizers)}: put their weights into parameter groups of one, each with its own"
             " rate"
         )
-    given = [p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]]
-    if not any(id(weight) in own for weight in given):
+    updated = [p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]]
+    if not any(id(weight) in own for weight in updated):
         raise lib.MisconfigurationException(
             f"{name}.configure_optimizers gives no optimiser of its weights, and an IPU's training"
             " program ends in a weight update: return one, or run validate, test or predict"
@@ -71,7 +71,7 @@ def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
 
 
 def check_options(lib: Library, options: Options, kind: str) -> None:
-    """Raises MisconfigurationException for options that a Trainer cannot keep."""
+    """Raises MisconfigurationException for options that a Trainer cannot honour."""
     if options.anchored_tensors:
         raise lib.MisconfigurationException(
             f"{kind}: anchorTensor keeps a tensor for getAnchoredTensor of a poptorch model, which"
@@ -87,7 +87,7 @@ def check_options(lib: Library, options: Options, kind: str) -> None:
 def check_accumulation(lib: Library, options: Options, asked: int) -> int:
     """Micro-batches of a weight update, by ``training_opts`` and accumulate_grad_batches.
 
-    Error where both say another number.
+    Error where the two disagree.
     """
     own = int(options.Training.gradient_accumulation)
     if own > 1 and asked > 1 and own != asked:
@@ -99,7 +99,7 @@ def check_accumulation(lib: Library, options: Options, asked: int) -> int:
 
 
 def warn_of_device_iterations(lib: Library, options: Options, schedulers: list[Any]) -> None:
-    """On hardware the rates of a call are those it began with."""
+    """Warn that on hardware a call keeps the learning rates it began with."""
     steps = [config for config in schedulers if config.interval == "step"]
     if options.device_iterations > 1 and steps:
         lib.rank_zero_warn(

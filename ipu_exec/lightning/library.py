@@ -1,7 +1,7 @@
-"""What is needed of Lightning, of the package that a script imports.
+"""The parts of Lightning that are needed, from the package that a script imports.
 
-``lightning`` and ``pytorch_lightning`` are two copies of the same code whose classes are not each
-other's. Everything here is therefore looked up in one of them, when a script uses it.
+``lightning`` and ``pytorch_lightning`` are two copies of the same code whose classes are unrelated.
+Everything here is therefore looked up in one of them, when a script uses it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Library:
 
 @lru_cache
 def library(package: str) -> Library:
-    """Lightning as ``package`` has it: one of `PACKAGES`."""
+    """Lightning from ``package``, one of `PACKAGES`."""
 
     def of(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)

@@ -1,4 +1,4 @@
-"""Data loaders whose batch is one of each replica's."""
+"""Data loaders whose batch combines one batch for each replica."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _ForReplicas:
 
     @property
     def options(self) -> Options:
-        """Those of the model that it loads for."""
+        """The options of the model that it loads for."""
         return self._options
 
 
@@ -58,7 +58,7 @@ def _say_left_out(batches: int, replicas: int) -> None:
 
 
 class _Wrapped(_ForReplicas):
-    """Batches of what is no data loader of PyTorch's."""
+    """Batches from an iterable that is not a PyTorch data loader."""
 
     def __init__(self, inner: Iterable[Any], replicas: int, options: Options) -> None:
         self._inner, self._replicas, self._options = inner, replicas, options
@@ -143,14 +143,14 @@ def _has_length(loader: Any) -> bool:
 
 
 def as_given(loader: Any) -> None:
-    """Undo what `for_replicas` changed in a loader itself."""
+    """Undo the changes of `for_replicas` to a loader."""
     whole_calls = getattr(loader, "whole_calls", None)
     if whole_calls is not None:
         loader.__class__ = whole_calls
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Batches along dimension 0; what is no tensor, or one without dimensions, is the first's."""
+    """Batches joined along dimension 0; scalars and other objects are the first batch's."""
     learn(batches[0])
     flat = [tree_flatten(batch) for batch in batches]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
@@ -163,7 +163,7 @@ def _join(column: Sequence[Any]) -> Any:
 
 
 def part(batch: Any, index: int, parts: int) -> Any:
-    """One of so many equal parts along dimension 0 of a batch's tensors."""
+    """One of several equal parts of a batch's tensors along dimension 0."""
 
     def narrow(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
@@ -185,7 +185,7 @@ def are_tensors(batch: Any) -> bool:
 
 
 def sample(loader: Any) -> Any:
-    """A batch like those of a map-style data loader, made beside it; None where that cannot be."""
+    """A batch like a map-style data loader's, built beside it; None if that is impossible."""
     if not isinstance(loader, torch.utils.data.DataLoader):
         return loader[0] if isinstance(loader, list) and loader else None
     dataset = loader.dataset

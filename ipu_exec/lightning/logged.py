@@ -1,7 +1,7 @@
-"""``self.log`` inside a step: taken apart from Lightning's results, and given to them.
+"""``self.log`` inside a step: collected apart from Lightning's results, then passed to them.
 
-While a step is captured its values are no numbers, and on several replicas each has its own. Both
-times what is logged is collected; of replicas it is then put together by each value's
+While a step is captured its values are not numbers, and on several replicas each has its own. In
+both cases what is logged is collected; values of replicas are then combined by each value's
 ``reduce_fx``, as one device would show it for the same samples.
 """
 
@@ -37,7 +37,7 @@ class Logged:
 
 @contextlib.contextmanager
 def collected(trainer: Any) -> Iterator[list[Logged]]:
-    """Inside, what is logged goes to the list and not to Lightning's results."""
+    """Inside, logged values go to the list and not to Lightning's results."""
     entries: list[Logged] = []
     results = _results(trainer)
 
@@ -116,7 +116,7 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
 
 
 def log_predictions(trainer: Any, results: Any) -> None:
-    """At the end of a prediction: what its steps logged, to callbacks and loggers."""
+    """At the end of a prediction, pass what its steps logged to callbacks and loggers."""
     metrics = results.metrics(on_step=False)
     connector = trainer._logger_connector
     connector._callback_metrics.update(metrics["callback"])
@@ -155,7 +155,7 @@ def _results_on_host(lib: Library) -> type:
 
 
 def _together(replicas: Sequence[Sequence[Logged]]) -> list[list[Logged]]:
-    """What several replicas logged under one name, in the order of the first that did."""
+    """The values that several replicas logged under one name, in the order of the first to log."""
     groups: dict[tuple[str, int], list[Logged]] = {}
     for logs in replicas:
         times: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Metrics of torchmetrics in a step that is being compiled: on the chip, or left to the host.
+"""torchmetrics metrics in a step that is being compiled: on the chip, or left to the host.
 
-A metric whose shapes depend on data (an exact curve) is in no program. The host computes it from
-what the step gives it, which leaves the chip with each micro-batch.
+A metric whose shapes depend on data (an exact curve) cannot be part of a program. The host computes
+it from the step's values, which leave the chip with each micro-batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The classes that scripts name, made for the Lightning that they import, and registered there."""
+"""The classes that scripts name, built for the Lightning that they import and registered there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipu_exec.lightning.strategy import StrategyOnIpu
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """Lightning's IPU classes. They derive from those of the package they were made for."""
+    """Lightning's IPU classes. They derive from those of the package they were built for."""
 
     IPUAccelerator: Any
     IPUPrecision: Any
@@ -25,7 +25,10 @@ class Names:
 
 
 def names(package: str) -> Names:
-    """For ``package``, one of `ipu_exec.lightning.library.PACKAGES`: made once, and registered."""
+    """The classes for ``package``, one of `ipu_exec.lightning.library.PACKAGES`, built once.
+
+    They are registered there.
+    """
     importlib.import_module(package)  # first: whoever waits for that asks for the names too
     return _made(package)
 
@@ -67,10 +70,10 @@ def _around(connector: Any, name: str) -> Callable[[_Method], None]:
 
 
 def _connect(lib: Library, made: Names) -> None:
-    """Have a Trainer put accelerator, strategy and precision together.
+    """Make a Trainer combine accelerator, strategy and precision.
 
-    Lightning's registries know names; which strategy and precision an accelerator takes is in its
-    connector, for its own ones only.
+    Lightning's registries only know names; its connector decides which strategy and precision an
+    accelerator takes, and only for its own ones.
     """
     connector = lib.AcceleratorConnector
 
@@ -101,7 +104,7 @@ def _connect(lib: Library, made: Names) -> None:
 
 
 def _take_accelerator(connector: Any, lib: Library, made: Names) -> None:
-    """An IPUStrategy brings its accelerator. Error where the Trainer was told another."""
+    """Let an IPUStrategy bring its accelerator. Error where the Trainer was given another."""
     strategy = connector._strategy_flag
     if not isinstance(strategy, made.IPUStrategy) and strategy != made.IPUStrategy.strategy_name:
         return

@@ -1,7 +1,7 @@
-"""Whole numbers that know which questions were asked of them.
+"""Whole numbers that record the comparisons made with them.
 
 A compiled program is one path through the model. Where the step branches on ``batch_idx``,
-``self.current_epoch`` or ``self.global_step``, the answers that it got say which path it took.
+``self.current_epoch`` or ``self.global_step``, the recorded answers identify the path.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Self
 
 
 class Asked(int):
-    """A number in a step, and what is computed from it with whole numbers.
+    """A number in a step, or one computed from it with whole numbers.
 
-    A comparison, or asking whether it is 0, is noted with its answer.
+    A comparison, or a test whether it is 0, is recorded with its answer.
     """
 
     answers: list[bool]
 
     @classmethod
     def of(cls, value: int, answers: list[bool]) -> Self:
-        """``value``, with its answers noted in ``answers``."""
+        """``value``, recording its answers in ``answers``."""
         instance = cls(value)
         instance.answers = answers
         return instance

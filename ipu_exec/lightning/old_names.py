@@ -17,14 +17,14 @@ from ipu_exec.lightning.precision import PRECISIONS
 
 
 class StepByStage(torch.nn.Module):
-    """Calls the step of a LightningModule that its trainer is at."""
+    """Calls the step of a LightningModule for its trainer's current stage."""
 
     def __init__(self, forward_module: Any) -> None:
         super().__init__()
         vars(self)["_module"] = forward_module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The step."""
+        """Run the step."""
         module = vars(self)["_module"]
         steps = {
             "training": "training_step",
@@ -40,7 +40,7 @@ class StepByStage(torch.nn.Module):
 
 
 def graphcore(module: str) -> Mapping[str, Any]:
-    """What a module of lightning_graphcore holds, made for the Lightning that the script has."""
+    """The contents of a lightning_graphcore module, built for the script's Lightning."""
     loaded = [package for package in PACKAGES if package in sys.modules]
     library = names((loaded or list(installed()))[0])
     own = _classes(library) | {"_POPTORCH_AVAILABLE": True, "_IPU_AVAILABLE": True}
@@ -60,10 +60,10 @@ def _classes(found: Names) -> dict[str, Any]:
 
 
 def restore(package: str) -> None:
-    """Give a Lightning the IPU names that it had, and its Trainer the old words."""
-    found, lib = names(package), library(package)
-    classes = _classes(found)
-    plugins = {"IPUPlugin": found.IPUStrategy, "IPUPrecisionPlugin": found.IPUPrecision}
+    """Restore a Lightning's former IPU names, and its Trainer's old arguments."""
+    ipu_names, lib = names(package), library(package)
+    classes = _classes(ipu_names)
+    plugins = {"IPUPlugin": ipu_names.IPUStrategy, "IPUPrecisionPlugin": ipu_names.IPUPrecision}
     for place, own in (
         ("accelerators", classes),
         ("strategies", classes),
@@ -78,8 +78,8 @@ def restore(package: str) -> None:
             vars(inner).update(own, _IPU_AVAILABLE=True)
             sys.modules[inner.__name__] = inner
             vars(module)["ipu"] = inner
-    _old_words(lib.module.Trainer, found, lib)
-    _choose_ipus(lib, found)
+    _old_words(lib.module.Trainer, ipu_names, lib)
+    _choose_ipus(lib, ipu_names)
 
 
 _WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}

@@ -1,4 +1,4 @@
-"""How many IPUs a replica takes: what the Blocks of a step say, before it is compiled."""
+"""How many IPUs a replica takes, from the Blocks of a step before it is compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipu_exec.session.compile_options import strategy_options
 
 
 def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
-    """The IPUs of a forward of ``model``, with the strategy of options that nobody set."""
+    """The IPUs of a forward of ``model``, with the strategy of default options."""
     with torch.random.fork_rng(devices=[]):
         try:
             graph = capture(model, tuple(tensors), {})
@@ -43,9 +43,10 @@ def depth_of(module: Any, step: str, batch: Any) -> int:
 
 
 def replicas_of(devices: int, stages: int) -> int:
-    """Replicas on so many IPUs, of which each takes its stages', rounded to a power of two.
+    """Replicas on this many IPUs, each with its stages rounded up to a power of two.
 
-    A model that takes more than there are has one: IPUs are modelled, and there are enough.
+    A model that needs more IPUs than there are has one replica: IPUs are modelled, and there are
+    enough.
     """
-    taken = 1 << (stages - 1).bit_length()
-    return max(1, devices // taken)
+    attached = 1 << (stages - 1).bit_length()
+    return max(1, devices // attached)

@@ -20,7 +20,7 @@ PRECISIONS = ("32-true", "16-mixed", "16-true")
 
 
 class PrecisionOnIpu:
-    """What ``IPUPrecision`` does; joined with Lightning's ``Precision`` by `ipu_exec.lightning`."""
+    """The implementation of ``IPUPrecision``; combined with Lightning's by `ipu_exec.lightning`."""
 
     lib: ClassVar[Library]
     precision: Any
@@ -35,11 +35,11 @@ class PrecisionOnIpu:
         self.precision = precision
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Weights in float16, where they are to be."""
+        """The module with weights in float16, where requested."""
         return module.half() if self.precision == "16-true" else module
 
     def to_device(self, batch: Any) -> Any:
-        """The batch as it arrives on an IPU."""
+        """The batch with the types in which it arrives on an IPU."""
         if self.precision == "32-true":
             return batch
         return tree_map(_half, batch)

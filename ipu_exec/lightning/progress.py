@@ -1,6 +1,6 @@
-"""What Lightning's progress bar says besides: compiling, then samples a second.
+"""Additions to Lightning's progress bar: compiling, then samples a second.
 
-The rate is shown as modelled and as of this host.
+The rate is shown as modelled and as measured on this host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Progress:
         self._compiling = False
 
     def attach(self, lib: Any, trainer: Any) -> None:
-        """Have the Trainer's bar, where it has one, show it."""
+        """Show it in the Trainer's bar, if it has one."""
         self.detach()
         self._samples = self._seconds = self._predicted = 0.0
         bar = trainer.progress_bar_callback
@@ -36,13 +36,13 @@ class Progress:
         bar.get_metrics = get_metrics
 
     def detach(self) -> None:
-        """Leave the bar as it was."""
+        """Restore the bar."""
         if self._bar is not None:
             vars(self._bar).pop("get_metrics", None)
         self._bar = None
 
     def metrics(self) -> dict[str, str]:
-        """What the bar shows now."""
+        """The metrics that the bar shows now."""
         if self._compiling:
             return {"ipu": "compiling"}
         if not self._seconds:
@@ -52,7 +52,7 @@ class Progress:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Inside, the bar says so."""
+        """Inside, the bar says that it is compiling."""
         self._compiling = True
         self._show()
         try:
@@ -62,7 +62,7 @@ class Progress:
             self._samples = self._seconds = 0.0
 
     def ran(self, samples: int, seconds: float, predicted: float) -> None:
-        """So many samples took so many seconds; ``predicted``: samples a second, as modelled."""
+        """Record the seconds for this many samples; ``predicted``: modelled samples a second."""
         self._samples += samples
         self._seconds += seconds
         self._predicted = predicted

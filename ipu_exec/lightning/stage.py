@@ -70,7 +70,7 @@ class StageModel:
         return executor
 
     def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
-        """The executor for a micro-batch like this, compiled."""
+        """The compiled executor for a micro-batch like this one."""
         shapes = _shapes(tensors)
         known = self._last.get((accumulation, shapes))
         if known is self._looked_at and known is not None and self._state() == self._seen:
@@ -86,17 +86,17 @@ class StageModel:
         return known
 
     def _state(self) -> tuple[Any, ...]:
-        """What may change from step to step that is compiled in.
+        """The state compiled into a step that may change from one step to the next.
 
-        The executor looks at more, the optimiser's structure among it; that is done once an epoch,
-        for it takes as long as a small model's forward.
+        The executor checks more, such as the optimiser's structure. That is done once an epoch,
+        because it takes as long as a small model's forward.
         """
         epoch = int(vars(self.step)["_lightning"].current_epoch)
         trained = [weight.requires_grad for weight in self._weights]
         return epoch, self.step.training, trained
 
     def _another(self, shapes: Shapes, accumulation: int) -> SteppedExecutor:
-        """An executor for what was not met before; says why there has to be one."""
+        """An executor for a new shape or path; says why it is needed."""
         if not self._last:
             if accumulation == self._accumulation:
                 return self.executor
@@ -125,7 +125,7 @@ class StageModel:
         accumulation: int,
         shapes: Shapes,
     ) -> bool:
-        """Compile where that is due; says whether it was."""
+        """Compile if necessary; returns whether it was."""
         before = executor.executable
         # anomalies are looked for in numbers, and there are none yet
         plainly = torch.autograd.set_detect_anomaly(False)
@@ -149,7 +149,7 @@ class StageModel:
         return True
 
     def _forget(self, executor: SteppedExecutor) -> None:
-        """It was compiled anew, for another mode or other weights: other paths are void."""
+        """Discard other paths after a recompile for another mode or other weights."""
         self._compiled = {key: kept for key, kept in self._compiled.items() if kept is executor}
 
     # -- running ---
@@ -160,7 +160,7 @@ class StageModel:
         accumulation: int,
         until_backward: contextlib.ExitStack,
     ) -> Any:
-        """Compute the step for the micro-batch of each replica; gives what one device would.
+        """Compute the step for the micro-batch of each replica; returns the result of one device.
 
         ``parts``: arguments of the step. What is logged goes to Lightning's results.
         ``until_backward``: closed by the caller after the backward of a training step.
@@ -207,7 +207,7 @@ class StageModel:
         accumulation: int,
         buffers: dict[str, torch.Tensor] | None = None,
     ) -> Any:
-        """Run, and compile anew where the run took a path that was not compiled."""
+        """Run, and compile again if the run took a path that was not compiled."""
         with executor.running() as contents:
             returned = (
                 self.step(*tensors)
@@ -220,11 +220,11 @@ class StageModel:
                 " 0 to leave a batch out: an IPU updates its weights at each"
             )
         shapes = _shapes(tensors)
-        taken = (self.step.path, path(tuple(contents)))
-        known = self._compiled.get((accumulation, shapes, taken))
+        branches = (self.step.path, path(tuple(contents)))
+        known = self._compiled.get((accumulation, shapes, branches))
         if known is None and len(self._compiled) < MOST_PATHS:
             known = self._new_path(tensors, accumulation, shapes)
-            self._compiled[accumulation, shapes, taken] = known
+            self._compiled[accumulation, shapes, branches] = known
         if known is not None and known is not executor:
             self.executor = self._last[accumulation, shapes] = known
         return returned
@@ -244,7 +244,7 @@ class StageModel:
     # -- the profile ---
 
     def count(self, steps_per_call: int) -> None:
-        """A step was computed. After those of a call, the call goes into the profile."""
+        """Count a computed step. After the steps of a call, the call goes into the profile."""
         self._steps += 1
         if self._steps >= steps_per_call:
             self._record()
@@ -256,7 +256,7 @@ class StageModel:
     def close(self) -> None:
         """Complete the profiles.
 
-        Steps that fill no call are one all the same, where there was no other.
+        Steps that do not fill a call count as one if there was no other.
         """
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
@@ -269,7 +269,7 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 def _joined(returned: Sequence[Any]) -> Any:
-    """What the replicas returned, as one device would return it for all their samples.
+    """The replicas' results combined as one device would return them for all their samples.
 
     Numbers are averaged, counts added up, other tensors joined along dimension 0.
     """

@@ -23,7 +23,7 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 @dataclass(slots=True)
 class _Call:
-    """A step's arguments: the batch's leaves, what puts them together, and the others."""
+    """A step's arguments: the batch's leaves, the function that assembles them, and the others."""
 
     leaves: list[Any]
     together: Callable[[Iterable[Any]], Any]
@@ -53,7 +53,7 @@ class StepModule(torch.nn.Module):
 
     @property
     def path(self) -> tuple[bool, ...]:
-        """The answers that the last run's questions got."""
+        """The recorded answers to the last run's questions."""
         return self._last_call.path
 
     @property
@@ -63,7 +63,7 @@ class StepModule(torch.nn.Module):
 
     @property
     def training(self) -> bool:
-        """The LightningModule's."""
+        """The LightningModule's mode."""
         return bool(vars(self)["_lightning"].training)
 
     @training.setter
@@ -82,11 +82,11 @@ class StepModule(torch.nn.Module):
 
     @classmethod
     def of(cls, module: torch.nn.Module, name: str) -> StepModule:
-        """Of a class with the LightningModule's name, which messages and profiles say."""
+        """An instance of a class named like the LightningModule, for messages and profiles."""
         return type(type(module).__name__, (cls,), {})(module, name)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Take a step's arguments, the batch first; gives the batch's tensors."""
+        """Take a step's arguments, the batch first; returns the batch's tensors."""
         batch, *rest = args
         learn(batch)
         leaves, together = taken_apart(batch)
@@ -95,7 +95,7 @@ class StepModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Inside, it is run for what it does and not for its numbers."""
+        """Inside, the step runs for its operations and not for its numbers."""
         self._compiling = True
         try:
             yield
@@ -103,7 +103,7 @@ class StepModule(torch.nn.Module):
             self._compiling = False
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """The step on these tensors."""
+        """Run the step on these tensors."""
         if not self._compiling:
             return self._run(tensors)
         module = vars(self)["_lightning"]
@@ -118,8 +118,10 @@ class StepModule(torch.nn.Module):
 
     def _run(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         module, call = vars(self)["_lightning"], self._last_call
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        remaining = iter(tensors)
+        leaves = [
+            next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves
+        ]
         batch = call.together(leaves)
         with asked(module.trainer) as answers:
             numbers = [_asked(value, answers) for value in call.args]
@@ -129,7 +131,7 @@ class StepModule(torch.nn.Module):
         return returned
 
     def _outputs(self, returned: Any, values: tuple[torch.Tensor, ...]) -> Any:
-        """What goes to the host: what is logged, what the step returned, and the loss last."""
+        """The outputs to the host: logged values, the step's result, and the loss last."""
         if self.name != "training_step":
             return values, tree_leaves(returned)
         loss = loss_of(returned)

@@ -102,18 +102,18 @@ class StrategyOnIpu:
 
     @property
     def training_opts(self) -> Options:
-        """What training is compiled with."""
+        """Compile options of training."""
         return self._opts(True)
 
     @property
     def inference_opts(self) -> Options:
-        """What validation, test and prediction are compiled with."""
+        """Compile options of validation, test and prediction."""
         return self._opts(False)
 
     def _opts(self, training: bool) -> Options:
-        given = self._given[training]
-        if given is not None:
-            return given
+        own = self._given[training]
+        if own is not None:
+            return own
         if training not in self._made:
             options = Options().deviceIterations(self.device_iterations)
             options.replicationFactor(self._replicas(training))
@@ -125,7 +125,7 @@ class StrategyOnIpu:
         return self._made[training]
 
     def _compile_options(self, training: bool, accumulation: int) -> Options:
-        """`training_opts` or `inference_opts`, and what the Trainer says besides."""
+        """`training_opts` or `inference_opts` with the Trainer's own settings added."""
         options = self._opts(training).clone()
         options.showCompilationProgressBar(False)
         # A LightningModule is written for any device: its forwards keep tensors that one of them
@@ -146,17 +146,17 @@ class StrategyOnIpu:
         return options
 
     def _replicas(self, training: bool) -> int:
-        given = self._given[training]
-        if given is None:
-            given = self._given[not training]
-        if given is not None:
-            return int(given.replication_factor)
+        options = self._given[training]
+        if options is None:
+            options = self._given[not training]
+        if options is not None:
+            return int(options.replication_factor)
         devices = len(self.parallel_devices) if self.parallel_devices else 1
         return replicas_of(devices, self._depth)
 
     @property
     def replication_factor(self) -> int:
-        """Replicas of what the Trainer does now."""
+        """Replicas of the Trainer's current stage."""
         if self.lightning_module is None:
             return self._replicas(True)
         model = self.poptorch_models.get(self._trainer.state.stage)
@@ -164,7 +164,7 @@ class StrategyOnIpu:
 
     @property
     def replicas(self) -> int:
-        """Of training."""
+        """Replicas in training."""
         return int(self.training_opts.replication_factor)
 
     @property
@@ -174,7 +174,7 @@ class StrategyOnIpu:
     # -- setting up ---
 
     def setup(self, trainer: Any) -> None:
-        """Refuse what cannot run, and wrap each step that will."""
+        """Reject what cannot run, and wrap each step that will."""
         fitting = trainer.state.fn == self.lib.TrainerFn.FITTING
         checks.check_module(self.lib, trainer)
         if fitting:
@@ -191,7 +191,7 @@ class StrategyOnIpu:
         self._progress.attach(self.lib, trainer)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Lightning's, and one of them at the most."""
+        """Set up Lightning's optimisers, at most one."""
         super().setup_optimizers(trainer)  # type: ignore[misc]
         checks.check_optimizers(self.lib, trainer, self.optimizers)
         checks.warn_of_device_iterations(self.lib, self._opts(True), self.lr_scheduler_configs)
@@ -232,7 +232,7 @@ class StrategyOnIpu:
 
     @contextlib.contextmanager
     def _compiling_training(self) -> Iterator[None]:
-        """Have gradients clipped in the captured weight update, as Lightning clips them."""
+        """Clip gradients in the captured weight update as Lightning clips them."""
         value = self._trainer.gradient_clip_val
         by = self._trainer.gradient_clip_algorithm
         with self._progress.compiling():
@@ -255,7 +255,7 @@ class StrategyOnIpu:
                 handle.remove()
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """A loader of a batch for each replica."""
+        """A loader that returns a batch for each replica."""
         stage = self._trainer.state.stage or self.lib.RunningStage.TRAINING
         if self._given[True] is None and self._given[False] is None:
             self._find_depth(stage, dataloader)
@@ -265,7 +265,7 @@ class StrategyOnIpu:
         return loader
 
     def _find_depth(self, stage: Any, dataloader: Any) -> None:
-        """How many IPUs a replica takes, found with a batch that is made for it."""
+        """Find how many IPUs a replica takes, with a batch built for that purpose."""
         if not self.parallel_devices or len(self.parallel_devices) == 1:
             return
         with _random_numbers_kept():
@@ -291,13 +291,13 @@ class StrategyOnIpu:
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        """The module's transfer hooks, on the host, then the types an IPU takes."""
+        """Apply the module's transfer hooks on the host, then convert to types an IPU takes."""
         if self.lightning_module is not None and (self._moves_batches or not are_tensors(batch)):
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
         return self.precision_plugin.to_device(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch of each replica, with what is needed for its backward."""
+        """Compute a micro-batch of each replica, keeping what its backward needs."""
         stage = self.lib.RunningStage.TRAINING
         loop = self._trainer.fit_loop.epoch_loop.automatic_optimization
         if loop._skip_backward:  # a pass for running statistics (StochasticWeightAveraging)
@@ -307,28 +307,28 @@ class StrategyOnIpu:
             return self._step(stage, accumulation, args, kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch of each replica."""
+        """Compute a micro-batch of each replica."""
         with self.precision_plugin.val_step_context():
             return self._step(self.lib.RunningStage.VALIDATING, 1, args, kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch of each replica."""
+        """Compute a micro-batch of each replica."""
         with self.precision_plugin.test_step_context():
             return self._step(self.lib.RunningStage.TESTING, 1, args, kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A micro-batch of each replica."""
+        """Compute a micro-batch of each replica."""
         module = self.lightning_module
         logging = logging_predictions(module, self.predicted, args[0])
         with self.precision_plugin.predict_step_context(), logging:
             return self._step(self.lib.RunningStage.PREDICTING, 1, args, kwargs)
 
     def on_predict_start(self) -> None:
-        """Lightning's loop keeps nothing that a predict_step logs."""
+        """Collect what predict_steps log, since Lightning's loop keeps none of it."""
         self.predicted = self.lib.ResultCollection(training=False)
 
     def on_predict_end(self) -> None:
-        """Give it to callbacks and loggers."""
+        """Pass the collected values to callbacks and loggers."""
         log_predictions(self._trainer, self.predicted)
 
     def _step(
@@ -363,7 +363,7 @@ class StrategyOnIpu:
         return loss
 
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before it is differentiated."""
+        """The factor of the loss before it is differentiated."""
         precision = self._stages[self.lib.RunningStage.TRAINING].executor.precision
         return precision.scaler.scale if precision.scaler else loss_scaling(self.optimizers[0])
 
@@ -387,47 +387,47 @@ class StrategyOnIpu:
 
     @property
     def root_device(self) -> torch.device:
-        """Where the host's tensors are."""
+        """The device of the host's tensors."""
         return torch.device("cpu")
 
     def model_to_device(self) -> None:
-        """The weights stay where the host computes."""
+        """Does nothing: the weights stay where the host computes."""
 
     @property
     def is_global_zero(self) -> bool:
-        """One process has all IPUs."""
+        """Always true: one process has all IPUs."""
         return True
 
     @property
     def world_size(self) -> int:
-        """Processes, not IPUs."""
+        """The number of processes, not of IPUs."""
         return 1
 
     def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to hold back between micro-batches: no process waits for another."""
+        """Does nothing between micro-batches: no process waits for another."""
         return contextlib.nullcontext()
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Nothing to reduce: replicas were put together."""
+        """Returns the value: replicas were already combined."""
         return tensor
 
     def barrier(self, name: str | None = None) -> None:
-        """Nobody to wait for."""
+        """Does nothing: there is no other process."""
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Nothing to gather."""
+        """Returns the value: there is no other process."""
         return tensor
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Nobody to send to."""
+        """Returns the object: there is no other process."""
         return obj
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """One decides."""
+        """Returns the decision of the only process."""
         return decision
 
     def teardown(self) -> None:
-        """Complete the profiles, and give loaders back as they were."""
+        """Complete the profiles, and restore the loaders."""
         self._close()
         for loader in self._loaders:
             as_given(loader)
@@ -442,13 +442,13 @@ class StrategyOnIpu:
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Make it known to ``Trainer(strategy="ipu_strategy")``."""
+        """Register it for ``Trainer(strategy="ipu_strategy")``."""
         strategy_registry.register(cls.strategy_name, cls, description=cls.__name__, override=True)
 
 
 @contextlib.contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """Nothing inside draws from what the run draws from."""
+    """Inside, random draws do not affect the run's random state."""
     import random
 
     import numpy as np

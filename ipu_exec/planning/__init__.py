@@ -1,4 +1,4 @@
-"""The planner's engine: capturing a model, compiling it for costs, and saying what was found."""
+"""The planner's engine: capturing a model, compiling it for costs, and reporting the plan."""
 
 from __future__ import annotations
 

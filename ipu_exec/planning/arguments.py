@@ -58,18 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
-    """What stands between commas. QuestionError where it is no number above 0."""
+    """Numbers separated by commas. QuestionError for anything but numbers above 0."""
     try:
-        found = tuple(kind(word) for word in said.split(",")) if said else ()
+        values = tuple(kind(word) for word in said.split(",")) if said else ()
     except ValueError:
         raise QuestionError(f"{name} takes numbers with commas between, not {said!r}") from None
-    if any(number <= 0 for number in found):
+    if any(number <= 0 for number in values):
         raise QuestionError(f"{name} takes numbers above 0, not {said!r}")
-    return found  # type: ignore[return-value]
+    return values  # type: ignore[return-value]
 
 
 def check(args: argparse.Namespace) -> None:
-    """QuestionError where an option's words make no sense."""
+    """QuestionError where an option's value makes no sense."""
     parse_fixed(args.fix)
     numbers("--micro-batches", args.micro_batches, int)
     numbers("--proportions", args.proportions, float)

@@ -1,4 +1,4 @@
-"""Planning a first call: from a wrapped model and what is asked to a plan."""
+"""Planning a first call: from a wrapped model and a question to a plan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Asked:
 
 
 def no_news(news: News) -> None:
-    """Nobody is told."""
+    """A listener that ignores all news."""
 
 
 def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_news) -> Plan:
@@ -67,26 +67,26 @@ def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_n
         workers = workers_of(asked.workers, asked.ray)
         engine = Compiles(captured, asked.ipus, workers, asked.keep)
         try:
-            made = plan(question, engine, keys_of(question), told)
+            best_plan = plan(question, engine, keys_of(question), told)
             if asked.verify:
-                made = verified(made, engine, asked.verify, told)
+                best_plan = verified(best_plan, engine, asked.verify, told)
         finally:
             workers.close()
     except (NoMapping, QuestionError) as error:
         raise Error(str(error)) from None
     return replace(
-        made,
+        best_plan,
         modules=captured.modules,
         model=type(call.model).__name__,
         command=asked.command,
         cached=engine.cached,
-        compiles=made.compiles - engine.cached,
+        compiles=best_plan.compiles - engine.cached,
         script_samples=call.samples,
     )
 
 
 def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
-    """What is asked, with the script's own where nothing is said."""
+    """The question, with the script's own settings where nothing is said."""
     fixed = parse_fixed(list(asked.fixed))
     options, batch = call.options, asked.global_batch or call.samples
     sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
@@ -111,7 +111,7 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
-    """The script's own, if it is one for all IPUs, and the usual ones."""
+    """The script's own proportion, if it has one for all IPUs, and the usual ones."""
     if fixed is not None:
         return (fixed,)
     own = set(options.available_memory_proportion.values())

@@ -1,4 +1,4 @@
-"""The model as graphs: one for each micro-batch and each number of shards."""
+"""The model as graphs: one for each micro-batch size and each number of shards."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NO_BATCH = (
 
 
 class Captured:
-    """Graphs of a first call's model, each made when it is first asked for."""
+    """Graphs of a first call's model, each captured on first use."""
 
     def __init__(self, call: FirstCall, stages: int) -> None:
-        """``stages``: for how many a model without Blocks is to have some."""
+        """``stages``: the number of stages that a model without Blocks is to be given."""
         self.call, self._stages = call, stages
         self.modules: tuple[str, ...] = ()  # that begin a Block each, where the model names none
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
@@ -47,7 +47,7 @@ class Captured:
         return self._graphs[wanted]
 
     def options(self, key: Key) -> CompileOptions:
-        """What the script's options ask of the compiler, for the key's micro-batch."""
+        """The script's compile options, for the key's micro-batch."""
         call = self.call
         asked = compile_options(call.options, call.training, key.micro_batch, call.groupings)
         return replace(asked, shards=key.shards)

@@ -1,4 +1,4 @@
-"""`ipu-run --plan`: what it does with the first call of a script."""
+"""`ipu-run --plan`: planning at the first call of a script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.question import parse_seconds
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
-    """What is asked."""
+    """The question that the arguments ask."""
     return Asked(
         args.plan,
         args.global_batch or 0,
@@ -46,7 +46,7 @@ class Planning:
     words: tuple[str, ...]
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Plan it, and end there."""
+        """Plan it, and end the script."""
         command = shlex.join(self.words)
         _planned(call, replace(self.asked, command=command), self.args, command)
         raise SystemExit(0)
@@ -61,18 +61,18 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
     console = Console(stderr=True)
     try:
         with progress(console) as told:
-            made = plan_call(call, asked, told)
+            best_plan = plan_call(call, asked, told)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     if args.json:
-        print(as_json(made))
+        print(as_json(best_plan))
     elif args.csv:
-        print(as_csv(made), end="")
+        print(as_csv(best_plan), end="")
     else:
-        show(made, Console(width=None if sys.stdout.isatty() else 160))
+        show(best_plan, Console(width=None if sys.stdout.isatty() else 160))
     if args.write:
-        path = save(made, args.write)
+        path = save(best_plan, args.write)
         print(
             f"the plan is {path}: ipu-run --placement {shlex.quote(str(path))} {command} runs the"
             f" script with it, ipu-report view {shlex.quote(str(path))} draws it",

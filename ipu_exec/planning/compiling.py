@@ -44,7 +44,7 @@ _EXCHANGED = ("exchange", "sync")
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compile gave: costs of Blocks, and what the whole of it takes."""
+    """The result of a compile: costs of Blocks, and the memory and time of the whole."""
 
     priced: Priced
     obtained: Obtained
@@ -67,7 +67,7 @@ def compiled(
 
 
 def write_profile(executable: Executable, path: Path) -> None:
-    """The profile of a compile, without a run."""
+    """Write the profile of a compile, without a run."""
     writer = ProfileWriter(path)
     writer.meta(**header(executable), model="", torch="", python="", instances=[], state="compiled")
     for batch in rows(executable):
@@ -90,10 +90,10 @@ def _priced(report: Report, key: Key) -> Priced:
 
 
 def _exchanged(report: Report) -> float:
-    """Share of the cycles of Blocks' steps in which tiles exchange and meet."""
+    """Share of the cycles of Blocks' steps in which tiles exchange and synchronise."""
     steps = report.program_steps()
-    mine = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
-    cycles = mine.groupby("kind")["cycles"].sum()
+    block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
+    cycles = block_steps.groupby("kind")["cycles"].sum()
     total = float(cycles.sum())
     return float(cycles.reindex(list(_EXCHANGED), fill_value=0).sum()) / total if total else 0.0
 
@@ -112,7 +112,7 @@ def _obtained(executable: Executable) -> Obtained:
 
 
 def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
-    """The options with a mapping in place of what they say of it."""
+    """The options with a mapping in place of their own."""
     stages = tuple(
         StageOptions(
             stage.blocks,
@@ -140,7 +140,7 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
 
 
 def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
-    """The user's options with what a mapping says of them, for a profile to hold.
+    """The user's options with the mapping's settings, to be stored in a profile.
 
     Where optimiser state is off the chip in some stages, the profile's header says in which.
     """
@@ -180,7 +180,7 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
 
 
 def rings_of(target: Target, shards: int, pipeline: int, replicas: int) -> Rings:
-    """What the all-reduce of gradients costs each IPU of a replica (`topology.ring_cycles`)."""
+    """The cost of the gradients' all-reduce for each IPU of a replica (`topology.ring_cycles`)."""
     apart = shards * attached(pipeline)
     spans = [Span(ipu * shards, apart, replicas) for ipu in range(pipeline)]
     unit = 1 << 30

@@ -1,4 +1,4 @@
-"""What compiles for the planner: captures here, compiles in workers, costs from the disk."""
+"""The compiler of the planner: it captures here, compiles in workers, and reads costs from disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from profiler.rebalance.all_reduce import Rings
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A compile: of a graph, under options, for the costs of a key."""
+    """A compile that is needed: of a graph, under options, for the costs of a key."""
 
     graph: Graph
     options: CompileOptions
@@ -62,19 +62,19 @@ class Compiles:
 
     @property
     def peak(self) -> float:
-        """Of float16, which no other type exceeds."""
+        """The peak in float16, which no other type exceeds."""
         machine = self.target
         return 2.0 * machine.macs_fp16 * machine.tiles * machine.clock_hz
 
     def rings(self, shards: int, pipeline: int, replicas: int) -> Rings:
-        """What the all-reduce of gradients costs each IPU of a replica."""
+        """The cost of the all-reduce of gradients for each IPU of a replica."""
         where = (shards, pipeline, replicas)
         if where not in self._rings:
             self._rings[where] = rings_of(self.target, *where)
         return self._rings[where]
 
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
-        """The costs for each key in order; or why there are none."""
+        """The costs for each key in order, or the reason why there are none."""
         wanted = [self._basis(key) for key in keys]
         for result in self._compiled(wanted):
             yield result if isinstance(result, str) else result.priced
@@ -103,12 +103,12 @@ class Compiles:
         return _Wanted(graph, options, key, settings, name_of(graph, options, settings))
 
     def _compiled(self, wanted: Sequence[_Wanted | str]) -> Iterator[Compiled | str]:
-        """What each compile gives, from the disk where it is there; a reason stays one."""
+        """The result of each compile, from disk where it is stored; a reason is passed through."""
         known: dict[str, Compiled] = {}
         for one in wanted:
-            found = self._kept.get(one.name) if self._kept and not isinstance(one, str) else None
-            if found is not None and not isinstance(one, str):
-                known[one.name] = found
+            cached = self._kept.get(one.name) if self._kept and not isinstance(one, str) else None
+            if cached is not None and not isinstance(one, str):
+                known[one.name] = cached
         missing = [one for one in wanted if not isinstance(one, str) and one.name not in known]
         results = self._workers.run(
             [(try_compile, (one.graph, one.options, one.key, one.settings)) for one in missing]
@@ -129,7 +129,7 @@ class Compiles:
 def try_compile(
     graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any]
 ) -> Compiled | str:
-    """`compiled`, or why that cannot be."""
+    """`compiled`, or the reason why it failed."""
     try:
         return compiled(graph, options, key, settings)
     except Error as error:

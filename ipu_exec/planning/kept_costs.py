@@ -1,4 +1,4 @@
-"""Costs that were compiled, kept in the user's cache directory by graph, options and compiler."""
+"""Compiled costs, cached in the user's cache directory by graph, options and compiler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeptCosts:
         self._kept = Kept(())
 
     def get(self, name: str) -> Compiled | None:
-        """What was kept; None where there is nothing whole."""
+        """The stored result; None where there is nothing intact."""
         data = self._kept.get(f"{_FOLDER}-{name}")
         if data is None:
             return None
@@ -44,7 +44,7 @@ class KeptCosts:
         return Compiled(*whole) if _is_compiled(whole) else None
 
     def put(self, name: str, compiled: Compiled) -> None:
-        """Keep it, if it can be."""
+        """Store it, if possible."""
         plain = taken_apart((compiled.priced, compiled.obtained))
         said = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
         head = json.dumps(said, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""A plan on the terminal: how far it is, its table, its sentences."""
+"""A plan on the terminal: its progress, its table, its sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[News], None]]:
-    """A bar of compiles with the best so far; what it yields is told of news."""
+    """A bar of compiles with the best so far; it yields a function that receives the news."""
     columns = (
         TextColumn("Planning"),
         BarColumn(bar_width=20),
@@ -110,11 +110,11 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
 
 
 def as_json(plan: Plan) -> str:
-    """All of it, as the file of ``--write``."""
+    """The whole plan, as in the file of ``--write``."""
     return json.dumps(content(plan), indent=1)
 
 
 def as_csv(plan: Plan) -> str:
-    """A row a mapping."""
+    """One row a mapping."""
     rows: Any = table(plan)
     return str(rows.to_csv(index=False))

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Compile every combination; 1 where one of them did not. Error where one makes no sense."""
+    """Compile every combination; 1 where one failed. Error where a combination makes no sense."""
     settings = [_values(said) for said in args.sweep]
     combinations = [dict(chosen) for chosen in product(*settings)]
     for one in combinations:
@@ -67,14 +67,14 @@ def _levers(one: dict[str, str]) -> str:
 
 
 def _compiled(one: dict[str, str], folder: Path, words: Sequence[str]) -> dict[str, Any]:
-    """The row of a combination."""
-    mine = folder / _levers(one).replace("/", "_")
+    """Compile one combination and return its row."""
+    profile_dir = folder / _levers(one).replace("/", "_")
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(
         [
             *(sys.executable, "-c", _IPU_RUN, "--with", _levers(one)),
-            *("--profile-dir", str(mine), *words),
+            *("--profile-dir", str(profile_dir), *words),
         ],
         env={**os.environ, "PYTHONPATH": here},
         capture_output=True,
@@ -83,4 +83,4 @@ def _compiled(one: dict[str, str], folder: Path, words: Sequence[str]) -> dict[s
     last = (process.stderr.strip().splitlines() or ["no model was compiled"])[-1]
     from planner.runs import measured
 
-    return {**one, **measured(mine, last)}
+    return {**one, **measured(profile_dir, last)}

@@ -1,7 +1,7 @@
-"""Where compiles run: here, in worker processes, or on a Ray cluster.
+"""Where compiles run: in this process, in worker processes, or on a Ray cluster.
 
-Tasks are pure functions of picklable arguments. A worker that was killed costs its tasks another
-try. Results come in the order of the tasks, whatever the order in which they are done.
+Tasks are pure functions of picklable arguments. A task whose worker was killed is tried again.
+Results come in the order of the tasks, whatever the order in which they finish.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Workers(Protocol):
-    """Whoever runs tasks."""
+    """Runs tasks somewhere."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """What each task gives, in order; the exception of one that raised ends it."""
+        """The result of each task, in order; a task's exception ends it."""
 
     def close(self) -> None:
-        """Let them go."""
+        """Release the workers."""
 
 
 class Here:
-    """This process, a task at a time, each when its result is asked for."""
+    """This process, running one task at a time when its result is asked for."""
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """One after another."""
+        """Run them one after another."""
         for function, arguments in tasks:
             yield function(*arguments)
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Nothing to release."""
 
 
 class Processes:
@@ -55,7 +55,7 @@ class Processes:
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """All at once; those that a killed worker had are done again."""
+        """Run all at once; tasks of a killed worker are repeated."""
         waiting = [self._submit(task) for task in tasks]
         for number in range(len(tasks)):
             for last in (*[False] * (_TRIES - 1), True):
@@ -92,13 +92,13 @@ class Processes:
         self._pool = None
 
     def close(self) -> None:
-        """End them; what waits is not begun."""
+        """End the processes; waiting tasks are not started."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin() -> None:
-    """A worker computes on one core: there are as many workers as cores are to be used."""
+    """Compute on one core in this worker: there are as many workers as cores to be used."""
     import torch
 
     torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def _begin() -> None:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Inside, a new process does not run the user's script to find its ``__main__``."""
+    """Inside, a new process does not run the user's script to set up its ``__main__``."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -135,7 +135,7 @@ class Cluster:
         )
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """All at once; Ray does those of a killed worker again."""
+        """Run all at once; Ray repeats the tasks of a killed worker."""
         remote = self._ray.remote(max_retries=_TRIES)(_call)
         waiting = [remote.remote(function, arguments) for function, arguments in tasks]
         for one in waiting:

@@ -1,4 +1,4 @@
-"""What to change of a model so that it runs faster, all levers together (docs/advice.md)."""
+"""What to change in a model to make it faster, all levers together (docs/advice.md)."""
 
 from __future__ import annotations
 

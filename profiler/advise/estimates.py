@@ -42,7 +42,7 @@ _PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMP
 
 @dataclass(frozen=True)
 class Steps:
-    """Operators' steps of a profile: an entry a step.
+    """Operators' steps of a profile: one entry a step.
 
     ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
     work in it; ``growth``: how it grows, of `GROWTHS`.
@@ -78,7 +78,7 @@ class Sizes:
 
 
 def sizes(report: Report) -> Sizes:
-    """Of a profile."""
+    """The sizes of a profile."""
     variables = _variables(report)
     tensors = _host_dtypes(report)
     weights = variables[variables["role"] == Role.WEIGHT]
@@ -187,9 +187,9 @@ def _host_dtypes(report: Report) -> dict[str, float]:
 
 
 def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Costs:
-    """The costs with Blocks in float16 (``half``), and with micro-batches ``samples`` times larger.
+    """Costs with Blocks in float16 (``half``) and micro-batches ``samples`` times larger.
 
-    The costs themselves where nothing is asked.
+    The costs are returned unchanged if neither is requested.
     """
     if not half and samples == 1:
         return costs
@@ -220,9 +220,10 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> B
     blocks = len(cycles.forward)
 
     def times(values: np.ndarray, direction: Direction) -> np.ndarray:
-        mine = steps.direction == direction
+        same_direction = steps.direction == direction
         old, new = (
-            np.bincount(steps.block[mine], of_step[mine], blocks) for of_step in (before, after)
+            np.bincount(steps.block[same_direction], of_step[same_direction], blocks)
+            for of_step in (before, after)
         )
         ratio = np.where(old > 0, new / np.maximum(1, old), 1.0)
         scaled: np.ndarray = np.rint(values * ratio).astype(np.int64)
@@ -297,7 +298,7 @@ def _streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> Hos
 
 
 def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
-    """What crosses a cut; tied weights that travel over it have their size whatever the samples."""
+    """Bytes that cross a cut; tied weights that travel keep their size whatever the samples."""
     tied = np.zeros_like(cuts.ahead)
     for (home, *readers), nbytes in zip(cuts.ties.blocks, cuts.ties.nbytes, strict=True):
         tied[home : max(readers)] += nbytes

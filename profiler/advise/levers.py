@@ -1,4 +1,4 @@
-"""The levers of an advice: what each means in a script, to `ipu-run --with`, and to the costs."""
+"""The levers of an advice: their meaning in a script, for `ipu-run --with`, and for the costs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 
 @dataclass(frozen=True)
 class Levers:
-    """What is to be otherwise; a default leaves it as it was profiled.
+    """The settings to change; a default leaves a setting as profiled.
 
     ``micro_batch``: samples of one replica's; ``micro_batches``: of a weight update (a device
     iteration in inference); ``outputs``: "final" (once an update) or "loss" (no other, and once);
-    ``state``: of `STATES`, where optimiser state lies; ``split``: stages and their IPUs.
+    ``state``: of `STATES`, where optimiser state is stored; ``split``: stages and their IPUs.
     """
 
     half: bool = False
@@ -46,23 +46,25 @@ class Levers:
 
     @property
     def pulled(self) -> tuple[str, ...]:
-        """The names of those that are pulled."""
+        """The names of the levers that are pulled."""
         unset = Levers()
         names = (one.name for one in fields(self))
         return tuple(name for name in names if getattr(self, name) != getattr(unset, name))
 
     def without(self, name: str) -> Levers:
-        """All the others."""
+        """The levers without these."""
         return replace(self, **{name: getattr(Levers(), name)})
 
     def over(self, before: Levers) -> Levers:
-        """These, and of those not pulled what ``before`` has."""
-        kept = {name: getattr(before, name) for name in before.pulled if name not in self.pulled}
-        return replace(self, **kept)
+        """These levers, and for those not pulled the settings of ``before``."""
+        inherited = {
+            name: getattr(before, name) for name in before.pulled if name not in self.pulled
+        }
+        return replace(self, **inherited)
 
     @property
     def argument(self) -> str:
-        """As ``ipu-run --with`` takes it; the split is its ``--placement``."""
+        """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
         words = ["half"] if self.half else []
         words += [f"micro-batch={self.micro_batch}"] if self.micro_batch else []
         words += [f"micro-batches={self.micro_batches}"] if self.micro_batches else []
@@ -75,7 +77,7 @@ class Levers:
 
 @dataclass(frozen=True)
 class Basis:
-    """A profile as levers find it."""
+    """A profile as the levers need it."""
 
     report: Report
     costs: Costs
@@ -116,7 +118,7 @@ class Basis:
 
     @property
     def state(self) -> str:
-        """Where optimiser state lies: of `STATES`."""
+        """Where optimiser state is stored: one of `STATES`."""
         name = "TensorLocations.locationOptimizer.replicatedTensorSharding"
         if self.replicas > 1 and self.report.options.get(name) is True:
             return _IN_PARTS
@@ -124,7 +126,7 @@ class Basis:
 
     @cached_property
     def returned(self) -> float:
-        """Share of what goes to the host that is more than a loss."""
+        """Share of the data sent to the host that is not a loss."""
         tensors = analysis.host_tensors(self.report)
         out = tensors.loc[tensors["way"] == "out", "bytes"]
         return float(out[out >= LEAST_RETURNED].sum() / max(1, out.sum()))
@@ -138,7 +140,7 @@ class Basis:
         return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))
 
     def costs_with(self, levers: Levers) -> Costs:
-        """The costs with the levers pulled, but for the choices of stages (`assignment_with`)."""
+        """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
         ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
         costs = self._estimated(levers.half, ratio)
         if levers.micro_batches:
@@ -152,7 +154,7 @@ class Basis:
         return costs
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
-        """Whether each IPU holds it, once for levers that differ in what takes no memory."""
+        """Whether each IPU holds it, computed once for levers that do not differ in memory."""
         those = levers.without("micro_batches").without("outputs")
         if those not in self._memory:
             prediction = what_if(self.costs_with(those), self.assignment_with(those))
@@ -213,17 +215,17 @@ def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
 
 
 def title(basis: Basis, levers: Levers) -> str:
-    """What is changed, in words: 'half precision, micro-batch of 8'."""
+    """The changes in words: 'half precision, micro-batch of 8'."""
     return ", ".join(words for words, _ in _said(basis, levers))
 
 
 def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
-    """What to write into the script: of each lever a statement, of one or more lines."""
+    """The lines to write in the script: a statement of one or more lines for each lever."""
     return tuple(line for _, line in _said(basis, levers))
 
 
 def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
-    """Of each lever that is pulled, words and a line."""
+    """Words and a line for each lever that is pulled."""
     costs = basis.costs
     if levers.half:
         yield "half precision", "model.half()  # and inputs.half() where they are floats"

@@ -1,4 +1,4 @@
-"""What frees memory of the worst tile: what to move, to recompute, to keep elsewhere."""
+"""Ways to free memory of the worst tile: what to move, to recompute, or to keep elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Relief:
 
 
 def relief(report: Report, ipu: int | None = None) -> list[Relief]:
-    """What frees most of the fullest tile of an IPU (default: the worst), most bytes first.
+    """What frees most of an IPU's fullest tile (default: the worst IPU), most bytes first.
 
     Empty where nothing does. ValueError where the profile has no costs of Blocks.
     """
@@ -43,13 +43,13 @@ def relief(report: Report, ipu: int | None = None) -> list[Relief]:
 
 
 def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
-    """`relief` of a profile that was read already."""
+    """`relief` for a profile that was already read."""
     from profiler.rebalance.many_splits import assignment_cycles
 
     fullest = _fullest(basis.costs, basis.present)
     worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
     now = assignment_cycles(basis.costs, basis.present)
-    found = []
+    reliefs = []
     for words, levers in _candidates(basis, worst):
         costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
         after = _fullest(costs, assignment)
@@ -61,25 +61,25 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
         command, where = _asked(basis, levers)
         estimate = levers.half or bool(levers.micro_batch)
         fits = _fits(costs, assignment)
-        found.append(Relief(words, freed, fits, cycles, command, where, estimate))
-    return sorted(found, key=lambda one: -one.freed)
+        reliefs.append(Relief(words, freed, fits, cycles, command, where, estimate))
+    return sorted(reliefs, key=lambda one: -one.freed)
 
 
 def _fullest(costs: Costs, assignment: Assignment) -> list[int]:
-    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    return [one.nbytes for one in found]
+    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    return [one.nbytes for one in ipus]
 
 
 def _fits(costs: Costs, assignment: Assignment) -> str:
-    found = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    worst = min(found, key=lambda one: one.free)
+    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
+    worst = min(ipus, key=lambda one: one.free)
     over = f" by {size(-worst.free)}" if worst.answer is Answer.OVER else ""
     where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
     return f"{where}{worst.answer.value}{over}"
 
 
 def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
-    """Words and levers of what may free memory there."""
+    """Words and levers of changes that may free memory there."""
     costs = basis.costs
     for words, split in _moves(basis, ipu):
         yield words, Levers(split=split)
@@ -100,7 +100,7 @@ def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
 
 
 def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
-    """The first and the last Block of each stage there, each to its neighbour."""
+    """Moves of each stage's first and last Block there to the neighbouring stage."""
     costs, present = basis.costs, basis.present
     spans = present.spans(len(costs))
     for stage, (first, last) in enumerate(spans):
@@ -120,7 +120,7 @@ def _to(costs: Costs, block: int, stage: int) -> str:
 
 
 def _that_fits(costs: Costs) -> Assignment | None:
-    """The quickest split onto as many IPUs, stages saving memory as each needs."""
+    """The quickest split onto as many IPUs, with stages saving memory as each needs."""
     if len(set(costs.ipus)) < len(costs.ipus) or len(costs.ipus) < 2:
         return None
     try:
@@ -131,7 +131,7 @@ def _that_fits(costs: Costs) -> Assignment | None:
 
 
 def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
-    """The command that says what it would give, and the viewer's page."""
+    """The command that predicts its effect, and the viewer's page."""
     path = basis.report.path.parent
     if levers.split is None:
         return f"ipu-run --with {levers.argument} SCRIPT", "/memory"
@@ -144,7 +144,7 @@ def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
 
 
 def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:
-    """A line each, of those that free most: what, how much, whether it then fits, what asks."""
+    """A line for each of those that free most: what, how much, whether it fits, the command."""
     return [
         f"{'about ' if one.estimate else ''}{size(one.freed)}: {one.title} ({one.fits}):"
         f" {one.command}"

@@ -1,4 +1,4 @@
-"""Which levers to pull: each alone, and all together as is quickest under the memory."""
+"""Which levers to pull: each alone, and the quickest combination within the memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Advised:
-    """The present, each lever that gains something alone, most first, and the best of all together.
+    """The present, the levers that gain something alone, most first, and the best combination.
 
     ``together`` is None where no two of them gain.
     """
@@ -74,7 +74,7 @@ def advise(report: Report, samples: int = 0, splits: bool = True) -> Advised:
 
 
 def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
-    """`advise` of a profile that was read already."""
+    """`advise` for a profile that was already read."""
     limit = samples or MORE * basis.costs.samples * basis.costs.micro_batches
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
@@ -91,7 +91,7 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
-    """What pulling them gives. ``now``: present samples a second."""
+    """The predicted effect of pulling these levers. ``now``: present samples a second."""
     costs = basis.costs_with(levers)
     prediction = replace(
         what_if(costs, basis.assignment_with(levers)), known_memory=basis.memory_with(levers)
@@ -126,7 +126,7 @@ def _gains(advice: Advice, now: float) -> bool:
 
 
 def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
-    """Of each lever its best setting, most samples a second first."""
+    """The best setting of each lever, most samples a second first."""
     ranked = sorted(advices, key=lambda one: -one.samples_per_second)
     best: dict[tuple[str, ...], Advice] = {}
     for one in ranked:
@@ -149,7 +149,7 @@ def _micro_batches(basis: Basis, limit: int) -> list[int]:
 
 
 def _sizes(basis: Basis, limit: int) -> list[int]:
-    """Micro-batches in samples, but for the present one."""
+    """Micro-batch sizes in samples, except the present one."""
     others = basis.costs.samples // basis.micro_batch
     sizes = [basis.micro_batch * ratio for ratio in _RATIOS]
     most = limit // (others * basis.costs.micro_batches)
@@ -195,7 +195,7 @@ def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
 
 
 def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[Assignment]:
-    """Splits worth a look: tied weights at home, and the quickest where stages are few."""
+    """Splits worth trying: tied weights at home, and the quickest where stages are few."""
     yield from back_home(costs, present)
     most = len(set(present.ipus))
     if not thorough or most > _FEW_STAGES or len(costs) < 2:
@@ -213,7 +213,7 @@ def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[
 
 
 def _together(basis: Basis, limit: int, splits: bool) -> Levers:
-    """The quickest that fits: all settings of what decides memory, then the split."""
+    """The quickest combination that fits: all settings that decide memory, then the split."""
     best = _best_on(basis, limit, basis.present)
     costs = basis.costs_with(best)
     for split in other_splits(costs, basis.present, splits):
@@ -228,7 +228,7 @@ def _together(basis: Basis, limit: int, splits: bool) -> Levers:
 
 
 def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
-    """Of all settings on one split. More micro-batches and fewer outputs never cost memory."""
+    """The best of all settings on a split. More micro-batches, fewer outputs never cost memory."""
     outputs, others = _outputs(basis)[-1], basis.costs.samples // basis.micro_batch
     now = basis.costs.samples * basis.costs.micro_batches
     precisions = [False, True] if basis.sizes.halves else [False]
@@ -260,7 +260,7 @@ def _rate(basis: Basis, levers: Levers) -> float:
 
 
 def _runs(basis: Basis, levers: Levers) -> bool:
-    """Whether tiles hold it, or are too close to call."""
+    """Whether tiles hold it, or it is too close to call."""
     return all(one.answer is not Answer.OVER for one in basis.memory_with(levers))
 
 

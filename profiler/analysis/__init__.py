@@ -1,4 +1,4 @@
-"""Answers that take more than one frame, each a function from a report to frames."""
+"""Analyses that combine several frames: functions from a report to frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How evenly work lies over tiles."""
+"""How evenly work is spread over tiles."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
     """Compute steps, those that lose most to uneven work first.
 
     ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile),
-    ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: beyond what an even
-    share of the same work would take.
+    ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: the cycles beyond an
+    even share of the same work.
     """
     steps = report.program_steps(ipu)
     steps = steps[(steps["kind"] == "compute") & steps["tile_balance"].notna()]

@@ -1,4 +1,4 @@
-"""Two reports compared."""
+"""Comparing two reports."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
 
 
 def _or_none(values: pd.Series[Any]) -> pd.Series[Any]:
-    """With None for what is not there."""
+    """The values, with None for missing ones."""
     return values.astype(object).where(values.notna(), None)
 
 
 def compare_waits(a: Report, b: Report) -> pd.DataFrame:
-    """What of the difference between two updates came from where on their critical paths.
+    """Where the difference between two updates comes from, on their critical paths.
 
-    A row a cause and who waited: ``cause, where`` ("stage 2", "the weight update on IPU 0", "IPU 3
-    and 4"), ``cycles_a, cycles_b`` (0 where a path has none of it), ``difference`` and ``share``
-    (of the whole difference; NaN where there is none), the largest differences first. The
-    differences add up to that of the updates; where these are not of as many samples, all cycles
-    are those of a sample, as fractions. Empty where a report has no times.
+    One row for each cause and place of waiting: ``cause, where`` ("stage 2", "the weight update on
+    IPU 0", "IPU 3 and 4"), ``cycles_a, cycles_b`` (0 where a path has none of it), ``difference``
+    and ``share`` (of the whole difference; NaN where there is none), the largest differences first.
+    The differences add up to that of the updates. Where the updates have different numbers of
+    samples, all cycles are per sample, as fractions. Empty where a report has no times.
     """
     import pandas as pd
 
@@ -80,7 +80,7 @@ _WAITS = ("cause", "where", "cycles_a", "cycles_b", "difference", "share")
 
 
 def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
-    """Cycles of a critical path by cause and by who is waited for."""
+    """Cycles of a critical path by cause and by what is waited for."""
     steps = path["step"].isin(report.moved_tensors["step"])
     peers = _peers(report, set(path.loc[steps, "step"].tolist()))
     columns = (path[name].tolist() for name in ("task", "stage", "ipu", "step"))
@@ -92,12 +92,12 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _peers(report: Report, steps: set[int]) -> dict[int, str]:
-    """Of steps that move tensors between IPUs, which: 'IPU 3 and 4'."""
+    """For each step that moves tensors between IPUs, which: 'IPU 3 and 4'."""
     moved = report.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}
-    for step, mine in moved.groupby("step"):
-        ipus = sorted({*mine["source"].tolist(), *mine["target"].tolist()})
+    for step, tensors in moved.groupby("step"):
+        ipus = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()})
         names[int(str(step))] = "IPU " + " and ".join(str(ipu) for ipu in ipus)
     return names
 
@@ -111,10 +111,10 @@ def _worker(task: str, stage: int, ipu: int) -> str:
 
 
 def compare(a: Report, b: Report) -> pd.DataFrame:
-    """What matters of two reports: ``what, unit, a, b, difference, ratio``.
+    """The main measures of two reports: ``what, unit, a, b, difference, ratio``.
 
-    NaN where a report has no such thing, ``ratio`` None where it makes no sense. Times of a model
-    that was only compiled are those of its schedule, as of one that ran.
+    NaN where a report lacks the measure, ``ratio`` None where it makes no sense. Times of a model
+    that was only compiled come from its schedule, like those of one that ran.
     """
     import pandas as pd
 
@@ -127,9 +127,9 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
 
 
 def not_comparable(a: Report, b: Report) -> dict[str, str]:
-    """Measures of `compare` that say nothing of which of the two is better, and why.
+    """Measures of `compare` that do not say which of the two is better, and why.
 
-    Nothing here means that they do.
+    For a measure that is not listed, the comparison is meaningful.
     """
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]
@@ -153,7 +153,7 @@ def _in_common(a: Report, b: Report) -> bool:
 
 
 def _samples(report: Report) -> int:
-    """Of a weight update, or of a device iteration, over all replicas."""
+    """Samples of a weight update, or of a device iteration, over all replicas."""
     micro_batch = int(number(report.meta, "micro_batch", 0))
     return pace(report).micro_batches * micro_batch * report.target.num_replicas
 

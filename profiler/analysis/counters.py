@@ -1,4 +1,4 @@
-"""What changes over time beside the steps: live bytes, tiles at work, bytes over links."""
+"""Counters over time beside the steps: live bytes, active tiles, bytes over links."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from profiler.report import Report
 
 @dataclass(frozen=True, slots=True)
 class OfSteps:
-    """What program steps hold, occupy and send; entry i is of step ``step[i]``, ids in order.
+    """Memory, tiles and link traffic of steps; entry i is of step ``step[i]``, ids in order.
 
-    ``live``: bytes live on the IPU, over all tiles; ``tiles``: tiles at work; ``link``: bytes that
+    ``live``: bytes live on the IPU, over all tiles; ``tiles``: active tiles; ``link``: bytes that
     the IPU sends to other IPUs. int64.
     """
 
@@ -24,7 +24,7 @@ class OfSteps:
 
 
 def of_steps(report: Report, ipu: int) -> OfSteps:
-    """Of the steps of an IPU of a replica. IndexError for one that there is not."""
+    """Counters of the steps of one IPU of a replica. IndexError if there is no such IPU."""
     steps, live = report.program_steps(ipu), report.liveness(ipu)
     order = np.argsort(steps["step"].to_numpy(), kind="stable")
     across = (steps["kind"] == "global exchange").to_numpy()
@@ -38,21 +38,22 @@ def of_steps(report: Report, ipu: int) -> OfSteps:
 
 
 def at_slices(known: OfSteps, step: np.ndarray, name: str) -> np.ndarray:
-    """A field of `OfSteps` for executed steps in time order; int64, an entry a slice.
+    """A field of `OfSteps` for executed steps in time order; int64, one entry a slice.
 
-    While an IPU waits (step -1), what it held before stays live; nothing works or is sent.
+    While an IPU waits (step -1), what it held before stays live; no tile is active and nothing is
+    sent.
     """
     values = getattr(known, name)
     if not len(known.step):
         return np.zeros(len(step), dtype=np.int64)
     at = np.searchsorted(known.step, step).clip(0, len(known.step) - 1)
     there = known.step[at] == step
-    found = np.where(there, values[at], 0)
+    values_there = np.where(there, values[at], 0)
     if name != "live" or not len(step):
-        return found
+        return values_there
     last = np.maximum.accumulate(np.where(there, np.arange(len(step)), -1))
     first = values[at[int(there.argmax())]] if there.any() else 0
-    return np.where(last >= 0, found[last], first)
+    return np.where(last >= 0, values_there[last], first)
 
 
 def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -71,7 +72,7 @@ def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
 
 
 def most(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The most that a value is between consecutive edges: int64; 0 where no slice is."""
+    """The maximum of a value between consecutive edges: int64; 0 where there is no slice."""
     bins = len(edges) - 1
     if not len(start):
         return np.zeros(bins, dtype=np.int64)
@@ -79,5 +80,5 @@ def most(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
     last = np.searchsorted(start, edges[1:], side="left")
     padded = np.append(value, 0)
     bounds = np.stack([first, np.maximum(first, last)], axis=1).ravel().clip(0, len(value))
-    found = np.maximum.reduceat(padded, bounds)[::2]
-    return np.where(last > first, found, 0)
+    peaks = np.maximum.reduceat(padded, bounds)[::2]
+    return np.where(last > first, peaks, 0)

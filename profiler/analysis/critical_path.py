@@ -1,14 +1,14 @@
-"""What an update waits for, cycle by cycle: the chain of tasks that sets its length.
+"""The critical path of an update, cycle by cycle: the chain of tasks that sets its length.
 
 An update (a device iteration) ends when its last task ends. That task began when the task before it
 on its IPU ended or, where its IPU was waiting, when a task of another IPU ended. Followed back like
 this to the beginning, every cycle belongs to exactly one task, and a task's cycles to its program
-steps: the attribution adds up to the update without rest. Shortening anything that is not on the
-path gains nothing; shortening what is on it gains at most its cycles, until another chain is longer
+steps, so the attribution adds up exactly to the update. Shortening anything that is not on the path
+gains nothing; shortening what is on it gains at most its cycles, until another chain is longer
 (`profiler.schedules` says by how much).
 
-Where several IPUs end at the same cycle, the path stays on its IPU if that one works until then,
-else it goes to the longest of the tasks that end there, then to the lowest IPU.
+Where several IPUs end at the same cycle, the path stays on its IPU if that one works until then.
+Otherwise it goes to the longest of the tasks that end there, then to the lowest IPU.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OF_KIND = {"exchange": "exchange on chip", "sync": "sync", "external sync": "sy
 class Chain:
     """Tasks of the path in time order: int64, one entry a piece; pieces follow without gap.
 
-    ``task``: position among the tasks it was found in, -1 for cycles that no task accounts for.
+    ``task``: position in the table of tasks, -1 for cycles that no task accounts for.
     """
 
     task: np.ndarray
@@ -120,12 +120,12 @@ def chain_through(tasks: pd.DataFrame) -> Chain:
 
 
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """Every cycle of an update by what the run waited for, a row for each step on the path.
+    """Every cycle of an update by what the run waited for, one row for each step on the path.
 
     ``phase`` (of `records.PHASES`), ``cause`` (of `CAUSES`), ``ipu``, ``stage``, ``direction``,
     ``task`` (of `BodyTask`), ``body``, ``step`` (-1: none), ``op`` (-1: none), ``tensor``,
     ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
-    cycles add up to the update's exactly. Sorted by cycles, most first.
+    cycles add up exactly to the update's. Sorted by cycles, most first.
     """
     tasks, path = chain_of(report, run, iteration)
     steps = steps_of(report.body_steps, _pieces(tasks, path))
@@ -140,11 +140,11 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     import pandas as pd
 
     known = path.task >= 0
-    mine = tasks.iloc[path.task[known]]
+    on_path = tasks.iloc[path.task[known]]
     phase = np.full(len(known), WAITING, dtype=object)
-    phase[known] = mine["phase"].astype(str).to_numpy()
+    phase[known] = on_path["phase"].astype(str).to_numpy()
     body = np.full(len(known), -1, dtype=np.int64)
-    body[known] = mine["body"].to_numpy()
+    body[known] = on_path["body"].to_numpy()
     pieces = pd.DataFrame({"phase": phase, "body": body, "length": path.end - path.start})
     return pieces.value_counts(sort=False).rename("times").reset_index()
 
@@ -197,12 +197,12 @@ def waterfall(path: pd.DataFrame) -> pd.DataFrame:
 
 
 def entries(path: pd.DataFrame) -> pd.DataFrame:
-    """What the update waits for, most first, a row for what one change would shorten.
+    """What the update waits for, most first: one row for what a single change would shorten.
 
-    Work is a row for each stage and cause (of the weight update: each IPU and cause); what crosses
-    the chip's edge is a row for each step. ``cause, ipu, stage, cycles, share`` (of the update,
-    0..1) and, of the step that has most of it: ``task, direction, step, op, tensor, name, times``
-    (on the path) and ``of_which`` (its cycles, all times together).
+    Work has one row for each stage and cause (in the weight update, for each IPU and cause);
+    transfers across the chip's edge have one row for each step. ``cause, ipu, stage, cycles,
+    share`` (of the update, 0..1) and, of the step with the most cycles: ``task, direction, step,
+    op, tensor, name, times`` (on the path) and ``of_which`` (its cycles, all times together).
     """
     across = path["cause"].isin(_ACROSS).to_numpy()
     groups = path.assign(

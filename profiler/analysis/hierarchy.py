@@ -1,6 +1,6 @@
-"""Cycles and bytes by module, operator and stage, as trees: what flame graphs and treemaps draw.
+"""Cycles and bytes by module, operator and stage, as trees for flame graphs and treemaps.
 
-A leaf is a path of names and a number; a tree sums the leaves up.
+A leaf is a path of names and a number; a tree adds up its leaves.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A name in a tree with the sum of what is beneath it.
+    """A name in a tree with the sum of everything beneath it.
 
-    ``before``: the same of another profile, 0 without one. ``width``: what it takes of a drawing,
-    the sum of its leaves' larger values. ``kind``: what two thirds of it are, or `MIXED`.
+    ``before``: the same sum of another profile, 0 without one. ``width``: its extent in a drawing,
+    the sum of its leaves' larger values. ``kind``: the kind of at least two thirds of it, or
+    `MIXED`.
     """
 
     path: Path
@@ -108,7 +109,7 @@ def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.Da
 
 
 def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[str]:
-    """The module of each weight by its name, with or without its state's; "" for other things."""
+    """The module of each weight, from its name or its state's; "" for anything else."""
     return [
         str(name).split("/", 1)[0].rpartition(".")[0] if mine else ""
         for name, mine in zip(names, weights.tolist(), strict=True)
@@ -116,7 +117,7 @@ def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[s
 
 
 def _whole_copies(names: pd.Series[str]) -> pd.Series[str]:
-    """Names of steps; of a stream copy's begin, mid and end the copy's."""
+    """Names of steps; the begin, mid and end of a stream copy get the copy's name."""
     return names.str.replace(_PART_OF_COPY, "", regex=True)
 
 
@@ -126,17 +127,17 @@ def _leaves(
     """Rows with ``op``, ``stage``, ``otherwise``, ``kind`` and a measure, summed up by path."""
     import pandas as pd
 
-    found = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
+    operators = report.ops[["name", "aten", "module", "block_name"]].reindex(rows["op"]).fillna("")
     has_op = (rows["op"] >= 0).to_numpy()
-    module = found["module"].astype(str).to_numpy()
+    module = operators["module"].astype(str).to_numpy()
     if "module" in rows:
         module = np.where(rows["module"] != "", rows["module"], module)
-    block = found["block_name"].astype(str).to_numpy()
+    block = operators["block_name"].astype(str).to_numpy()
     stage = rows["stage"].to_numpy()
     columns: dict[str, Any] = {
         "module": module,
-        "operator": np.where(has_op, found["name"].astype(str), _whole_copies(rows["name"])),
-        "aten": np.where(has_op, found["aten"].astype(str), rows["otherwise"]),
+        "operator": np.where(has_op, operators["name"].astype(str), _whole_copies(rows["name"])),
+        "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), "no stage"),
         # In place of a module, where there is none and no operator either.
@@ -153,7 +154,7 @@ def _leaves(
 
 
 def _joined(parts: Iterable[Path]) -> Path:
-    """One path, without a name that stands under itself."""
+    """One path, leaving out a name that repeats the one above it."""
     names: list[str] = []
     for name in chain.from_iterable(parts):
         if not names or names[-1] != name:
@@ -162,7 +163,7 @@ def _joined(parts: Iterable[Path]) -> Path:
 
 
 def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:
-    """The part of each row's path that a dimension is."""
+    """The part of each row's path for one dimension."""
     modules = [_module(name) for name in table["module"].tolist()]
     if dimension == "module":
         otherwise = table["otherwise"].tolist()
@@ -190,13 +191,13 @@ def _module(name: str) -> Path:
 
 
 def _short(name: str, module: str) -> str:
-    """An operator's name without its module's, which stands above it."""
+    """An operator's name without the module's name, which is shown above it."""
     above = f"{module}/".replace(".", "/")
     return name[len(above) :] if name.replace(".", "/").startswith(above) else name
 
 
 def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path, Node]:
-    """Every node by its path, the root () included.
+    """Every node by its path, including the root ().
 
     ``before``: leaves of another profile, matched by path. A node's sums are exact.
     """
@@ -245,8 +246,8 @@ def _most(kinds: dict[str, int]) -> str:
 def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -> list[Node]:
     """The nodes to draw from ``at`` down, parents first, widest first among siblings.
 
-    Ancestors of ``at`` come first. What is narrower than ``least`` of ``at`` (0..1) is summed up in
-    one node a parent, named "12 smaller"; past ``most`` nodes, deeper ones are left out.
+    Ancestors of ``at`` come first. Nodes narrower than ``least`` of ``at`` (0..1) are combined into
+    one node a parent, named "12 smaller"; beyond ``most`` nodes, deeper ones are left out.
     """
     children: dict[Path, list[Node]] = {}
     for path, node in nodes.items():
@@ -258,9 +259,9 @@ def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -
     while level and len(shown) < most:
         below: list[Node] = []
         for parent in level:
-            mine = sorted(children.get(parent.path, ()), key=lambda one: -one.width)
-            wide = [one for one in mine if one.width >= limit and one.width > 0]
-            narrow = mine[len(wide) :]
+            siblings = sorted(children.get(parent.path, ()), key=lambda one: -one.width)
+            wide = [one for one in siblings if one.width >= limit and one.width > 0]
+            narrow = siblings[len(wide) :]
             below += wide
             shown += wide
             if narrow and sum(one.width for one in narrow) > 0:

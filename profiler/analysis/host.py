@@ -1,4 +1,4 @@
-"""What moves between the host and the IPUs, tensor by tensor."""
+"""Transfers between the host and the IPUs, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 def host_tensors(report: Report) -> pd.DataFrame:
     """Tensors that come from the host or go to it, the largest first.
 
-    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (of a micro-batch), ``share`` (of the
-    bytes of that way).
+    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
+    bytes in that direction).
     """
     return report.once("host tensors", lambda: _host_tensors(report))
 
@@ -39,14 +39,16 @@ def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
     variables = report.variables_with("tensor", "block", "dtype")
     variables = variables[variables["tensor"] >= 0]
     about = variables.drop_duplicates("tensor").set_index("tensor")[["block", "dtype"]]
-    mine = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
-    mine = mine.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
-    mine = mine.assign(way=mine["purpose"].astype(str).map(_WAYS), block=mine["block"].astype(int))
-    return mine[_COLUMNS]
+    moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    moved = moved.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
+    moved = moved.assign(
+        way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)
+    )
+    return moved[_COLUMNS]
 
 
 def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
-    """Of an older profile, whose steps say in their names only what they move."""
+    """Transfers of an older profile, whose steps only record in their names what they move."""
     import pandas as pd
 
     variables = report.variables.drop_duplicates("name").set_index("name")

@@ -18,14 +18,14 @@ class Shared:
     ipus: int
 
     def __str__(self) -> str:
-        """In one line, as in "4 instances on 2 hosts x 2 replicas x 1 IPU"."""
+        """On one line, as in "4 instances on 2 hosts x 2 replicas x 1 IPU"."""
         where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
         replicas, ipus = count(self.replicas, "replica"), count(self.ipus, "IPU")
         return f"{count(self.instances, 'instance')}{where} x {replicas} x {ipus}"
 
 
 def shared(report: Report) -> Shared:
-    """Who runs the replicas of a profile; one instance where it does not say."""
+    """The instances that run the replicas of a profile; one where the profile does not say."""
     target = report.target
     instances = max(1, int(number(report.meta, "num_instances", 1)))
     hosts = max(1, int(number(report.meta, "num_hosts", 1)))

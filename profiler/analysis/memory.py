@@ -1,4 +1,4 @@
-"""Where memory is fullest, with what, and how much is left."""
+"""Where memory is fullest, what is stored there, and how much is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def fullest_tiles(report: Report) -> np.ndarray:
     """Bytes that each IPU's fullest tile uses, in one replica: int64[ipu].
 
-    Of an IPU that overflows it is the extent.
+    The extent for an IPU that overflows.
     """
     tiles = []
     for ipu in range(report.target.ipus_per_replica):
@@ -32,12 +32,11 @@ def fullest(report: Report, ipu: int) -> int:
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:
-    """Of each IPU of a replica, its fullest tile.
+    """The fullest tile of each IPU of a replica.
 
-    ``ipu, tile, bytes`` (that it uses, or its extent where that overflows), ``free`` (negative: it
-    does not fit), ``full`` (share of the tile), ``always_live``, ``step`` (position at which the
-    tile holds most) with its ``name``, and ``largest`` with ``largest_bytes``: what takes most of
-    it there.
+    ``ipu, tile, bytes`` (used, or the extent where that overflows), ``free`` (negative: it does not
+    fit), ``full`` (share of the tile), ``always_live``, ``step`` (position at which the tile holds
+    most) with its ``name``, and ``largest`` with ``largest_bytes``: the largest item there.
     """
     import pandas as pd
 
@@ -81,7 +80,7 @@ def memory_peaks(report: Report) -> pd.DataFrame:
 
 
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
-    """What is live on the fullest tile of an IPU when it holds most.
+    """Variables live on the fullest tile of an IPU when it holds most.
 
     `Report.live_variables` of that step and tile.
     """

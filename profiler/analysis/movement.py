@@ -1,4 +1,4 @@
-"""Where data goes: between tiles, between IPUs, from and to the host."""
+"""Data movement: between tiles, between IPUs, and to and from the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("exchange", "global exchange", "host I/O", records.BESIDE)
 
 
 def movement(report: Report, run: int = 0) -> pd.DataFrame:
-    """What a device iteration of a run moves, by IPU and kind.
+    """Data moved by a device iteration of a run, by IPU and kind.
 
     ``ipu, kind`` (of `KINDS`), ``steps``, ``bytes_in`` and ``bytes_out`` (all tiles), ``cycles``,
     and ``bytes_per_cycle`` (the larger of in and out).

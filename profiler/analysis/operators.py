@@ -1,4 +1,4 @@
-"""What operators cost and what they make of the machine."""
+"""The cost of operators and how well they use the machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _HALF = ("float16", "bfloat16")
 
 
 def operators(report: Report) -> pd.DataFrame:
-    """`Report.ops` with what their steps add, the most cycles first.
+    """`Report.ops` with columns from their steps, the most cycles first.
 
     ``share`` (of all operators' cycles, each once), ``flops_per_cycle``, ``exchanged`` (bytes
     received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
-    cycles; None without any), ``tiles`` (at work in its widest step), ``lost_cycles`` (compute
+    cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
     cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
     ops, steps = report.ops, report.program_steps()
@@ -100,7 +100,7 @@ def roofline(report: Report) -> pd.DataFrame:
 
 
 def _dtypes(report: Report) -> pd.Series[str]:
-    """Operator -> dtype of the first thing it makes."""
+    """Operator -> dtype of its first output."""
     variables = report.variables_with("op", "role", "dtype")
     outputs = variables[
         (variables["op"] >= 0)

@@ -1,4 +1,4 @@
-"""Which tile holds more than it has, and with what: the compiler's error says the same of it."""
+"""Tiles that hold more than fits, and their contents, as the compiler's error reports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.report import Report
 
 
 def overflows(report: Report) -> list[Overflow]:
-    """Of each IPU of a replica that does not fit, its worst tile (`profiler.memory.worst_tile`)."""
+    """The worst tile of each IPU of a replica that does not fit (`profiler.memory.worst_tile`)."""
     overflowing = []
     target = report.target
     for ipu in range(target.ipus_per_replica):
@@ -25,7 +25,7 @@ def overflows(report: Report) -> list[Overflow]:
 
 
 def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
-    """With the bytes that are always live, and the largest things that are live."""
+    """The overflow with the bytes that are always live, and the largest live items."""
     variables = report.ipu_variables(ipu)
     counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
     size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)

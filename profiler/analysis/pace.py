@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Pace:
     """The pace of a device iteration.
 
-    Its cycles, its micro-batches, and samples a second over all replicas (predicted).
+    Its cycles, its micro-batches, and predicted samples a second over all replicas.
     """
 
     cycles: int
@@ -25,7 +25,7 @@ class Pace:
 
 
 def turn(*reports: Report) -> str:
-    """What an iteration of the device is in all of them: 'a weight update', where they train."""
+    """What a device iteration is in all of these profiles: 'a weight update' if they train."""
     training = all(report.meta["kind"] == "training" for report in reports)
     return "a weight update" if training else "a device iteration"
 
@@ -42,7 +42,7 @@ def pace(report: Report, run: int = 0) -> Pace:
 
 
 def waiting(report: Report, run: int = 0) -> float:
-    """Share of all IPUs' cycles that are spent waiting for another IPU, or for the host."""
+    """Share of all IPUs' cycles spent waiting for another IPU or for the host."""
     if run >= len(report.runs):
         return 0.0
     tasks = report.tasks(run, iteration=0)  # waits are tasks: the steps need not be unrolled
@@ -51,7 +51,7 @@ def waiting(report: Report, run: int = 0) -> float:
 
 
 def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
-    """Where each IPU's cycles of a run go, as shares (0..1), and the tiles' balance.
+    """How each IPU spends the cycles of a run, as shares (0..1), and the tiles' balance.
 
     ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while
     computing, weighted by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in

@@ -1,8 +1,8 @@
-"""A device iteration pipeline cycle by pipeline cycle: who sets its length, and with what.
+"""A device iteration, pipeline cycle by pipeline cycle: what determines the length of each.
 
-Two bubbles, never to be confused (docs/pipeline-schedules.md#bubbles): the *time* bubble is the
-share of the IPUs' cycles in which they compute for no micro-batch; the *slot* bubble the share of a
-stage's pipeline cycles in which it has none.
+Two bubbles must not be confused (docs/pipeline-schedules.md#bubbles): the *time* bubble is the
+share of the IPUs' cycles in which they compute for no micro-batch; the *slot* bubble is the share
+of a stage's pipeline cycles in which it has no micro-batch.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most.
+    """Cycles of a kind of task in each pipeline cycle, on the IPU with the most.
 
     The other IPUs wait for that one.
     """

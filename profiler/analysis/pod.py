@@ -1,8 +1,8 @@
-"""The IPUs of a whole pod, one by one: where each lies, what it is, and how much it does.
+"""The IPUs of a whole pod, one by one: position, role and load.
 
-A profile has one of the IPUs that share a stage's tensors, and one replica; all others are alike.
-IPUs are numbered through the pod: replica by replica, stage by stage, the IPUs that share a stage's
-tensors side by side (docs/pods.md#where-the-ipus-lie).
+A profile has one of the IPUs that share a stage's tensors, and one replica; the others are
+identical. IPUs are numbered through the pod: replica by replica, stage by stage, the IPUs that
+share a stage's tensors side by side (docs/pods.md#where-the-ipus-lie).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _MACHINE, _RACK = 4, 64  # IPUs, where the header does not say (docs/machine.md#
 
 
 def alike_ipus(report: Report) -> int:
-    """How many IPUs of the pod each IPU of the profile stands for: shards times replicas."""
+    """How many IPUs of the pod each IPU of the profile represents: shards times replicas."""
     return shards_of(report) * report.target.num_replicas
 
 
 def shards_of(report: Report) -> int:
-    """IPUs that share the tensors of a stage."""
+    """The number of IPUs that share the tensors of a stage."""
     return max(1, int(number(report.meta, "tensor_sharding", 1)))
 
 
 def loads(report: Report) -> pd.DataFrame:
-    """What each IPU of the profile does in a device iteration.
+    """The load of each IPU of the profile in a device iteration.
 
-    ``ipu``, ``busy`` (share of its cycles that are no wait), ``memory`` (share of a tile's, on the
-    fullest), ``weight_bytes`` (on the chip, at one time or another) and ``link_bytes`` (sent and
-    received over links to other IPUs).
+    ``ipu``, ``busy`` (share of its cycles not spent waiting), ``memory`` (share of the tile's
+    memory used, on the fullest tile), ``weight_bytes`` (on the chip at any time) and ``link_bytes``
+    (sent and received over links to other IPUs).
     """
     import pandas as pd
 
@@ -60,7 +60,7 @@ def loads(report: Report) -> pd.DataFrame:
 
 
 def _link_bytes(report: Report) -> pd.Series:
-    """Bytes that an IPU sends and receives in a device iteration: its bodies', as often as run."""
+    """Bytes that an IPU sends and receives in a device iteration, over all runs of its bodies."""
     steps = report.program_steps()
     steps = steps.assign(body=report.steps_in_order("body"))
     steps = steps[steps["kind"] == "global exchange"]
@@ -71,10 +71,10 @@ def _link_bytes(report: Report) -> pd.Series:
 
 
 def pod(report: Report) -> pd.DataFrame:
-    """A row for each IPU of the pod, in the order in which they lie.
+    """One row for each IPU of the pod, in order of position.
 
-    ``number`` in the pod, ``rack``, ``machine``, ``replica``, ``ipu`` (of the profile, the one that
-    it is like), ``stages`` (their ids), ``shard``, and the columns of `loads`.
+    ``number`` in the pod, ``rack``, ``machine``, ``replica``, ``ipu`` (the one of the profile that
+    it is identical to), ``stages`` (their ids), ``shard``, and the columns of `loads`.
     """
     import pandas as pd
 

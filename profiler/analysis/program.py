@@ -1,4 +1,4 @@
-"""What the nodes of the program tree cost in a call."""
+"""Cycles of the nodes of the program tree in a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.report import Report
 
 
 def subtree_ends(parents: np.ndarray) -> np.ndarray:
-    """Of each node of a tree that is listed depth-first, where what is under it ends.
+    """The end of the subtree of each node of a tree that is listed depth-first.
 
     ``parents``: row of each node's parent, -1 for a root. int64, exclusive.
     """
@@ -22,11 +22,11 @@ def subtree_ends(parents: np.ndarray) -> np.ndarray:
 
 
 def program_cycles(report: Report) -> np.ndarray:
-    """Cycles of one call that each node of `Report.program` takes, int64 in its order.
+    """Cycles of one call for each node of `Report.program`, int64 in its order.
 
     Steps count as often as the schedule runs them. IPUs that work at once do not add up: a node
-    takes what it takes on the IPU that it takes longest on. Waiting is time of the IPU's external
-    syncs, so that the root of a pipeline takes as long as a call.
+    takes as long as on its slowest IPU. Waiting counts as time of the IPU's external syncs, so that
+    the root of a pipeline takes as long as a call.
     """
     tree, steps = report.program, report.columns_of(records.Step)
     row_of = {id: row for row, id in enumerate(tree["id"].tolist())}
@@ -42,10 +42,11 @@ def program_cycles(report: Report) -> np.ndarray:
 def _longest_of_ipus(
     leaf: np.ndarray, ipu: np.ndarray, spent: np.ndarray, ends: np.ndarray
 ) -> np.ndarray:
-    """Cycles of each node on the IPU that it takes longest on, int64[node].
+    """Cycles of each node on its slowest IPU, int64[node].
 
     ``leaf``: rows of nodes that take ``spent`` cycles on ``ipu``, ascending; ``ends``: of each
-    node, the row behind its last descendant. IPU by IPU are only nodes with steps of several.
+    node, the row after its last descendant. Only nodes with steps of several IPUs are computed IPU
+    by IPU.
     """
     nodes = np.arange(len(ends))
     first, last = np.searchsorted(leaf, nodes), np.searchsorted(leaf, ends)
@@ -57,15 +58,15 @@ def _longest_of_ipus(
     several = np.flatnonzero(some & (changes[at[0]] != changes[at[1]]))
     cycles[several] = 0
     for one in np.unique(ipu).tolist():
-        mine = ipu == one
-        of_ipu, running = leaf[mine], np.append(0, np.cumsum(spent[mine]))
+        on_ipu = ipu == one
+        of_ipu, running = leaf[on_ipu], np.append(0, np.cumsum(spent[on_ipu]))
         low, high = np.searchsorted(of_ipu, several), np.searchsorted(of_ipu, ends[several])
         cycles[several] = np.maximum(cycles[several], running[high] - running[low])
     return cycles
 
 
 def _step_cycles(report: Report) -> np.ndarray:
-    """Cycles of one call that each row of the steps' table takes; all 0 without a schedule."""
+    """Cycles of one call for each row of the steps' table; all 0 without a schedule."""
     steps = report.columns_of(records.Step)
     spent = np.zeros(len(steps["id"]), dtype=np.int64)
     schedule = report.schedule()

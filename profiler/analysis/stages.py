@@ -1,4 +1,4 @@
-"""What a micro-batch costs on each IPU: what paces a pipeline whose IPUs hold several stages."""
+"""The cost of a micro-batch on each IPU, which paces a pipeline whose IPUs hold several stages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ipu_costs(report: Report) -> pd.DataFrame:
 
 
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
-    """What sets the pace: its name, its Blocks, its cycles and those over the mean.
+    """What sets the pace: its name, its Blocks, its cycles, and its cycles over the mean.
 
     "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages. None without a stage.
     """

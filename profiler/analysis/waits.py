@@ -1,4 +1,4 @@
-"""The longest waits of an update in words: what the critical path is spent on, most first."""
+"""The longest waits of an update in words: where the critical path spends most cycles."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _part(row: Any) -> str:
 
 
 def _edge(row: Any, tensors: pd.DataFrame) -> str:
-    """Between whom the tensors move."""
+    """The two ends between which the tensors move."""
     if row.cause == "collective over replicas":
         return "replicas exchange"
     if row.cause == "copy between IPUs":

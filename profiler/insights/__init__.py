@@ -32,7 +32,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 
 def insights(report: Report) -> list[Insight]:
-    """What there is to say, what gains most cycles first, then bytes, then the rest."""
+    """All insights: by cycles gained, most first, then by bytes, then the rest."""
     basis = _basis(report)
     findings: list[Insight] = [*overflow(report, basis)]
     if analysis.pace(report).cycles:
@@ -44,7 +44,7 @@ def insights(report: Report) -> list[Insight]:
 
 
 def share_accounted(report: Report, findings: list[Insight]) -> float:
-    """Share of the critical path's cycles that the findings speak of: 0..1."""
+    """Share of the critical path's cycles that the findings account for: 0..1."""
     return accounted(critical_path(report), [one.waits for one in findings if one.waits])
 
 
@@ -60,8 +60,11 @@ def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[
         return [*rest(path, [], None, None)]
     costs, present = basis.costs, what_if(basis.costs, basis.present)
     least = int(cycles.LEAST_SHARE * present.total)
-    found = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
-    return [*found, *rest(path, [one.waits for one in found if one.waits], costs, present)]
+    worthwhile = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
+    return [
+        *worthwhile,
+        *rest(path, [one.waits for one in worthwhile if one.waits], costs, present),
+    ]
 
 
 def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> list[Insight]:

@@ -1,4 +1,4 @@
-"""What costs cycles: an uneven split, travelling weights, ramps, the update, host I/O."""
+"""Insights on cycles: an uneven split, travelling weights, ramps, the update, host I/O."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _moves(costs: Costs, assignment: Assignment) -> str:
 
 
 def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
-    """Weights that Blocks on two IPUs share, and what it gains to read them where they are."""
+    """Weights that Blocks on two IPUs share, and the gain of reading them on their own IPU."""
     findings = []
     ties = costs.cuts.ties
     for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
@@ -121,8 +121,8 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
         title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
         waits = Waits(causes=("copy between IPUs",))
-        found = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
-        findings.append(found)
+        finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
+        findings.append(finding)
     return findings
 
 
@@ -134,9 +134,10 @@ def _even(costs: Costs) -> Costs:
 
 
 def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
-    """What more micro-batches a weight update gain, a sample.
+    """The gain per sample of more micro-batches a weight update.
 
-    Fewer ramps, and an update that more share: one change with two causes, whose gains add up.
+    Fewer ramps, and an update shared by more samples: one change with two causes, whose gains add
+    up.
     """
     many = costs.micro_batches * _MORE_MICRO_BATCHES
     longer = what_if(replace(costs, micro_batches=many), present.assignment)
@@ -179,7 +180,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
 
 
 def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
-    """What all wait for the host, and what sends it less."""
+    """Waits of all IPUs for the host, and what reduces the data sent to it."""
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
     streams = costs.streams
     silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
@@ -218,13 +219,13 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
 
 
 def _largest_transfers(report: Report) -> str:
-    """The largest tensor each way, in words."""
+    """The largest tensor in each direction, in words."""
     tensors = analysis.host_tensors(report)
     parts = []
     for way, words in (("in", "comes in"), ("out", "goes back")):
-        mine = tensors[tensors["way"] == way]
-        if len(mine):
-            first = mine.iloc[0]
+        same_way = tensors[tensors["way"] == way]
+        if len(same_way):
+            first = same_way.iloc[0]
             parts.append(
                 f"{first['share']:.0%} of what {words} is {first['name']}"
                 f" ({units.size(int(first['bytes']))} a micro-batch)"
@@ -258,7 +259,7 @@ def _less_to_host(
 
 
 def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
-    """How to move them beside computing, where PopTorch can."""
+    """How to move them while computing, where PopTorch can."""
     alone = len(costs.ipus) == 1 or not costs.pipelined  # it refuses it in a pipeline
     if not alone or overlapped or costs.micro_batches == 1:
         return ""
@@ -282,7 +283,7 @@ def turn(costs: Costs) -> str:
 def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     """Operators of the slowest stage whose tiles work unevenly.
 
-    They gain at most what an even share of the same work would.
+    The gain is bounded by an even share of the same work.
     """
     ops = analysis.operators(report)
     if not len(report.stages):

@@ -1,4 +1,4 @@
-"""What an insight is, and which cycles of the critical path it speaks of."""
+"""Insights, and the cycles of the critical path that each accounts for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waits:
     ops: tuple[int, ...] = ()
 
     def of(self, path: pd.DataFrame) -> np.ndarray:
-        """Which rows: bool[row]."""
+        """The rows that match: bool[row]."""
         chosen = np.ones(len(path), dtype=bool)
         for column, values in (
             ("cause", self.causes),

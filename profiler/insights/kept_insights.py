@@ -1,4 +1,4 @@
-"""`insights` as they were worked out before: kept where that took a while (`profiler.kept`)."""
+"""Cached `insights`, stored if computing them took a while (`profiler.kept`)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _NAME = "insights"
 
 
 def known_insights(report: Report) -> list[Insight]:
-    """`insights` of a profile; of one that is being written they are not kept."""
+    """`insights` of a profile; those of one that is being written are not cached."""
     if report.path.name.endswith(schema.PARTIAL_SUFFIX):
         return insights(report)
     try:
         store = Kept([report.path])
     except OSError:
         return insights(report)
-    found = _read(store.get(_NAME))
-    if found is not None:
-        return found
+    cached = _read(store.get(_NAME))
+    if cached is not None:
+        return cached
     start = time.process_time()
-    made = insights(report)
+    computed = insights(report)
     if time.process_time() - start >= LEAST_SECONDS:
-        store.put(_NAME, json.dumps([asdict(one) for one in made], default=int).encode())
-    return made
+        store.put(_NAME, json.dumps([asdict(one) for one in computed], default=int).encode())
+    return computed
 
 
 def _read(data: bytes | None) -> list[Insight] | None:
-    """None where nothing is kept, or not what was written."""
+    """None where nothing is cached, or where it is not what was written."""
     if data is None:
         return None
     try:

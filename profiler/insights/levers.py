@@ -1,4 +1,4 @@
-"""What the advisor's levers gain of what the work itself takes, and all of them together."""
+"""The gain of the advisor's levers on the work itself, and of all of them together."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ON_LINKS = ("copy between IPUs", "host I/O")
 
 
 def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
-    """Of each lever that has no other insight what it gains; and of all together.
+    """The gain of each lever that has no other insight, and of all together.
 
-    Gains are cycles of a weight update of as many samples as now.
+    Gains are cycles of a weight update with the present number of samples.
     """
     if present.problems:
         return
@@ -33,7 +33,7 @@ def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
 
 
 def gain(one: Advice, present: Advice) -> int:
-    """Cycles that as many samples as a weight update has now take less."""
+    """Cycles saved on the samples of one present weight update."""
     return present.cycles - round(one.cycles * present.samples / max(1, one.samples))
 
 
@@ -119,7 +119,7 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def no_blocks(report: Report) -> Iterator[Insight]:
-    """Without a Block there are no costs that levers could be asked of: how to have them."""
+    """Without a Block there are no costs for the levers: how to get them."""
     if len(report.blocks):
         return
     yield Insight(

@@ -1,4 +1,4 @@
-"""What tiles hold, where they overflow, and what frees them."""
+"""Tile memory: its contents, where it overflows, and what frees it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
 
 
 def overflow(report: Report, basis: Basis | None) -> list[Insight]:
-    """Of each IPU that holds more than it has, its worst tile."""
+    """The worst tile of each IPU that holds more than fits."""
     findings = []
     for over in analysis.overflows(report):
         tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
@@ -47,9 +47,9 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
 
 
 def _ways_out(basis: Basis | None, ipu: int) -> tuple[str, ...]:
-    """What frees most of the IPU's fullest tile: a line each, with its command below."""
-    found = relief_on(basis, ipu) if basis is not None else []
-    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(found))
+    """The changes that free most of the IPU's fullest tile: a line each, with its command below."""
+    reliefs = relief_on(basis, ipu) if basis is not None else []
+    return tuple(line.replace("): ", "):\n    ", 1) for line in in_words(reliefs))
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:
@@ -120,7 +120,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
 
 
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What replicated tensor sharding would free: all but 1/R of each large enough state."""
+    """Memory freed by replicated tensor sharding: all but 1/R of each large enough state."""
     replicas = report.target.num_replicas
     if (
         replicas == 1

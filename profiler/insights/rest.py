@@ -1,4 +1,4 @@
-"""What of the critical path no other insight speaks of, cause by cause, until little is left."""
+"""The parts of the critical path without another insight, cause by cause, until little is left."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ _ACTION = {
 def rest(
     path: pd.DataFrame, spoken_of: list[Waits], costs: Costs | None, present: Prediction | None
 ) -> Iterator[Insight]:
-    """An insight a cause that still has much of the path, with what shortens it.
+    """An insight on each cause that still has much of the path, with what shortens it.
 
-    The gain is a bound: what the schedule says without that cause, or what it has of the path where
-    no schedule can be asked.
+    The gain is a bound: from the schedule without that cause or, where there is no schedule to ask,
+    its part of the path.
     """
     known = np.zeros(len(path), dtype=bool)
     for one in spoken_of:
         known |= one.of(path)
     left = path[~known]
     total = int(path["cycles"].sum())
-    for cause, mine in left.groupby("cause", sort=False):
-        cycles = int(mine["cycles"].sum())
+    for cause, pieces in left.groupby("cause", sort=False):
+        cycles = int(pieces["cycles"].sum())
         if cycles < _WORTH * total or str(cause) not in _ACTION:
             continue
         yield Insight(
             f"{_what(str(cause))} takes {percent(cycles / total)} of it",
-            f"{cycles:,} cycles of the critical path, {_most(mine)}.",
+            f"{cycles:,} cycles of the critical path, {_most(pieces)}.",
             _ACTION[str(cause)],
             "/trace" if costs is None else "/pipeline",
             _bound(str(cause), cycles, costs, present),
@@ -81,7 +81,7 @@ def _what(cause: str) -> str:
 
 
 def _most(rows: pd.DataFrame) -> str:
-    """Where most of it is."""
+    """The place with most of it."""
     of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())

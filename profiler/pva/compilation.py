@@ -18,7 +18,7 @@ _ARCHITECTURES = {"ipu1": Architecture.Ipu1, "ipu2": Architecture.Ipu2, "ipu21":
 
 
 class Graph(Shown):
-    """How much of everything there is, on one replica."""
+    """Numbers of compute sets, vertices and variables on one replica."""
 
     _shown = ("numComputeSets", "numVertices", "numVars")
 
@@ -63,7 +63,7 @@ class Target(Shown):
 
     @property
     def type(self) -> TargetType:
-        """What runs the program: always a model of an IPU."""
+        """The kind of device: always a model of an IPU."""
         return TargetType.IpuModel
 
     @property
@@ -133,7 +133,7 @@ class Target(Shown):
 
 
 class LiveMemory(Shown):
-    """What lives at a step and not always, on all of a replica, an IPU or a tile."""
+    """Memory live at a step but not always, on all of a replica, an IPU or a tile."""
 
     __slots__ = ("_ipu", "_model", "_step", "_tile")
     _shown = ("bytes",)
@@ -155,7 +155,7 @@ class LiveMemory(Shown):
 
 
 class LivenessProgramStep(Shown):
-    """A step of the program and what lives at it."""
+    """A step of the program and the memory live at it."""
 
     __slots__ = ("_model", "_step")
     _shown = ("program", "notAlwaysLiveMemory")
@@ -174,16 +174,16 @@ class LivenessProgramStep(Shown):
         return LiveMemory(self._model, self._step)
 
     def notAlwaysLiveMemoryForIpu(self, ipu: int) -> LiveMemory:
-        """What is live at this step on one IPU, without what always is."""
+        """Memory live at this step on one IPU, always-live memory excluded."""
         return LiveMemory(self._model, self._step, self._model.ipu_of(ipu))
 
     def notAlwaysLiveMemoryForTile(self, tile: int) -> LiveMemory:
-        """What is live at this step on one tile, without what always is."""
+        """Memory live at this step on one tile, always-live memory excluded."""
         return LiveMemory(self._model, self._step, *self._model.tile_of(tile))
 
 
 class CompilationReport(Shown):
-    """What is known from the compile."""
+    """The results of the compile."""
 
     _shown = ("graph", "target")
 

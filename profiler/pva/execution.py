@@ -50,10 +50,10 @@ def iteration_of(model: Model, run: int) -> Iteration:
     waits = waits_as_syncs(
         ipu[alone], start[alone], end[alone], kind[alone] == "idle", kind[alone] == _SYNC
     )
-    kept, begins = step >= 0, start.copy()
-    kept[alone] &= waits.kept
+    stays, begins = step >= 0, start.copy()
+    stays[alone] &= waits.kept
     begins[alone] = waits.start
-    ipu, step, start, end = (values[kept] for values in (ipu, step, begins, end))
+    ipu, step, start, end = (values[stays] for values in (ipu, step, begins, end))
     return _steps_together(model.steps["kind"][step], ipu, step, start, end)
 
 
@@ -97,7 +97,7 @@ def _steps_together(
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something.
+    """When the first and the last tile were active.
 
     A time on the clock that all IPUs and runs share.
     """
@@ -230,13 +230,13 @@ class ExecutionStep(Shown):
         cycles = {}
         for part in self._parts:
             step, ipu = int(self._iteration.step[part]), int(self._iteration.ipu[part])
-            taken = int(self._iteration.end[part] - self._iteration.start[part])
-            cycles[ipu] = self._model.cycles_by_tile(step, taken)
+            spent = int(self._iteration.end[part] - self._iteration.start[part])
+            cycles[ipu] = self._model.cycles_by_tile(step, spent)
         return self._model.over_device(cycles)
 
     @property
     def computeSets(self) -> list[ExecutedComputeSet]:
-        """What it ran, of an OnTileExecute; else nothing."""
+        """The compute set that an OnTileExecute ran; otherwise empty."""
         program = self.program
         return (
             [ExecutedComputeSet(program.computeset, self)]
@@ -368,10 +368,10 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """What is known from running.
+    """The results of running.
 
-    A model that was only compiled has the one run that its schedule predicts, and the run's name
-    says so. Without a schedule there is none.
+    A model that was only compiled has one run, predicted by its schedule, and the run's name says
+    so. Without a schedule there is none.
     """
 
     _shown = ("runs", "totalCycles")
@@ -418,10 +418,10 @@ class ExecutionReport(Shown):
                 if iteration.ipu[part] != ipu:
                     continue
                 step = int(iteration.step[part])
-                taken = int(iteration.end[part] - iteration.start[part])
+                duration = int(iteration.end[part] - iteration.start[part])
                 if step not in known:
                     known[step] = int(model.cycles_by_tile(step, -1)[at])
-                cycles = taken if known[step] < 0 else known[step]
+                cycles = duration if known[step] < 0 else known[step]
                 if cycles:
                     start = int(iteration.start[part]) + executed._shift
                     yield Block(

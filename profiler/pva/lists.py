@@ -1,4 +1,4 @@
-"""Lists that make their entries when asked, and objects that can be read when printed."""
+"""Lists that create their entries on demand, and objects with a readable representation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _print_length = [
 
 
 def set_print_length(entries: int) -> None:
-    """How many entries of a list are shown when it is printed."""
+    """Set how many entries of a list are shown when it is printed."""
     if entries < 0:
         raise ValueError(f"a list cannot show {entries} entries")
     _print_length[0] = entries

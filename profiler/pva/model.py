@@ -248,15 +248,15 @@ class Model:
         Of compute as it is stored, of an exchange on the tiles that take part, of anything else (a
         sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
-        taken = int(self.steps["cycles"][step]) if cycles is None else cycles
+        total = int(self.steps["cycles"][step]) if cycles is None else cycles
         by_tile = self.tile_vector(step, "tile_cycles")
         if by_tile is not None:
             return by_tile
         moved = [self.tile_vector(step, name) for name in ("bytes_in", "bytes_out")]
         masks = [vector > 0 for vector in moved if vector is not None]
         if not masks:
-            return np.full(self.tiles, taken, dtype=np.int64)
-        return np.logical_or.reduce(masks) * np.int64(taken)
+            return np.full(self.tiles, total, dtype=np.int64)
+        return np.logical_or.reduce(masks) * np.int64(total)
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Where libpva's types really live; annotations name them here (``pva.pva_core.ExecutionStep``)."""
+"""The module of libpva's types; annotations name them here (``pva.pva_core.ExecutionStep``)."""
 
 from __future__ import annotations
 

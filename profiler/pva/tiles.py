@@ -1,4 +1,4 @@
-"""What tiles hold (docs/libpva.md#tiles)."""
+"""The contents of tiles (docs/libpva.md#tiles)."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class TileMemory(Shown):
 
     @property
     def notAlwaysLiveBytes(self) -> int:
-        """What the others take when they share their places as well as can be."""
+        """Bytes of the other variables when they share memory as well as possible."""
         return self._of("total_excluding_gaps") - self._of("always_live")
 
     @property
@@ -174,7 +174,7 @@ class Tile(Shown):
 
     @property
     def memory(self) -> TileMemory:
-        """What the tile holds."""
+        """The tile's memory."""
         return TileMemory(self._model, self._at)
 
 

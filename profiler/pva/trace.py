@@ -13,7 +13,7 @@ from profiler.report import open_report
 
 
 class Event(Shown):
-    """Something that took time on the host.
+    """An activity of the host that took time.
 
     ``label``, ``timestamp`` and ``duration`` in microseconds.
     """
@@ -57,7 +57,7 @@ class Process(Shown):
 
 
 class Trace(Shown):
-    """What the host did."""
+    """The host's activity."""
 
     __slots__ = ("processes",)
     _shown = ("processes",)

@@ -48,14 +48,14 @@ def sizes(
         grouped.pop(name, None)
     counts = []
     names, kinds = model.variables["name"], model.variables["category"]
-    for row, taken in zip(rows.tolist(), size.tolist(), strict=True):
+    for row, nbytes in zip(rows.tolist(), size.tolist(), strict=True):
         if kinds[row] in OWN_NAME:
-            counts.append(VariableSize((id(model), row), str(names[row]), taken))
+            counts.append(VariableSize((id(model), row), str(names[row]), nbytes))
         else:
-            grouped[str(kinds[row])] = grouped.get(str(kinds[row]), 0) + taken
+            grouped[str(kinds[row])] = grouped.get(str(kinds[row]), 0) + nbytes
     return [
         *counts,
-        *(VariableSize((id(model), name), name, taken) for name, taken in grouped.items()),
+        *(VariableSize((id(model), name), name, nbytes) for name, nbytes in grouped.items()),
     ]
 
 

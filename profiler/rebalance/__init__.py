@@ -1,4 +1,4 @@
-"""Where to put each Block: costs from a profile, what a split would give, and the best split."""
+"""Where to place each Block: costs from a profile, what a split would give, and the best split."""
 
 from __future__ import annotations
 

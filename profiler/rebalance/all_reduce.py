@@ -28,13 +28,13 @@ class Rings:
     rate: np.ndarray
 
     def cycles(self, nbytes: np.ndarray) -> np.ndarray:
-        """Of IPUs (the last axis) that reduce so many bytes; nothing where there are none."""
+        """All-reduce cycles of IPUs (the last axis) with this many bytes; 0 for no bytes."""
         ipus = nbytes.shape[-1]
         cycles = np.ceil(np.round(self.base[:ipus] + self.rate[:ipus] * nbytes, 6))
         return np.where(nbytes > 0, cycles, 0).astype(np.int64)
 
     def least(self, nbytes: np.ndarray, ipus: int) -> int:
-        """Cycles that no split of Blocks with these bytes onto so many IPUs is below."""
+        """A lower bound on the cycles of any split with these bytes onto this many IPUs."""
         share = max(-(-int(nbytes.sum()) // ipus), int(nbytes.max(initial=0)))
         if not share:
             return 0
@@ -48,11 +48,11 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     the update reads.
     """
     variables = report.variables
-    mine = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
-    if not len(mine) and report.format >= _KNOWS_USES:
-        mine = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]
-        mine = mine[mine.index.isin(_read_by_updates(report))]
-    by_block = mine.groupby("block")["bytes"].sum()
+    gradients = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
+    if not len(gradients) and report.format >= _KNOWS_USES:
+        gradients = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]
+        gradients = gradients[gradients.index.isin(_read_by_updates(report))]
+    by_block = gradients.groupby("block")["bytes"].sum()
     return by_block.reindex(range(blocks), fill_value=0).to_numpy().astype(np.int64)
 
 

@@ -105,10 +105,7 @@ class BlockCosts:
         return self._stash(first, last, recompute)[0]
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
-        """Forward cycles that stages of Blocks ``first .. last`` run again.
-
-        They do so if other stages follow them.
-        """
+        """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
         total = np.concatenate([[0], np.cumsum(self.cycles.again)])
         cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
         return cycles
@@ -160,7 +157,7 @@ class BlockCosts:
 
     @cached_property
     def known(self) -> dict[object, Any]:
-        """What was worked out of these costs already, by who asked for what."""
+        """Results already computed from these costs, by the function and its arguments."""
         return {}
 
     @cached_property

@@ -70,12 +70,12 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     """
     names = ("block", "stage", "purpose", "direction", "kind", "cycles")
     block, where, purpose, direction, kind, cycles = map(report.steps_in_order, names)
-    mine = (block >= 0) & (where == stage[block.clip(0)])
-    mine &= np.logical_and.reduce([purpose != one for one in _STASHING])
+    own_steps = (block >= 0) & (where == stage[block.clip(0)])
+    own_steps &= np.logical_and.reduce([purpose != one for one in _STASHING])
     brought = np.logical_or.reduce([kind == one for one in _FOR_BOTH])
 
     def of(chosen: np.ndarray) -> np.ndarray:
-        return sum_by(block[mine & chosen], cycles[mine & chosen], len(stage))
+        return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))
 
     backward = (direction == Direction.BACKWARD) | ((direction == Direction.RECOMPUTE) & brought)
     return of(direction == Direction.FORWARD), of(backward)
@@ -116,9 +116,9 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
-    """What the compiler wrote of recomputation, by name.
+    """What the compiler recorded about recomputation, by name.
 
-    None where an older profile has none of it, or a stranger's makes no sense.
+    None where an older profile does not have it, or where a foreign one's makes no sense.
     """
     said: Any = report.meta.get("recomputation")
     try:

@@ -84,7 +84,7 @@ class BlockMemory:
 
     @cached_property
     def any_updating(self) -> bool:
-        """Whether a Block's weight update leaves anything."""
+        """Whether any Block's weight update leaves anything behind."""
         return bool(self.updating.any())
 
     @classmethod
@@ -100,10 +100,10 @@ class BlockMemory:
         weights = SharedWeight.all_of(variables, ties)
         living = ~variables.always & (variables.role != Role.OPTIMISER_STATE)
         living &= ~copies_of_ties(variables, ties)
-        mine, passes = variables.where(living), Passes.of(steps, ipu_of)
-        by = touches(passes, steps, mine, uses)
+        transient, passes = variables.where(living), Passes.of(steps, ipu_of)
+        by = touches(passes, steps, transient, uses)
         while_running = memory_of_passes(
-            Touched(mine, saves[living], steps, passes, by, uses, weights), tiles
+            Touched(transient, saves[living], steps, passes, by, uses, weights), tiles
         )
         copied = [one.nbytes for one in weights]
         return cls(
@@ -128,14 +128,14 @@ def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
     if report.format >= 2:
         columns = report.columns_of(records.Use)
         return columns["op"], columns["variable"]
-    made = report.columns_of(records.Variable)
-    return made["op"], made["id"]
+    produced = report.columns_of(records.Variable)
+    return produced["op"], produced["id"]
 
 
 def _carried(
     report: Report, variables: Variables, uses: tuple[np.ndarray, np.ndarray], blocks: int
 ) -> Carried:
-    """Of the variables that come and go, by the operators that use them."""
+    """The tensors that Blocks pass on, among the variables that come and go."""
     table = report.columns_of(records.Op)
     row, op = variables.rows_of(uses[1]), rows_of(table["id"], uses[0])
     known = (row >= 0) & (op >= 0)
@@ -184,18 +184,18 @@ def _vectors_of(
 
 
 def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.ndarray]:
-    """Block and operator of the weight of each state, or its own where there is no such weight."""
+    """Block and operator of each state's weight, or the state's own where it has none."""
     weights = variables.where(variables.role == Role.WEIGHT)
     keys = _pairs(
         np.concatenate([weights.ipu, states.ipu]),
         np.concatenate([weights.tensor, states.parameter]),
     )
-    mine, wanted = keys[: len(weights)][::-1], keys[len(weights) :]
-    unique, last = np.unique(mine, return_index=True)  # of several the last one counts
+    weight_keys, wanted = keys[: len(weights)][::-1], keys[len(weights) :]
+    unique, last = np.unique(weight_keys, return_index=True)  # of several the last one counts
     row = rows_of(unique, wanted)
-    found = len(weights) - 1 - last[row] if len(unique) else row
+    latest = len(weights) - 1 - last[row] if len(unique) else row
     block, op = (
-        np.where(row >= 0, theirs[found], own) if len(weights) else own
+        np.where(row >= 0, theirs[latest], own) if len(weights) else own
         for theirs, own in ((weights.block, states.block), (weights.op, states.op))
     )
     return block, op
@@ -210,7 +210,7 @@ def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[str, np.ndarray]:
-    """``always``, ``shared``, ``code_users`` and ``code``: what is there all the time."""
+    """The fields ``always``, ``shared``, ``code_users`` and ``code``: what is always live."""
     blocks = len(ipu_of)
     calls, pieces = code_of_blocks(report, blocks)
     rest = variables.where(variables.always)
@@ -219,15 +219,15 @@ def _always(report: Report, variables: Variables, ipu_of: np.ndarray) -> dict[st
     rest = rest.where(in_piece == _NO_PIECE)
     of_block = (rest.block >= 0) & (rest.block < blocks)
     of_ipu, of_block = rest.where(~of_block), of_block & (rest.role != Role.OPTIMISER_STATE)
-    mine = rest.where(of_block)
-    always = mine.bytes_by(mine.block, blocks)
+    block_variables = rest.where(of_block)
+    always = block_variables.bytes_by(block_variables.block, blocks)
     shared = of_ipu.bytes_by(of_ipu.ipu, report.target.ipus_per_replica)
     # Calls of code are the Blocks' that make them, but where there are more than an IPU has, as in
     # a stranger's profile.
     if blocks and (np.bincount(ipu_of, calls, len(shared)) <= shared.min(axis=1)).all():
         np.subtract.at(shared, ipu_of, calls[:, None])
         always += calls[:, None]
-    users = [np.isin(np.arange(blocks), mine) for mine, _, _ in pieces]
+    users = [np.isin(np.arange(blocks), members) for members, _, _ in pieces]
     return {
         "always": always,
         "shared": shared.max(axis=0),
@@ -243,9 +243,9 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
     """Of each variable the piece of code that Blocks share which it is."""
     number = np.full(len(ids), _NO_PIECE)
     for named, chosen in ((1, True), (2, False)):
-        mine = [one[named] for one in pieces]
-        every = np.array([id for some in mine for id in some], dtype=np.int64)
-        of = np.repeat(np.arange(len(pieces)), [len(some) for some in mine])
+        id_lists = [one[named] for one in pieces]
+        every = np.array([id for some in id_lists for id in some], dtype=np.int64)
+        of = np.repeat(np.arange(len(pieces)), [len(some) for some in id_lists])
         row = rows_of(ids, every)
         number[row[row >= 0]] = of[row >= 0] if chosen else _COUNTED
     return number
@@ -290,19 +290,19 @@ def _saved(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which variables hold what a Block's forward leaves for its backward, and which to count.
 
-    bool[variable] each: a tensor that is stashed or recomputed lies twice, in the forward and
+    Both are bool[variable]. A tensor that is stashed or recomputed exists twice: in the forward and
     before the backward.
     """
-    mine = _made_by_own_forward(report, variables, stage)
-    end = steps.at(variables.ipu[mine], variables.stop[mine] - 1)
+    activations = _made_by_own_forward(report, variables, stage)
+    end = steps.at(variables.ipu[activations], variables.stop[activations] - 1)
     direction = np.where(end >= 0, steps.direction[end], "")
-    tensor = _pairs(variables.ipu[mine], variables.tensor[mine])
+    tensor = _pairs(variables.ipu[activations], variables.tensor[activations])
     back = direction == Direction.BACKWARD
     read_back, first = np.unique(tensor[back], return_index=True)
     again = np.logical_or.reduce([direction == one for one in _AGAIN]) & np.isin(tensor, read_back)
     saved, counted = np.zeros((2, len(variables)), dtype=bool)
-    saved[mine[back | again]] = True
-    counted[mine[np.flatnonzero(back)[first]]] = True
+    saved[activations[back | again]] = True
+    counted[activations[np.flatnonzero(back)[first]]] = True
     return saved, counted
 
 
@@ -310,7 +310,7 @@ def _made_by_own_forward(report: Report, variables: Variables, stage: np.ndarray
     """Rows of activations that a forward operator of a Block made, on the Block's own stage."""
     table = report.columns_of(records.Op)
     forward = table["id"][table["direction"] == Direction.FORWARD]
-    mine = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
-    mine &= np.isin(variables.op, forward)
-    rows = np.flatnonzero(mine)
+    activations = ~variables.always & (variables.role == Role.ACTIVATION) & (variables.block >= 0)
+    activations &= np.isin(variables.op, forward)
+    rows = np.flatnonzero(activations)
     return rows[stage[variables.block[rows]] == variables.stage[rows]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockCut:
-    """``block`` cut behind the forward operator ``after`` (by id, ``name``), before ``before``."""
+    """``block``, cut after the forward operator ``after`` (its id; ``name``), before ``before``."""
 
     block: int
     after: int
@@ -86,16 +86,16 @@ def _operators(report: Report, block: int) -> tuple[list[int], dict[int, int]]:
     its forward operator.
     """
     ops = report.ops
-    mine = ops[ops["block"] == block]
+    operators = ops[ops["block"] == block]
     steps = report.program_steps()
     ran = steps[
         (steps["direction"] == Direction.FORWARD)
-        & steps["op"].isin(mine.index[mine["direction"] == Direction.FORWARD])
+        & steps["op"].isin(operators.index[operators["direction"] == Direction.FORWARD])
     ]
     order = list(dict.fromkeys(ran["op"].tolist()))
     number = {op: at for at, op in enumerate(order)}
     owner = dict(number)
-    for op, forward in zip(mine.index.tolist(), mine["forward_op"].tolist(), strict=True):
+    for op, forward in zip(operators.index.tolist(), operators["forward_op"].tolist(), strict=True):
         if op not in owner:
             owner[op] = number.get(forward, 0)
     return order, owner
@@ -162,14 +162,14 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
 def _cycles_in_two(
     report: Report, costs: Costs, halves: _Halves, first: set[int], weight_share: float
 ) -> BlockCycles:
-    """The first half has its operators' cycles, and of the update as much as of the weights."""
+    """Cycles of both halves: the first has its operators', and the update by share of weights."""
     cycles, block = costs.cycles, halves.block
     steps = report.program_steps()
-    mine = steps[(steps["block"] == block) & (steps["stage"] == costs.stage[block])]
-    in_first = mine["op"].isin(first)
+    own_steps = steps[(steps["block"] == block) & (steps["stage"] == costs.stage[block])]
+    in_first = own_steps["op"].isin(first)
 
     def spent(direction: Direction, whole: np.ndarray) -> int:
-        here = mine.loc[in_first & (mine["direction"] == direction), "cycles"]
+        here = own_steps.loc[in_first & (own_steps["direction"] == direction), "cycles"]
         return min(int(here.sum()), int(whole[block]))
 
     forward = spent(Direction.FORWARD, cycles.forward)
@@ -190,14 +190,14 @@ def _cycles_in_two(
 def _memory_in_two(
     report: Report, costs: Costs, halves: _Halves, first: set[int]
 ) -> tuple[BlockMemory, float, float]:
-    """Memory but for numbers of tensors, and the first half's shares of saved tensors and weights.
+    """Memory of both halves without tensor counts, and the first half's shares.
 
-    Shares are from 0 to 1.
+    The shares, from 0 to 1, are those of saved tensors and of weights.
     """
     memory, block = costs.memory, halves.block
     variables = report.variables
     ipu = costs.ipus[int(costs.stage[block])]
-    mine = variables[(variables["block"] == block) & (variables["ipu"] == ipu)]
+    of_block = variables[(variables["block"] == block) & (variables["ipu"] == ipu)]
 
     def share(rows: pd.DataFrame, whole: np.ndarray) -> np.ndarray:
         """What the first operators have of ``whole`` [tile]."""
@@ -205,8 +205,8 @@ def _memory_in_two(
         total = sum((report.variable_tiles(int(id)) for id in some.index), np.zeros_like(whole))
         return np.minimum(total, whole)
 
-    elsewhere = mine["role"].isin([Role.OPTIMISER_STATE, Role.STASH])
-    always_live = mine[(mine["always_live"] != 0) & ~elsewhere]
+    elsewhere = of_block["role"].isin([Role.OPTIMISER_STATE, Role.STASH])
+    always_live = of_block[(of_block["always_live"] != 0) & ~elsewhere]
     _, pieces = code_of_blocks(report, len(costs))
     in_pieces = always_live.index.isin([id for _, ids, more in pieces for id in (*ids, *more)])
     always = share(always_live[~in_pieces], memory.always[block])
@@ -220,8 +220,8 @@ def _memory_in_two(
             users = np.concatenate([users, np.arange(users.shape[1])[None] == block + 1])
             code = np.concatenate([code, [code[number] - some]])
             code[number] = some
-    state = share(mine[mine["role"] == Role.OPTIMISER_STATE], memory.state[block])
-    live = mine[(mine["role"] == Role.ACTIVATION) & (mine["always_live"] == 0)]
+    state = share(of_block[of_block["role"] == Role.OPTIMISER_STATE], memory.state[block])
+    live = of_block[(of_block["role"] == Role.ACTIVATION) & (of_block["always_live"] == 0)]
     in_first = int(live.loc[live["op"].isin(first), "bytes"].sum())
     saved_share = _part(int(live["bytes"].sum()), in_first)
     whole = int(memory.state[block].sum() or memory.always[block].sum())
@@ -251,22 +251,22 @@ def _memory_in_two(
 
 
 def _carried_in_two(carried: Carried, block: int) -> Carried:
-    """What enters a Block goes to its first half, what it makes comes from its second.
+    """Carried tensors of both halves: inputs belong to the first, outputs to the second.
 
-    A gradient comes to the second half and leaves from the first.
+    Gradients run the other way: they enter the second half and leave from the first.
     """
     if not len(carried):
         return carried
     touched = np.insert(carried.touched, block, False, axis=1)
-    mine, made = carried.touched[:, block], carried.maker == block
-    in_second = mine & (made != carried.back)
-    touched[:, block], touched[:, block + 1] = mine & ~in_second, in_second
-    maker = carried.maker + ((carried.maker > block) | (made & in_second))
+    touching, made_here = carried.touched[:, block], carried.maker == block
+    in_second = touching & (made_here != carried.back)
+    touched[:, block], touched[:, block + 1] = touching & ~in_second, in_second
+    maker = carried.maker + ((carried.maker > block) | (made_here & in_second))
     return replace(carried, maker=maker, touched=touched)
 
 
 def _each_tensor_once(variables: pd.DataFrame) -> pd.DataFrame:
-    """A tensor may lie several times; what holds none of the model's is all kept."""
+    """One variable for each tensor; those that hold no tensor of the model are all kept."""
     again = variables["tensor"].duplicated() & (variables["tensor"] >= 0)
     return variables[~again]
 

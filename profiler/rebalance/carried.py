@@ -49,8 +49,10 @@ class Carried:
     ) -> Carried:
         """``used``: tensor, direction and Block of every use by an operator."""
         largest = _largest_of_tensors(variables)
-        mine = np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
-        tensor, direction, block = (column[mine] for column in used)
+        is_carried = (
+            np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
+        )
+        tensor, direction, block = (column[is_carried] for column in used)
         tensors, row = np.unique(tensor, return_inverse=True)
         ahead = np.zeros((len(tensors), blocks), dtype=bool)
         behind = np.zeros_like(ahead)
@@ -92,8 +94,10 @@ class Carried:
         int64[Block, tile] each, by the first of the two Blocks.
         """
         totals = np.zeros((2, self.touched.shape[1], self.nbytes.shape[1]), dtype=np.int64)
-        mine = self.direct
-        np.add.at(totals, (self.back[mine].astype(np.int64), self.first[mine]), self.nbytes[mine])
+        direct = self.direct
+        np.add.at(
+            totals, (self.back[direct].astype(np.int64), self.first[direct]), self.nbytes[direct]
+        )
         return totals[0], totals[1]
 
     @cached_property
@@ -105,8 +109,8 @@ class Carried:
 def _largest_of_tensors(variables: Variables) -> np.ndarray:
     """Row of the largest variable of each tensor that Blocks may hand on."""
     roles = np.logical_or.reduce([variables.role == role for role in _ROLES])
-    mine = np.flatnonzero(roles & (variables.tensor >= 0))
-    order = mine[np.argsort(variables.nbytes[mine], kind="stable")][::-1]
+    carried_rows = np.flatnonzero(roles & (variables.tensor >= 0))
+    order = carried_rows[np.argsort(variables.nbytes[carried_rows], kind="stable")][::-1]
     _, first = np.unique(variables.tensor[order], return_index=True)
     rows: np.ndarray = order[first]
     return rows

@@ -43,7 +43,7 @@ class Choice:
 
     @classmethod
     def as_profiled(cls, costs: AsProfiled, starts: Sequence[int]) -> tuple[Choice, ...]:
-        """Of stages that begin with these Blocks: their own where just these were profiled."""
+        """The choices of stages with these first Blocks: their own if just these were profiled."""
         stage = costs.stage.tolist()
         own = [stage.index(k) for k in sorted(set(stage))]
         if costs.choices and own == list(starts):

@@ -134,9 +134,10 @@ def _pipelined(report: Report) -> bool:
 
 
 def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
-    """How each stage saved memory, where stages differ (a placement file said so); else empty.
+    """How each stage saved memory, where a placement file made stages differ, otherwise empty.
 
-    A profile from before has none, and a stranger's that makes no sense is as one from before.
+    Also empty for an older profile, which does not record it, and for a foreign one whose record
+    makes no sense.
     """
     said: Any = report.meta.get("choices")
     try:
@@ -169,7 +170,7 @@ def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]
 
 
 def _reduce_cycles(report: Report) -> int:
-    """Of the busiest IPU: gradients before the update, and weights behind one in parts."""
+    """The busiest IPU's cycles for gradients before the update and weights after one in parts."""
     ipus = report.target.ipus_per_replica
     bodies = report.columns_of(records.Body)
     reduces = bodies["task"] == BodyTask.REDUCE

@@ -31,7 +31,7 @@ class Ties:
 
     @classmethod
     def from_report(cls, report: Report) -> Ties:
-        """By the forward operators that read a weight. Profiles of format 1 do not know."""
+        """From the forward operators that read each weight; format 1 does not record them."""
         import pandas as pd
 
         if report.format < 2:
@@ -77,10 +77,10 @@ class Cuts:
     ties: Ties = Ties()
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block, where stages begin with ``starts``.
+        """Bytes forward and backward over a cut after each Block, for stages from ``starts``.
 
-        Without the tied weights that do not travel, as the Block that reads one is on the IPU that
-        has it, or in a stage that got it already.
+        Excludes tied weights that need not travel because the Block that reads them is on the IPU
+        that has them, or in a stage that has already received them.
         """
         ahead, back = self.ahead, self.back
         for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):

@@ -47,9 +47,9 @@ class HostStreams:
         bodies = report.columns_of(records.Body)
 
         def spent(task: BodyTask) -> dict[int, int]:
-            mine = bodies["task"] == task
-            stages, which = np.unique(bodies["stage"][mine], return_inverse=True)
-            cycles = sum_by(which, bodies["cycles"][mine], len(stages))
+            of_task = bodies["task"] == task
+            stages, which = np.unique(bodies["stage"][of_task], return_inverse=True)
+            cycles = sum_by(which, bodies["cycles"][of_task], len(stages))
             return dict(zip(stages.tolist(), cycles.tolist(), strict=True))
 
         inputs, outputs = spent(BodyTask.STREAM_IN), spent(BodyTask.STREAM_OUT)

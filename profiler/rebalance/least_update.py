@@ -39,7 +39,7 @@ _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 
 @dataclass(frozen=True)
 class LeastUpdate:
-    """A split, its cycles a weight update, and ``bound``: no split takes less.
+    """A split, its cycles per weight update, and ``bound``, which no split is below.
 
     ``bound`` equals ``total`` where the split is proven to be the best.
     """
@@ -56,10 +56,11 @@ def least_update(
     together: Sequence[Sequence[int]] = (),
     bottleneck: int = 0,
 ) -> LeastUpdate:
-    """The quickest split onto the IPUs of ``known``, which fits, as far as can be proven.
+    """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
-    must be on one IPU; ``bottleneck``: cycles that the busiest IPU of no split is below.
+    must be on one IPU; ``bottleneck``: a lower bound on the cycles of the busiest IPU, over all
+    splits.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
@@ -161,10 +162,9 @@ def fixed_cycles(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = 
 
 
 def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
-    """Cycles of the exchange between these IPUs at the least, whichever split is on them.
+    """A lower bound on the cycles of the exchange between these IPUs, for any split onto them.
 
-    That of a micro-batch over the widest link, and over each IPU's own links what goes over any
-    cut.
+    That is a micro-batch over the widest link, plus what crosses any cut over each IPU's own links.
     """
     stages, machine = len(ipus), costs.machine
     if stages < 2 or any(a == b for a, b in pairwise(ipus)):
@@ -192,7 +192,7 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
 
 
 class _Search:
-    """What all ways have in common: cycles of stages, and bounds of what is still to come."""
+    """What all partial splits share: cycles of stages, and bounds on what is still to come."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Search:
     # -- of stages ---
 
     def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward of stages that others follow, int64[first, width] each."""
+        """Forward and backward cycles of stages that others follow, int64[first, width] each."""
         first, last = self._intervals()
         costs = self.costs
 
@@ -267,15 +267,15 @@ class _Search:
         return busier
 
     def _usable(self, k: int) -> list[np.ndarray]:
-        """Where each choice fits as stage k and no other is as good in everything."""
+        """Where each choice fits as stage k and no other is at least as good in everything."""
         allowed = self.table.allowed & (self.table.final < INFINITE)
         lengths = [self._of_stage(k, c) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
         for number, (fits, choice) in enumerate(
             zip(self.table.fits(k), self.table.choices, strict=True)
         ):
-            mine = fits & allowed
-            for other, taken in enumerate(usable):
+            useful = fits & allowed
+            for other, other_fits in enumerate(usable):
                 if self.table.choices[other].offload and not choice.offload:
                     continue
                 if not self.apart:
@@ -283,8 +283,8 @@ class _Search:
                 quicker = (lengths[other][0] <= lengths[number][0]) & (
                     lengths[other][1] <= lengths[number][1]
                 )
-                mine = mine & ~(taken & quicker)
-            usable.append(mine)
+                useful = useful & ~(other_fits & quicker)
+            usable.append(useful)
         return usable
 
     # -- bounds ---
@@ -318,7 +318,7 @@ class _Search:
         self.work = np.concatenate([np.cumsum(work[::-1])[::-1], [0]])
 
     def _bound(self, k: int, ways: _Ways) -> np.ndarray:
-        """No split that goes on from these ways, whose next stage is k, takes less."""
+        """A lower bound on any split that continues these ways, whose next stage is k."""
         at, weights = ways.begin, self.weights
         slowest = np.maximum(np.maximum(ways.both, self.bottleneck), self.slowest[k][at])
         link = np.maximum(ways.link, self.links[k][at])
@@ -342,12 +342,12 @@ class _Search:
     # -- the search ---
 
     def few(self, ways: int) -> bool:
-        """Whether there can be no more than so many ways at any stage."""
+        """Whether no stage can have more than this many ways."""
         each = len(self.table.choices) ** self.stages
         return comb(self.count - 1, self.stages - 1) * each <= ways
 
     def run(self, least: LeastUpdate, most: int) -> LeastUpdate:
-        """A better split than ``found``, or a better bound, with at most so many ways at a time."""
+        """A better split than ``found``, or a better bound, with at most this many ways a time."""
         zero = np.zeros(1, dtype=np.int64)
         none = np.zeros((1, 0), dtype=np.int32)
         ways = _Ways(zero, zero, zero, zero, zero, zero, zero, none, none)
@@ -363,7 +363,7 @@ class _Search:
         return replace(least, bound=max(least.bound, min(least.total, floor)))
 
     def _further(self, k: int, ways: _Ways, known: int) -> _Ways:
-        """The ways with stage k that may take less than ``known`` cycles."""
+        """The ways extended by stage k that may take less than ``known`` cycles."""
         pieces: list[_Ways] = []
         for choice, usable in enumerate(self.usable[k]):
             ends = self._ends(k, usable)
@@ -378,7 +378,7 @@ class _Search:
         )
 
     def _ends(self, k: int, usable: np.ndarray) -> np.ndarray:
-        """Where stage k of each first Block may end so that those behind it fit."""
+        """Where stage k may end, for each first Block, so that the stages after it fit."""
         _, last = self._intervals()
         ends = usable & (self.slowest[k + 1][last + 1] < INFINITE)
         return np.concatenate([ends, np.zeros((1, ends.shape[1]), dtype=bool)])
@@ -386,7 +386,7 @@ class _Search:
     def _with(
         self, k: int, ways: _Ways, row: np.ndarray, step: np.ndarray, choice: int, known: int
     ) -> _Ways:
-        """Ways ``row`` with a stage of ``step`` more Blocks than its first one."""
+        """Ways ``row``, each with a stage that spans ``step`` Blocks after its first."""
         first = ways.begin[row]
         forward, backward = (cycles[first, step] for cycles in self._of_stage(k, choice))
         both, weights, behind = forward + backward, self.weights, first + step + 1
@@ -421,7 +421,7 @@ class _Search:
         )
 
     def _least_of(self, ways: _Ways, least: LeastUpdate) -> LeastUpdate:
-        """The quickest of these splits and ``found`` that fits."""
+        """The quickest that fits of these splits and ``found``."""
         splits = ManySplits(
             ways.starts.astype(np.int64),
             ways.choice.astype(np.int64),
@@ -448,7 +448,7 @@ class _Search:
         return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
 
     def _fits(self, tried: Assignment) -> bool:
-        """Whether its IPUs hold it: one stage an IPU was looked at before."""
+        """Whether the IPUs hold the split; one stage an IPU was checked before."""
         if self.apart:
             return True
         stage = tried.stage_of(self.count)
@@ -457,16 +457,16 @@ class _Search:
                 return False
         parts = tried.parts(self.costs)
         for ipu in set(self.ipus):
-            mine = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
-            if len(mine) > 1 and (
-                int(ipu_bytes(self.costs, mine).max()) > self.costs.machine.bytes_per_tile
+            own_parts = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
+            if len(own_parts) > 1 and (
+                int(ipu_bytes(self.costs, own_parts).max()) > self.costs.machine.bytes_per_tile
             ):
                 return False
         return True
 
 
 def _alike(ways: _Ways, most: int) -> _Ways:
-    """At most so many ways: those that are nearly alike as one, which is as good as the best."""
+    """At most this many ways: nearly alike ones are merged into one as good as the best of them."""
     unit = max(1, int(ways.both.max()) // 2048)
     while True:
         key = ways.begin.copy()

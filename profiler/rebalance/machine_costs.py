@@ -1,4 +1,4 @@
-"""The machine that a profile was modelled on, as far as another split depends on it."""
+"""The machine that a profile was modelled on, as far as the cost of a split depends on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MachineCosts:
 
     @classmethod
     def from_report(cls, report: Report) -> MachineCosts:
-        """What the profile's target and header say; of older ones, what it was then."""
+        """From the profile's target and header; older profiles get the values of their time."""
         target, meta = report.target, report.meta
         before = older.machine(target.clock_hz)
 
@@ -72,7 +72,7 @@ class MachineCosts:
     def link_rate(self, a: int, b: int) -> float:
         """Bytes a cycle, one way, between the IPUs of two stages of a replica.
 
-        Less where they are on different boards, and again in different racks.
+        The rate is lower between boards, and lower again between racks.
         """
         a, b = a * self.shards, b * self.shards
         if a // self.ipus_per_rack != b // self.ipus_per_rack:
@@ -81,7 +81,7 @@ class MachineCosts:
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
 
     def hop_latency(self, a: int, b: int) -> int:
-        """Cycles before the first byte arrives: a ladder with two IPUs to a rung."""
+        """Cycles before the first byte arrives, on a ladder with two IPUs to a rung."""
         a, b = a * self.shards, b * self.shards
         rungs = max(1, abs(a // 2 - b // 2))
         gateways = abs(a // self.ipus_per_rack - b // self.ipus_per_rack)
@@ -91,10 +91,9 @@ class MachineCosts:
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int
     ) -> np.ndarray | float:
-        """Cycles of a weight update for an IPU's optimiser state to move there and back.
+        """Cycles of a weight update to bring an IPU's optimiser state on chip and return it.
 
-        It is of so many weights, comes from streaming memory and goes back, in a transfer a weight
-        each way.
+        It is in streaming memory. There is one transfer each way for each of this many weights.
         """
         steps = 2 * self.stream_step * weights
         return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

@@ -1,8 +1,8 @@
-"""Cycles of many splits at once: `what_if` without laying a schedule out for each.
+"""Cycles of many splits at once: `what_if` without laying out a schedule for each.
 
-Arrays are int64[split, stage] unless said. A million splits take about a second where each stage
-has an IPU of its own (a closed form); where stages share one, or transfers overlap with work, the
-few pipeline cycles that differ are worked out for each split.
+Arrays are int64[split, stage] unless noted. A million splits take about a second where each stage
+has an IPU of its own (a closed form). Where stages share an IPU, or transfers overlap with work,
+the few distinct pipeline cycles are computed for each split.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def counted_micro_batches(costs: Costs, stages: int) -> int:
 
 
 def copies_bound(costs: Costs, nbytes: np.ndarray) -> np.ndarray:
-    """Cycles that an exchange takes at the least whose busiest link moves so many bytes one way."""
+    """A lower bound on an exchange whose busiest link moves this many bytes one way, in cycles."""
     machine = costs.machine
     rate = max(machine.link_bytes_per_cycle, machine.board_link_bytes_per_cycle)
     return np.where(nbytes > 0, np.ceil(machine.link_latency + nbytes / rate), 0).astype(np.int64)
@@ -123,13 +123,13 @@ class _Turn:
         early = slice(0, stages - 1)
         first, last = self.first[:, early], self.last[:, early]
         for number, choice in enumerate(self.splits.choices):
-            mine = self.splits.choice[:, early] == number
-            if not mine.any():
+            chosen = self.splits.choice[:, early] == number
+            if not chosen.any():
                 continue
             stash = costs.stash_cycles(first, last, choice.recompute)
             again = costs.again_cycles(first, last) if choice.recompute else 0
-            forward[:, early] += np.where(mine, stash, 0)
-            backward[:, early] += np.where(mine, stash + again, 0)
+            forward[:, early] += np.where(chosen, stash, 0)
+            backward[:, early] += np.where(chosen, stash + again, 0)
         return forward, backward
 
     def _streams(self, cycles: np.ndarray) -> np.ndarray:
@@ -140,9 +140,9 @@ class _Turn:
         return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
 
     def _copies(self) -> np.ndarray:
-        """Cycles of the longest IPU's exchange with the others, of each split: `what_if._copies`.
+        """Cycles of the longest IPU's exchange with the others, for each split: `what_if._copies`.
 
-        Tied weights do not travel to where they are already, as in `Cuts.crossing`.
+        Tied weights do not travel to IPUs that already have them, as in `Cuts.crossing`.
         """
         costs, machine, stages = self.costs, self.costs.machine, self.first.shape[1]
         size = len(self.first)
@@ -194,7 +194,7 @@ class _Turn:
         return self.sync + self._copies()
 
     def _closed_form(self) -> np.ndarray:
-        """With one stage an IPU, all of which wait for the host together."""
+        """For one stage an IPU, where all IPUs wait for the host together."""
         stages, count = self.first.shape[1], self.micro_batches
         forward, backward = self.forward, self.backward
         outputs = np.zeros_like(forward) if self.costs.streams.out_once else self.stream_out
@@ -207,7 +207,7 @@ class _Turn:
         return work + hosts + cycles * self._overhead()
 
     def _cycle_by_cycle(self) -> np.ndarray:
-        """As `schedules.pipelined` lays it out: those pipeline cycles that differ, each once."""
+        """The schedule of `schedules.pipelined`; each distinct pipeline cycle is computed once."""
         costs, stages = self.costs, self.first.shape[1]
         depth = schedules.pipeline_stages(stages, costs.training)
         shown = min(self.micro_batches, depth + 4)
@@ -255,8 +255,8 @@ class _Turn:
         slowest = []
         for one in set(group):
             here = np.flatnonzero(np.array(group) == one)
-            mine = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
-            slowest.append(sum(mine))
+            longest = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
+            slowest.append(sum(longest))
         met: np.ndarray = np.max(slowest, axis=0)
         return met
 
@@ -269,7 +269,7 @@ class _Turn:
     # -- no pipeline ---
 
     def _sharded(self) -> np.ndarray:
-        """As `schedules.sharded` lays it out."""
+        """The schedule of `schedules.sharded`."""
         costs, stages, ipus = self.costs, self.first.shape[1], self.splits.ipus
         every = np.ones((1, stages), dtype=bool)
 
@@ -279,8 +279,8 @@ class _Turn:
         before = on_ipus(self.stream_in)
         outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
         begin, overhead = before.max(axis=1), self._overhead()
-        mine = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
-        at = before[:, mine].max(axis=1)
+        group = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
+        at = before[:, group].max(axis=1)
         order = [(k, self.forward[:, k]) for k in range(stages)]
         if costs.training:
             order += [(k, self.backward[:, k]) for k in reversed(range(stages))]
@@ -365,7 +365,7 @@ def _training(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> 
 
 
 def _inference(cycles: np.ndarray, micro_batches: int) -> np.ndarray:
-    """The sum, over pipeline cycles, of the most that a stage takes which runs its forward."""
+    """The sum, over pipeline cycles, of the longest stage that runs its forward."""
     stages = cycles.shape[1]
     if not cycles.any():
         return np.zeros(len(cycles), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Cycles against memory: the splits of which none is both shorter and smaller."""
+"""Cycles against memory: the splits that no other beats on both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profiler.rebalance.what_if import Assignment
 class Point:
     """A split on the Pareto front.
 
-    Cycles a micro-batch of its slowest stage, and bytes of its fullest tile.
+    Cycles of its slowest stage per micro-batch, and bytes of its fullest tile.
     """
 
     bottleneck: int
@@ -35,13 +35,13 @@ class Point:
 def pareto(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
 ) -> list[Point]:
-    """The Pareto front of splits into so many stages, one an IPU.
+    """The Pareto front of splits into this many stages, one an IPU.
 
-    The shortest bottleneck comes first; there are at most ``most``.
+    The shortest bottleneck comes first, and there are at most ``most`` points.
 
-    A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
-    step down in memory finds the least bottleneck there is under it, then the least memory under
-    that.
+    The tile's limit is ignored: points beyond it show what a larger tile would give. Exact: each
+    step down in memory finds the least bottleneck under it, then the least memory for that
+    bottleneck.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     endless = costs.with_tile_bytes(INFINITE // 2)
@@ -84,7 +84,7 @@ def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _loads(table: IntervalCosts, k: int, below: int) -> np.ndarray:
-    """Least cycles of stage k in fewer bytes than ``below``."""
+    """The least cycles of stage k in fewer than ``below`` bytes."""
     least: np.ndarray = np.minimum.reduce(
         [np.where(size < below, cycles, INFINITE) for cycles, size in _ways(table, k)]
     )
@@ -92,7 +92,7 @@ def _loads(table: IntervalCosts, k: int, below: int) -> np.ndarray:
 
 
 def _sizes(table: IntervalCosts, k: int, slowest: int) -> np.ndarray:
-    """Least bytes of stage k in at most ``slowest`` cycles."""
+    """The least bytes of stage k in at most ``slowest`` cycles."""
     nbytes: np.ndarray = np.minimum.reduce(
         [np.where(cycles <= slowest, size, INFINITE) for cycles, size in _ways(table, k)]
     )

@@ -1,4 +1,4 @@
-"""Splits as people write them."""
+"""Parsing splits as people write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMS = (
 
 
 def profiled(costs: Costs) -> Assignment:
-    """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
+    """The split that was profiled. ValueError if its stages do not follow the Blocks' order."""
     assignment = Assignment.of(costs.stage.tolist(), costs.ipus)
     return replace(assignment, choices=costs.choices)
 
@@ -38,7 +38,7 @@ def parse_assignment(
     of a placement file. ``ipus`` takes the place of all of them. With the profile's ``costs`` a
     file's stages save memory as it says. ValueError says what is wrong with the words.
     """
-    words, given = words.strip(), None if ipus is None else list(ipus)
+    words, listed = words.strip(), None if ipus is None else list(ipus)
     said: list[dict[str, Any]] = []
     if os.path.isfile(words):
         stages, own, said = _of_file(names, words)
@@ -61,7 +61,7 @@ def parse_assignment(
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:
         stages, own = _of_names(names, words)
-    assignment = Assignment.of(stages, given or own)
+    assignment = Assignment.of(stages, listed or own)
     if len(assignment.ipus) != len(assignment.starts):
         raise ValueError(
             f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
@@ -137,7 +137,7 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
 
 
 def in_address(assignment: Assignment) -> str:
-    """A split as the viewer's address has it: ``0,3,5``, or ``0,3,5@0,1,0`` with its IPUs."""
+    """A split as written in the viewer's address: ``0,3,5``, or ``0,3,5@0,1,0`` with its IPUs."""
     starts = ",".join(map(str, assignment.starts))
     if assignment.ipus == tuple(range(len(assignment.ipus))):
         return starts

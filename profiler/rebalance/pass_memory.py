@@ -1,6 +1,6 @@
-"""What the tiles hold while a Block's passes run, of what these touch.
+"""What the tiles hold while a Block's passes run, counting only what these passes touch.
 
-Passes that hold the same from step to step, as those of equal layers do, are worked out once.
+Passes with the same contents step by step, such as those of equal layers, are computed once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Lives = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Fields of `profiler.rebalance.block_memory.BlockMemory`, by its names."""
+    """The fields of `profiler.rebalance.block_memory.BlockMemory`, under the same names."""
 
     peak: np.ndarray
     peak_of_backward: np.ndarray
@@ -32,7 +32,7 @@ class PassMemory:
 
     @classmethod
     def none(cls, blocks: int, tiles: int) -> PassMemory:
-        """Of Blocks that hold nothing."""
+        """The memory of Blocks that hold nothing."""
         backward, copies, updating, interleaved = np.zeros((4, blocks, tiles), dtype=np.int64)
         return cls(
             np.zeros((len(Pass), blocks, tiles), dtype=np.int64),
@@ -46,10 +46,10 @@ class PassMemory:
 
 @dataclass(frozen=True)
 class Touched:
-    """What is not always there and who touches it.
+    """The variables that are not always live, and the passes that touch them.
 
-    ``saved``, bool[variable]: that a forward leaves for its backward. ``by``: rows of the variables
-    that each pass touches; ``uses`` are operators, and ids of variables.
+    ``saved``, bool[variable]: left by a forward for its backward. ``by``: rows of the variables
+    that each pass touches; ``uses``: operators, and ids of variables.
     """
 
     variables: Variables
@@ -62,7 +62,7 @@ class Touched:
     _peaks: dict[bytes, _Peak] = field(default_factory=dict, repr=False)
 
     def peak(self, rows: np.ndarray, spots: np.ndarray, arrived: Sequence[_Arrived] = ()) -> _Peak:
-        """The most that is live of some variables on each tile at steps, with what arrived."""
+        """The peak of live bytes of these variables on each tile, arrivals included."""
         first = int(spots[0])
         offset = self.steps.begin[self.steps.ipu[first]]
         start = self.variables.start[rows] + offset - first
@@ -84,33 +84,33 @@ class Touched:
 
 @dataclass(frozen=True)
 class _Arrived:
-    """A weight that came from another IPU: live from a pass's first step till ``stop``."""
+    """A weight that came from another IPU, live from the first step of a pass until ``stop``."""
 
     stop: int
     nbytes: np.ndarray
 
 
 def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
-    """Of all Blocks."""
+    """The pass memory of all Blocks."""
     blocks = touched.passes.blocks
     memory = PassMemory.none(blocks, tiles)
     rows_of_passes = touched.passes.rows()
     nothing = np.zeros(0, dtype=np.int64)
     for number, spots in rows_of_passes.items():
         kind, block = divmod(number, blocks)
-        mine = touched.by.get(number, nothing)
+        rows = touched.by.get(number, nothing)
         if kind == Pass.AGAIN:
             memory.ran_again[block] = True
-            mine = np.union1d(mine, touched.by.get(Pass.BACKWARD * blocks + block, nothing))
-        plain, region1 = touched.peak(mine, spots)
+            rows = np.union1d(rows, touched.by.get(Pass.BACKWARD * blocks + block, nothing))
+        plain, region1 = touched.peak(rows, spots)
         np.maximum(memory.peak_interleaved[block], region1, out=memory.peak_interleaved[block])
         if kind != Pass.BACKWARD:
             memory.peak[kind, block] = plain
             continue
         memory.peak_of_backward[block] = plain
-        made_here = touched.saved[mine] & (touched.variables.block[mine] == block)
-        memory.peak[kind, block] = touched.peak(mine[~made_here], spots)[0]
-        memory.peak_of_copies[block] = _more_with_copies(touched, block, mine, spots, plain)
+        made_here = touched.saved[rows] & (touched.variables.block[rows] == block)
+        memory.peak[kind, block] = touched.peak(rows[~made_here], spots)[0]
+        memory.peak_of_copies[block] = _more_with_copies(touched, block, rows, spots, plain)
     _add_updating(memory, touched, rows_of_passes)
     return memory
 
@@ -118,7 +118,7 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
 def _more_with_copies(
     touched: Touched, block: int, rows: np.ndarray, spots: np.ndarray, without: np.ndarray
 ) -> np.ndarray:
-    """What a Block's backward holds more with weights that come from another IPU, till last read.
+    """Extra bytes of a Block's backward for weights from another IPU, until they are last read.
 
     int64[tile]
     """
@@ -144,9 +144,9 @@ def _add_updating(memory: PassMemory, touched: Touched, spots: dict[int, np.ndar
     begun = np.where(first >= 0, touched.passes.at[first], -1)
     last = np.full(blocks, len(steps))  # row of the last step of each Block's update
     for block in range(blocks):
-        mine = spots.get(Pass.UPDATE * blocks + block)
-        if mine is not None:
-            last[block] = mine[-1]
+        steps_of_update = spots.get(Pass.UPDATE * blocks + block)
+        if steps_of_update is not None:
+            last[block] = steps_of_update[-1]
     of_block = begun - Pass.UPDATE * blocks
     in_update = (of_block >= 0) & (of_block < blocks)
     end = steps.begin[variables.ipu] + variables.stop
@@ -169,10 +169,10 @@ def _with_arrived(here: _Lives, arrived: Sequence[_Arrived]) -> _Lives:
 
 
 def _most_live(here: _Lives, spots: np.ndarray) -> _Peak:
-    """The most that is live on each tile at ``spots``, of region 0 and of region 1.
+    """The peak of live bytes on each tile at ``spots``, in region 0 and in region 1.
 
-    Other Blocks run between this one's forward and backward: what only they hold is none of its
-    peak.
+    Other Blocks run between this Block's forward and backward; what only they hold is not part of
+    its peak.
     """
     start, stop, vectors, region1 = here
     tiles = vectors.shape[1]

@@ -16,7 +16,7 @@ from profiler.rebalance.profile_columns import Steps, Variables
 
 
 class Pass(IntEnum):
-    """What of a Block runs."""
+    """The part of a Block's work that runs."""
 
     FORWARD = 0
     AGAIN = 1  # its forward, for the backward
@@ -35,7 +35,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Passes:
-    """Number of the pass of each step (-1: none), int64[step].
+    """The number of each step's pass (-1: none), int64[step].
 
     Pass p of Block b has the number ``p * blocks + b``, and runs on one IPU.
     """
@@ -59,16 +59,16 @@ class Passes:
         at = np.full(len(steps), _NONE)
         for name, number in _OF_DIRECTION.items():
             here = np.flatnonzero(steps.direction == name)
-            mine, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
-            behind = _last_known(mine, ipu)
-            ahead = _last_known(mine[::-1], ipu[::-1])[::-1]
+            block, ipu = np.where(known, steps.block, _NONE)[here], steps.ipu[here]
+            behind = _last_known(block, ipu)
+            ahead = _last_known(block[::-1], ipu[::-1])[::-1]
             nearest = np.where(restored[here], ahead, behind)
             nearest = np.where(nearest < 0, ahead, nearest)
             at[here] = np.where(nearest >= 0, number * blocks + nearest, _NONE)
         return cls(at, blocks)
 
     def rows(self) -> dict[int, np.ndarray]:
-        """Rows of the steps of each pass that is run, ascending."""
+        """Rows of the steps of each pass that runs, ascending."""
         order = np.argsort(self.at, kind="stable")
         numbers, first = np.unique(self.at[order], return_index=True)
         rows = np.split(order, first[1:])
@@ -87,11 +87,11 @@ def _last_known(values: np.ndarray, group: np.ndarray) -> np.ndarray:
 def touches(
     passes: Passes, steps: Steps, living: Variables, uses: tuple[np.ndarray, np.ndarray]
 ) -> dict[int, np.ndarray]:
-    """Of each pass the rows of ``living`` that it touches while they are live, ascending.
+    """For each pass, the rows of ``living`` that it touches while they are live, ascending.
 
     ``uses``: operators, and the ids of variables that each uses. A variable that no operator names
-    is touched where it begins and, as what is overwritten in place ends where its last operator
-    begins, where it ends.
+    counts as touched where it begins and where it ends, since a variable overwritten in place ends
+    where its last operator begins.
     """
     by_operators = _by_operators(passes, steps, living, uses)
     at_edges = [
@@ -113,7 +113,7 @@ def touches(
 def _by_operators(
     passes: Passes, steps: Steps, living: Variables, uses: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(row of ``living``, number of the pass) for each operator of the pass that uses it."""
+    """(row of ``living``, pass number) for each operator of the pass that uses the variable."""
     ops, variables = uses
     row = living.rows_of(variables)
     ops, row = ops[row >= 0], row[row >= 0]
@@ -131,8 +131,8 @@ def _by_operators(
     row = np.repeat(row, count)
     at = np.repeat(low, count) + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     begin, end = span[at], ends[at]
-    mine = steps.ipu[begin] == living.ipu[row]
-    row, begin, end = row[mine], begin[mine], end[mine]
+    same_ipu = steps.ipu[begin] == living.ipu[row]
+    row, begin, end = row[same_ipu], begin[same_ipu], end[same_ipu]
     offset = steps.begin[living.ipu[row]]
     inside = (begin - offset < living.stop[row]) & (end - offset >= living.start[row])
     # Two stages of an IPU may have a copy each.

@@ -1,4 +1,4 @@
-"""What more of something would be worth: memory on a stage's tiles, one more IPU."""
+"""The value of more resources: memory on a stage's tiles, or one more IPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from profiler.rebalance.split import least_bottleneck
 
 @dataclass(frozen=True)
 class Price:
-    """What the bottleneck loses by more of ``what``, in cycles a micro-batch.
+    """The cycles a micro-batch by which more of ``what`` shortens the bottleneck.
 
-    ``now`` is its length as it is, and ``then`` its length with more.
+    ``now`` is its present length, and ``then`` its length with more.
     """
 
     what: str
@@ -26,19 +26,19 @@ class Price:
 
     @property
     def worth(self) -> int:
-        """Cycles that it saves."""
+        """The cycles it saves."""
         return self.now - self.then
 
 
 def prices(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024
 ) -> list[Price]:
-    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU.
+    """The price of ``extra`` bytes a tile on each stage alone and on all, and of one more IPU.
 
-    Exact, one stage an IPU.
+    Exact, for one stage an IPU.
 
-    One more IPU may be worth less than nothing under tight memory: the stages before it stash more.
-    ValueError where no split fits as it is.
+    One more IPU can have a negative value when memory is tight, because the stages before it stash
+    more. ValueError where no split fits at present.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     now = least_bottleneck(costs, stages, allowed)
@@ -69,7 +69,7 @@ def prices(
 def _with(
     costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
 ) -> int:
-    """The least bottleneck with so many more bytes on the tiles of some stages."""
+    """The least bottleneck with this many more bytes on the tiles of some stages."""
     table = interval_costs(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:

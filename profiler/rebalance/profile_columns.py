@@ -1,4 +1,4 @@
-"""The variables and the program steps of a profile as columns: of all its IPUs at once."""
+"""The variables and program steps of a profile as columns, for all its IPUs together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS_OF_VARIABLES = (
 
 @dataclass(frozen=True)
 class Variables:
-    """An entry a variable, but for stashes; ``vector`` is a row of ``vectors`` [vector, tile]."""
+    """One entry a variable, stashes excluded; ``vector`` is a row of ``vectors`` [vector, tile]."""
 
     id: np.ndarray
     ipu: np.ndarray
@@ -59,7 +59,7 @@ class Variables:
         return every.where(table["role"] != Role.STASH)
 
     def where(self, mask: np.ndarray) -> Variables:
-        """Those that a mask marks, or rows in their order."""
+        """The variables selected by a mask, or by rows in their order."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         del columns["vectors"]
         return replace(self, **{name: values[mask] for name, values in columns.items()})
@@ -71,7 +71,7 @@ class Variables:
     def bytes_by(self, group: np.ndarray, count: int) -> np.ndarray:
         """Bytes on each tile of the variables of each group: int64[group, tile].
 
-        Groups that hold the same, as equal layers do, are added up once.
+        Groups with the same contents, such as equal layers, are summed once.
         """
         order = np.lexsort((self.vector, group))
         vector = self.vector[order]
@@ -79,10 +79,10 @@ class Variables:
         totals = np.zeros((count, self.vectors.shape[1]), dtype=np.int64)
         known: dict[bytes, np.ndarray] = {}
         for number in np.flatnonzero(np.diff(edges)).tolist():
-            mine = vector[edges[number] : edges[number + 1]]
-            key = mine.tobytes()
+            members = vector[edges[number] : edges[number + 1]]
+            key = members.tobytes()
             if key not in known:
-                known[key] = liveness.total(self.vectors, mine)
+                known[key] = liveness.total(self.vectors, members)
             totals[number] = known[key]
         return totals
 

@@ -1,4 +1,4 @@
-"""Why a split cannot be better, and why none fits: what stands in the way, with numbers."""
+"""Why a split cannot be better, or why none fits: the limiting factors, with numbers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Proof:
 def prove(
     costs: Costs, stages: int, least: int, endless_memory: int, choices: Sequence[Choice]
 ) -> Proof:
-    """That ``least`` is the least bottleneck: ValueError where a split with less fits after all."""
+    """Prove that ``least`` is the least bottleneck; ValueError where a split with less does fit."""
     count = len(costs)
     table = interval_costs(costs, stages, choices, max(1, least - 1))
     reach = furthest(table, least - 1)
@@ -80,7 +80,7 @@ def prove(
 
 
 def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
-    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it.
+    """For each stage, the Blocks where it may end if no stage up to it exceeds ``most`` cycles.
 
     bool[Block] each.
     """

@@ -1,4 +1,4 @@
-"""What comes nearest where no split fits, and what would make that fit."""
+"""Where no split fits: the nearest one, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ROUNDS = 200  # of moves of one cut by one Block
 
 
 def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
-    """The split over these IPUs, a stage each, whose fullest tile is least, as far as one finds it.
+    """The split over these IPUs, one stage each, with the smallest fullest tile that was found.
 
-    From as many Blocks a stage cuts move by one Block as long as the fullest tile gets smaller (a
-    local search: another split may be smaller still).
+    Starting from equal numbers of Blocks a stage, cuts move by one Block while the fullest tile
+    shrinks (a local search: another split may be smaller still).
     """
     count, stages = len(costs), len(ipus)
     if not 1 <= stages <= count:
@@ -37,7 +37,7 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
 
 
 def refusal(costs: Costs, ipus: Sequence[int]) -> str:
-    """The nearest split, by how much it does not fit and where, and what would make it fit."""
+    """The nearest split, where and by how much it does not fit, and what would make it fit."""
     near = nearest(costs, ipus)
     sizes = "-".join(str(last - first + 1) for first, last in near.spans(len(costs)))
     worst = min(_verdicts(costs, near), key=lambda one: one.free)
@@ -45,7 +45,7 @@ def refusal(costs: Costs, ipus: Sequence[int]) -> str:
 
 
 def nearest_in_words(costs: Costs, ipus: Sequence[int]) -> str:
-    """`refusal` as the end of a sentence; nothing where memory is not what stands in the way."""
+    """`refusal` as the end of a sentence; empty where memory is not the obstacle."""
     if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
         return ""
     return f". {units.sentence(refusal(costs, ipus))}"

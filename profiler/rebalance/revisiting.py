@@ -1,9 +1,9 @@
-"""Splits whose stages come back to an IPU, like public BERT's 0, 1, 2, 3, 0.
+"""Splits whose stages return to an IPU, like public BERT's 0, 1, 2, 3, 0.
 
-An IPU's cycles are then those of all its stages, and its memory holds them all, so that a split is
-no chain of independent stages. The search goes stage by stage and remembers, besides where it is,
-the stages of IPUs that will be met again: of ways that agree in these only the best goes on, which
-is exact.
+An IPU's cycles are then those of all its stages, and its memory holds them all, so a split is not a
+chain of independent stages. The search goes stage by stage. Besides its position it remembers the
+stages of IPUs that will be met again; among ways that agree in these, only the best is continued,
+which is exact.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def least_bottleneck_revisiting(
 
 
 class _Search:
-    """Adds stage by stage; what stages take and whether IPUs hold them is worked out once."""
+    """Adds stages one by one; their cycles, and whether IPUs hold them, are computed once."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Search:
     def _lengthen(
         self, k: int, key: _Key, way: _Way, choice: Choice, after: dict[_Key, _Way]
     ) -> None:
-        """Put into ``after`` the ways that go on with a stage from the next Block on."""
+        """Add to ``after`` the ways that continue with a stage from the next Block on."""
         (begin, opened), ipu, final = key, self.ipus[k], k == len(self.ipus) - 1
         comes_again = ipu in self.ipus[k + 1 :]
         earlier = next((parts for where, parts in opened if where == ipu), ())
@@ -103,18 +103,22 @@ class _Search:
             total = spent + self._cycles(part, final)
             if total > self.most:
                 return
-            mine = (*earlier, part)
+            stages_there = (*earlier, part)
             worst, left_open = way.worst, others
             if comes_again:
-                left_open = tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0]))
+                left_open = tuple(sorted((*others, (ipu, stages_there)), key=lambda item: item[0]))
             else:
                 worst = max(worst, total)
             known = _worst(after.get((last + 1, left_open)))
-            if worst < known and (comes_again or self._whole(mine)) and self._holds(mine):
+            if (
+                worst < known
+                and (comes_again or self._whole(stages_there))
+                and self._holds(stages_there)
+            ):
                 after[last + 1, left_open] = _Way(worst, (*way.parts, part))
 
     def _ends(self, k: int, begin: int) -> Sequence[int]:
-        """Blocks with which stage k may end: each stage behind it has one at the least."""
+        """Blocks with which stage k may end, leaving at least one for each stage after it."""
         count, behind = len(self.costs), len(self.ipus) - 1 - k
         return range(begin, count - behind) if behind else [count - 1]
 
@@ -131,7 +135,7 @@ class _Search:
         return self._fits[parts]
 
     def _fullest(self, parts: tuple[Part, ...]) -> int:
-        """Bytes of the fullest tile; of an IPU with one stage all such are known together."""
+        """Bytes of the fullest tile; for IPUs with a single stage all are known together."""
         (part, *others) = parts
         if others:
             return int(ipu_bytes(self.costs, parts).max())
@@ -140,7 +144,7 @@ class _Search:
         return self._alone[part.choice].fullest_of(part.first, part.last, part.depth)
 
     def _whole(self, parts: tuple[Part, ...]) -> bool:
-        """Groups are on this IPU with all of their Blocks, or with none."""
+        """Whether each group is on this IPU with all of its Blocks, or with none."""
         here = {block for part in parts for block in range(part.first, part.last + 1)}
         return all(not group & here or group <= here for group in self.together)
 

@@ -1,6 +1,6 @@
-"""The split that is least wrong where the costs are.
+"""The split with the least regret when the costs are uncertain.
 
-Cycles of every Block may be off by so much, each its own way.
+The cycles of every Block may be off by a given share, independently of the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from profiler.rebalance.what_if import Assignment, what_if
 class Robust:
     """A split and its ``regret``.
 
-    That is by how many cycles its bottleneck exceeds the best one's in the worst case.
+    The regret is the number of cycles by which its bottleneck exceeds the best one's in the worst
+    case.
 
-    ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the
-    split which is best for the costs as they are.
+    ``worst``: its bottleneck if all Blocks take longer at once. ``regret_of_best``: the regret of
+    the split that is best for the costs as they are.
     """
 
     assignment: Assignment
@@ -61,7 +62,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     fits = [load < INFINITE for load in loads]
 
     def cycles_of(case: Costs) -> list[np.ndarray]:
-        """Of all stages that fit; memory is the same in every scenario."""
+        """Cycles of all stages that fit; memory is the same in every scenario."""
         other = with_cycles(table, case)
         return [
             np.where(fits[k], other.final if k == stages - 1 else other.early[0], INFINITE)
@@ -80,10 +81,10 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
             if not usable:
                 continue
             lengths = cycles_of(scenario(costs, range(first, first + step + 1), off))
-            mine = {k: int(lengths[k][first, step]) for k in usable}
-            best = shortest(lengths) if max(mine.values()) > floor else floor
+            longer = {k: int(lengths[k][first, step]) for k in usable}
+            best = shortest(lengths) if max(longer.values()) > floor else floor
             for k in usable:
-                regret[k][first, step] = max(0, mine[k] - best)
+                regret[k][first, step] = max(0, longer[k] - best)
     calmest = least_maximum(regret.__getitem__, stages)
     plain = least_maximum(loads.__getitem__, stages)
     assert calmest is not None and plain is not None  # the best split is a candidate

@@ -19,9 +19,9 @@ from profiler.rebalance.choice import Choice
 
 @dataclass(frozen=True)
 class Own:
-    """What each Block holds in its passes, int64[Block, tile], and what waits for its backward.
+    """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward.
 
-    ``again``, bool[Block]: its forward runs again. ``waits``: other micro-batches come between
+    ``again``, bool[Block]: its forward is recomputed. ``waits``: other micro-batches come between
     forward and backward, so that what is saved is stashed.
     """
 
@@ -41,11 +41,11 @@ class Own:
         asked = choice.recompute if waits else choice.recompute and costs.recompute
         runs_again = asked & ((cycles.again if waits else cycles.again_final) > 0)
         forward, again, backward, update = memory.peak[:, some]
-        mine, ran_again = runs_again[some], memory.ran_again[some]
-        again = np.where((mine & ~ran_again)[:, None], forward, again)
-        again = np.where(mine[:, None], again, 0)
+        recomputes, ran_again = runs_again[some], memory.ran_again[some]
+        again = np.where((recomputes & ~ran_again)[:, None], forward, again)
+        again = np.where(recomputes[:, None], again, 0)
         otherwise = backward + memory.saved[some]
-        as_profiled = (mine == ran_again)[:, None]
+        as_profiled = (recomputes == ran_again)[:, None]
         backward = np.where(as_profiled, memory.peak_of_backward[some], otherwise)
         if choice.offload:
             update = update + memory.state_once[some]
@@ -99,7 +99,7 @@ class Growing:
 
     @classmethod
     def whole(cls, costs: BlockCosts, own: Own, first: int, last: int, here: np.ndarray) -> Growing:
-        """A stage of Blocks ``first .. last`` at once: what adding them one by one gives."""
+        """A stage of Blocks ``first .. last`` at once, equal to adding them one by one."""
         stage = cls(costs, own, np.array([first]), here)
         stashes = own.waits or stage.last_again < 0
         if len(stage.tensors) or len(costs.cuts.ties) or not stashes:
@@ -125,21 +125,25 @@ class Growing:
         return stage
 
     def shrink(self, size: int) -> None:
-        """Leave stages out at the end, which the model has no more Blocks for."""
+        """Drop stages at the end for which the model has no more Blocks."""
         for name in ("forward", "again", "early", "backward", "update", "held", "kept", "left"):
             setattr(self, name, getattr(self, name)[:size])
 
     def add(self, size: int) -> None:
-        """Each of the first ``size`` stages gets its next Block."""
+        """Add the next Block to each of the first ``size`` stages."""
         self.shrink(size)
         own, block = self.own, self.first[:size] + self.length
-        here, mine = self._rows_of(block), self._rows_of(block - own.begin)
+        here, own_rows = self._rows_of(block), self._rows_of(block - own.begin)
         if self.length and len(self.tensors):
             self._arrive(block)
-        np.maximum(self.update, own.update[mine], out=self.update)
+        np.maximum(self.update, own.update[own_rows], out=self.update)
         if self.updating is not None:
             self.left += self.updating[here]
-        forward, again, backward = own.forward[mine], own.again[mine], own.backward[mine]
+        forward, again, backward = (
+            own.forward[own_rows],
+            own.again[own_rows],
+            own.backward[own_rows],
+        )
         if len(self.tensors):
             forward = self._and_waiting(block, forward, False)
             again = self._and_waiting(block, again, True)
@@ -161,7 +165,7 @@ class Growing:
         self.length += 1
 
     def _rows_of(self, block: np.ndarray) -> Any:
-        """What takes the rows of these Blocks from an array."""
+        """An index that selects the rows of these Blocks from an array."""
         return slice(block[0], block[0] + len(block)) if self.consecutive else block
 
     def _and_made_again(
@@ -217,9 +221,9 @@ class Growing:
         for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
             before = tensors.touches_before[number]
             between = (tensors.first[number] < block) & (block < tensors.last[number])
-            lies = between & ~tensors.touched[number, block] & (before[block] > before[first])
-            if lies.any():
-                values = values + np.where(lies[:, None], tensors.nbytes[number], 0)
+            waiting = between & ~tensors.touched[number, block] & (before[block] > before[first])
+            if waiting.any():
+                values = values + np.where(waiting[:, None], tensors.nbytes[number], 0)
         return values
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
@@ -234,12 +238,12 @@ class Growing:
         return backward
 
     def edges(self) -> Edges:
-        """What waits for other IPUs, or came from them."""
+        """What waits for other IPUs or has come from them."""
         first = self.first[: len(self.forward)]
         return Edges.of(self.costs, first, first + self.length - 1, self.here)
 
     def turns(self, edges: Edges) -> np.ndarray:
-        """The most in the backward, recomputation included: [stage, tile]."""
+        """The peak of the backward, recomputation included: [stage, tile]."""
         most: np.ndarray = np.maximum(self.early + edges.copies, self.backward)
         again = self.again if not self.own.waits else self.again + edges.copies
         return np.maximum(most, again) + edges.in_backward
@@ -269,12 +273,12 @@ class Edges:
 
     @property
     def in_forward(self) -> np.ndarray:
-        """All through the forward."""
+        """Live throughout the forward."""
         return self.arrived + self.copies
 
     @property
     def in_backward(self) -> np.ndarray:
-        """All through the backward, recomputation included."""
+        """Live throughout the backward, recomputation included."""
         return self.sent
 
     @classmethod
@@ -312,7 +316,7 @@ class Edges:
 def _copies(
     costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None
 ) -> np.ndarray:
-    """Bytes of the weights that come to stages from another IPU: [stage, tile]."""
+    """Bytes of the weights that stages receive from another IPU: [stage, tile]."""
     total = np.zeros((len(first), costs.machine.tiles), dtype=np.int64)
     for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.tied_bytes, strict=True):
         comes = _away(home, first, here) & _any_between(readers, first, last + 1)
@@ -327,6 +331,6 @@ def _away(home: int, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
 
 
 def _any_between(blocks: Sequence[int], first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Whether one of these is from ``first`` on and before ``end``."""
-    found: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
-    return found
+    """Whether any of these lies from ``first`` on and before ``end``."""
+    between: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
+    return between

@@ -1,4 +1,4 @@
-"""Weights that Blocks share, as the tiles have them."""
+"""Weights that several Blocks share, and their layout on the tiles."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class SharedWeight:
 
     @classmethod
     def all_of(cls, variables: Variables, ties: Ties | None) -> list[SharedWeight]:
-        """Of a profile."""
-        found = []
+        """All shared weights of a profile."""
+        weights = []
         pairs = zip(ties.blocks, ties.tensors, strict=True) if ties is not None else ()
         for blocks, tensor in pairs:
-            mine = np.flatnonzero((variables.role == Role.WEIGHT) & (variables.tensor == tensor))
-            largest = mine[variables.nbytes[mine].argmax()]
+            copies = np.flatnonzero((variables.role == Role.WEIGHT) & (variables.tensor == tensor))
+            largest = copies[variables.nbytes[copies].argmax()]
             vector = variables.vectors[variables.vector[largest]]
-            found.append(cls(blocks, variables.id[mine], vector))
-        return found
+            weights.append(cls(blocks, variables.id[copies], vector))
+        return weights
 
 
 def copies_of_ties(variables: Variables, ties: Ties | None) -> np.ndarray:
-    """The copies of tied weights on stages that read one of another IPU's, or pass it on.
+    """Copies of tied weights on stages that read another IPU's weight, or pass it on.
 
     bool[variable]
     """
     tensors = ties.tensors if ties is not None else ()
-    mine: np.ndarray = np.isin(variables.tensor, tensors)
-    return mine & (variables.role == Role.WEIGHT) & ~variables.always
+    tied: np.ndarray = np.isin(variables.tensor, tensors)
+    return tied & (variables.role == Role.WEIGHT) & ~variables.always

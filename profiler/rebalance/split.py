@@ -51,10 +51,10 @@ ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), C
 
 @dataclass(frozen=True)
 class Split:
-    """A proposal: what it gives, and sentences about why.
+    """A proposed split, its predicted cost, and sentences that explain it.
 
-    ``bottleneck``: cycles a micro-batch of its busiest IPU; ``least_bottleneck``: the least there
-    is, under the memory; ``lower_bound``: the least there would be with endless memory. The latter
+    ``bottleneck``: cycles of its busiest IPU per micro-batch; ``least_bottleneck``: the least
+    possible within the memory; ``lower_bound``: the least possible with endless memory. The latter
     two are exact for these costs. ``least_total``: no split onto this list of IPUs takes fewer
     cycles a weight update (a device iteration in inference).
     """
@@ -73,13 +73,13 @@ class Split:
 
     @property
     def gap(self) -> float:
-        """Share of its cycles that a quicker split could save at the most; 0: it is the best."""
+        """The largest share of its cycles that a quicker split could save; 0: it is the best."""
         total = self.prediction.total
         return max(0.0, 1 - self.least_total / total) if total else 0.0
 
     @property
     def verdict(self) -> str:
-        """What is proven of it, in half a sentence."""
+        """What is proven about it, in half a sentence."""
         if self.proven:
             return "no split onto these IPUs is quicker: all were looked at or ruled out"
         gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
@@ -125,7 +125,7 @@ def best_split(
 
 
 def one_an_ipu(most: int) -> list[tuple[int, ...]]:
-    """Stage lists of one stage an IPU, the longest first."""
+    """Stage lists with one stage an IPU, the longest first."""
     return [tuple(range(count)) for count in range(most, 0, -1)]
 
 
@@ -257,12 +257,12 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
 
 
 def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
-    """Cycles that no split onto these IPUs is below, found without looking at stages.
+    """A lower bound on the cycles of any split onto these IPUs, found without looking at stages.
 
     ``choices``: ways of saving memory that stages may take (default: any).
 
-    A pipeline's busiest IPU does its work for each micro-batch; and what the ramps take grows with
-    the work of all stages (`_at_least_with_ramps`).
+    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take cycles that grow
+    with the work of all stages (`_at_least_with_ramps`).
     """
     count = counted_micro_batches(costs, len(ipus))
     work = costs.cycles.work if costs.training else costs.cycles.forward
@@ -296,7 +296,7 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
 
 
 def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
-    """Cycles that each Block's forward takes again at the least where other stages follow."""
+    """The least forward cycles that each Block recomputes when other stages follow."""
     recompute = bool(choices) and all(choice.recompute for choice in choices)
     if not (costs.training and recompute):
         return np.zeros(len(costs), dtype=np.int64)
@@ -305,9 +305,9 @@ def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
 
 
 def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
-    """The least that the largest of so many stages has of the Blocks' work.
+    """The least possible work of the largest of this many stages.
 
-    ``early``: their work in stages that others follow, ``last``: in the last one.
+    ``early``: the Blocks' work in stages that others follow, ``last``: in the last one.
     """
     total = [0, *np.cumsum(early).tolist()]
     behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
@@ -347,7 +347,7 @@ def table_of_least(
     memory: bool = True,
     at_least: int = 0,
 ) -> tuple[IntervalCosts, int]:
-    """`least_bottleneck`, and the costs of all intervals that it was found in."""
+    """`least_bottleneck`, and the costs of all intervals it was computed from."""
     tables: list[IntervalCosts] = []
 
     def try_most(most: int) -> int | None:
@@ -365,9 +365,9 @@ def table_of_least(
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """``try_most(most)`` finds the least of what is ``most`` at the most.
+    """The result of ``try_most`` with an ever larger limit, until it finds one.
 
-    With ever more, until it finds that.
+    ``try_most(most)`` finds the least of what is at most ``most``.
     """
     most += most // (4 * _WIDER)
     while True:
@@ -380,7 +380,7 @@ def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int |
 
 
 def longest(costs: Costs) -> int:
-    """Cycles that no stage exceeds."""
+    """A bound that no stage's cycles exceed."""
     count = len(costs)
     every = np.arange(count)
     stash = max(
@@ -433,7 +433,7 @@ def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> 
 
 
 def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
-    """Walk bottlenecks up and copies down: the least sum lies on that line."""
+    """Walk bottlenecks up and copies down; the least sum lies on that line."""
     best, best_starts = INFINITE, tuple[int, ...]()
     most_link = INFINITE
     loads = [table.load(k) for k in range(table.stages)]
@@ -457,9 +457,9 @@ def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block while that shortens a weight update and fits.
+    """Move cuts by one Block while that shortens a weight update and the split fits.
 
-    Where it is quick, several neighbouring cuts move together.
+    Where this is quick, several neighbouring cuts move together.
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
@@ -496,7 +496,7 @@ def _better_neighbours(
 class _Totals:
     """Cycles of a weight update by the closed form, for one stage an IPU.
 
-    Stages seen before are not counted anew.
+    Results for stages seen before are reused.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -522,11 +522,13 @@ def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]
 
 
 def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
-    """Whether the IPUs of these stages hold what they run."""
+    """Whether these stages fit on their IPUs."""
     parts = assignment.parts(costs)
     for ipu in {assignment.ipus[k] for k in stages}:
-        mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
-        if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
+        own_parts = [
+            part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu
+        ]
+        if int(ipu_bytes(costs, own_parts).max()) > costs.machine.bytes_per_tile:
             return False
     return True
 

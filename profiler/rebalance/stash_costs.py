@@ -1,4 +1,4 @@
-"""What stages keep of a micro-batch between its forward and its backward, and what that takes."""
+"""What stages keep of a micro-batch between its forward and its backward, and the cycles for it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class StashCosts:
-    """What stages stash, and the cycles that takes.
+    """What stages stash, and the cycles it costs.
 
     A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
-    backward: fitted to the tensors that the profile stashes (an estimate for others).
+    backward. Both are fitted to the tensors that the profile stashes (an estimate for others).
 
-    ``recomputing``, int64[tensor, 4]: a stage that begins with one of the first two Blocks (or
-    between them) and has the third stashes so many bytes of it (the fourth), if it recomputes: what
-    enters it and its checkpoints. ``keeping``: the same if it does not, without what its Blocks
-    save.
+    ``recomputing``, int64[tensor, 4]: a recomputing stage that begins with one of the first two
+    Blocks (or between them) and contains the third stashes this many bytes of the tensor (the
+    fourth): its inputs and its checkpoints. ``keeping``: the same for a stage that does not
+    recompute, without what its Blocks save.
     """
 
     blocks: int
@@ -52,14 +52,14 @@ class StashCosts:
         return cls(len(stage), base, rate, enters, enters)
 
     def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
-        """To keep so many tensors of so many bytes together, once: rounded."""
+        """Cycles to stash this many tensors, with this many bytes together, once: rounded."""
         return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
 
     @cached_property
     def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Bytes and tensors that stages [first, last] stash.
 
-        With recomputation, and without what Blocks save.
+        With recomputation, and without it (what the Blocks save is not included).
         """
 
         def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -76,20 +76,21 @@ class StashCosts:
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes.
+    """Base and rate (per byte) of the cycles to stash a tensor.
 
-    From the tensors that have one.
+    Fitted to the tensors of the profile that are stashed.
     """
     names = ("purpose", "tensor", "stage", "cycles")
     purpose, tensor, stage, cycles = map(report.steps_in_order, names)
     stashing = purpose == Purpose.STASH
     stashes = report.columns_of(records.Variable)
-    mine = stashes["role"] == Role.STASH
+    is_stash = stashes["role"] == Role.STASH
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
         (tensor, stage): total / max(1, depth.get(stage, 1))
         for tensor, stage, total in zip(
-            *(stashes[name][mine].tolist() for name in ("tensor", "stage", "bytes")), strict=True
+            *(stashes[name][is_stash].tolist() for name in ("tensor", "stage", "bytes")),
+            strict=True,
         )
     }
     rows = zip(*(one[stashing].tolist() for one in (tensor, stage, cycles)), strict=True)

@@ -1,4 +1,4 @@
-"""Tied weights that travel between IPUs, brought home."""
+"""Moving the readers of tied weights to the IPU that has the weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiler.rebalance.what_if import Assignment
 
 
 def back_home(costs: Costs, present: Assignment) -> Iterator[Assignment]:
-    """Of each tied weight that travels, the split that reads it where it is."""
+    """For each tied weight that travels, the split that reads it on the IPU that has it."""
     for blocks in costs.cuts.ties.blocks:
         together = with_reader_home(present, costs.stage.tolist(), blocks[0], blocks[-1])
         if together is not None:
@@ -22,7 +22,7 @@ def with_reader_home(
 ) -> Assignment | None:
     """The split with the Blocks from ``reader`` on as a stage on the IPU of ``home``.
 
-    None where they are there already, or where the reader is not in the last stage.
+    None if they are already there, or if the reader is not in the last stage.
     """
     ipu = present.ipus[stage[home]]
     if stage[reader] != len(present.starts) - 1 or present.ipus[-1] == ipu:

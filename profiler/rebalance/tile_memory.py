@@ -1,10 +1,10 @@
-"""Whether stages fit their tiles: of one IPU exactly, and of all intervals of Blocks at once.
+"""Whether stages fit their tiles: exactly for one IPU, or for all intervals of Blocks at once.
 
-A stage holds what its Blocks always hold, the code that they run (once, where they share it), the
-stash, what its Blocks have saved up to the one that runs, and what that one holds while it runs.
-Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates). What
-these are off by on the IPUs of the profile is known (`BlockMemory.residual`), and is added: the
-split that was profiled comes out as it is, and others are nearer to that the more they resemble it.
+A stage holds what is always live for its Blocks, their code (once, where they share it), the stash,
+what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep the
+tiles they were profiled on; the stash is spread evenly (both are estimates). The error of this
+estimate is known for the IPUs of the profile (`BlockMemory.residual`) and is added, so the profiled
+split is reproduced exactly, and other splits are more accurate the more they resemble it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stage_parts(
 
 
 def stash_bytes(costs: BlockCosts, part: Part) -> int:
-    """Of a stage, all tiles, all the micro-batches it keeps."""
+    """Stash bytes of a stage, over all tiles, for all the micro-batches it keeps."""
     return waiting(costs, part.depth, part.choice) * int(
         costs.stash_bytes(part.first, part.last, part.choice.recompute)
     )
@@ -78,9 +78,10 @@ def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Held:
-    """What IPUs hold, int64[IPU, tile] each: all the time, by what it is; while Blocks run.
+    """Bytes that IPUs hold, int64[IPU, tile] each: always live by kind, and live while Blocks run.
 
-    The latter in region 0 and in region 1; and what the profile holds beyond that (`residuals`).
+    The latter in region 0 and in region 1, together with what the profile holds beyond that
+    (`residuals`).
     """
 
     always: Mapping[str, np.ndarray]
@@ -91,13 +92,13 @@ class Held:
 
     @property
     def total(self) -> np.ndarray:
-        """All of it, gaps included."""
+        """All bytes, gaps included."""
         plain = sum(self.always.values(), start=self.running) + self.residual
         return including_gaps(plain, self.interleaved, self.region0_bytes)
 
     @property
     def contents(self) -> dict[str, np.ndarray]:
-        """By what it is, in words, without gaps."""
+        """Bytes by kind, in words, without gaps."""
         return {
             **self.always,
             "what a Block holds while it runs": self.running + self.interleaved,
@@ -106,7 +107,7 @@ class Held:
 
 
 def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """Of one IPU that runs these stages."""
+    """What one IPU that runs these stages holds."""
     always, running, interleaved = _held_and_running(costs, parts)
     return Held(
         {words: nbytes[None] for words, nbytes in always.items()},
@@ -118,7 +119,7 @@ def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
 
 
 def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """Of IPUs that run one of these stages each, which together have all Blocks in order."""
+    """What IPUs that run one stage each hold; together the stages have all Blocks in order."""
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
     runs = np.zeros((len(parts), len(costs)), dtype=bool)
@@ -161,7 +162,7 @@ def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
 
 
 def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
-    """`_residual` of IPUs that run some Blocks, bool[IPU, Block]: int64[IPU, tile]."""
+    """`_residual` for IPUs that run a subset of Blocks, bool[IPU, Block]: int64[IPU, tile]."""
     if not len(costs.memory.residual):
         return np.zeros((len(runs), costs.machine.tiles), dtype=np.int64)
     ran_by = np.arange(len(costs.memory.residual))[:, None] == costs.memory.residual_of
@@ -269,8 +270,8 @@ def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.nda
     parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
     off = []
     for ipu, region0 in held.items():
-        mine = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
-        off.append(region0 - packed(costs, mine)[0])
+        stages = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
+        off.append(region0 - packed(costs, stages)[0])
     row = {ipu: number for number, ipu in enumerate(held)}
     return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
 
@@ -285,7 +286,7 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
     edges = [Edges.of(costs, np.array([part.first]), np.array([part.last]), runs) for part in parts]
     most = np.zeros((1, costs.machine.tiles), dtype=np.int64)
     for k, stage in enumerate(grown):
-        mine, before, behind = edges[k], edges[:k], edges[k + 1 :]
+        own_edges, before, behind = edges[k], edges[:k], edges[k + 1 :]
         waits = sum(one.sent + one.arrived for one in before)
         late = sum(one.entered + one.arrived for one in behind)
         done = sum(one.sent_back for one in behind)
@@ -293,8 +294,8 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
             waits = waits + sum(
                 costs.memory.saved[part.first : part.last + 1].sum(axis=0) for part in parts[:k]
             )
-        forward = stage.forward + mine.in_forward + waits + late
-        turns = stage.turns(mine) + waits + done
+        forward = stage.forward + own_edges.in_forward + waits + late
+        turns = stage.turns(own_edges) + waits + done
         most = np.maximum(most, np.maximum(forward, turns))
     left = sum(stage.left for stage in grown)
     update = np.maximum.reduce([stage.update for stage in grown])
@@ -326,12 +327,12 @@ class IntervalMemory:
     exact: bool = True  # else ``plain`` is an upper bound of itself
 
     def fullest(self, depth: int) -> np.ndarray:
-        """Bytes of the fullest tile with so many micro-batches stashed."""
+        """Bytes of the fullest tile with this many micro-batches stashed."""
         depth = max(depth, self.least)
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
 
     def fullest_of(self, first: int, last: int, depth: int) -> int:
-        """`fullest` of one stage."""
+        """`fullest` for one stage."""
         at = first, last - first
         stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
         return int(max(self.plain[at] + stash, self.gapped[at]))
@@ -386,7 +387,7 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 def _upper_bound(
     costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """No tile holds more than the fullest tiles of the parts together."""
+    """An upper bound: no tile holds more than the fullest tiles of the parts together."""
     always = always.max(axis=1)
     if len(costs.memory.code):
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
@@ -421,18 +422,18 @@ def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.
 
 
 def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray) -> None:
-    """Put the stages that no other follows into ``plain``."""
+    """Write the stages that no other follows into ``plain``."""
     count, width = plain.shape
     begin = count - width
     kind = _kind(costs, always, own)
-    found = np.full((width, width), _FULL, dtype=np.int64)
-    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, found)
+    final = np.full((width, width), _FULL, dtype=np.int64)
+    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
     rows = np.arange(width)
-    plain[begin + rows, width - 1 - rows] = found[rows, width - 1 - rows]
+    plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]
 
 
 def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
-    """What holds all bytes of a tile."""
+    """An integer type that is wide enough for all the bytes of a tile."""
     memory = costs.memory
     total = int(
         always.sum(axis=0).max()
@@ -456,7 +457,7 @@ def _grow(
     begin: int,
     plain: np.ndarray,
 ) -> None:
-    """Put the fullest tiles of stages that begin with ``begin`` and on into ``plain``."""
+    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``."""
     count, (size, width) = len(costs), plain.shape
     kind = always.dtype
     code, apart = code_of_blocks

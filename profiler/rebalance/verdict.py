@@ -1,7 +1,7 @@
-"""Whether an IPU holds what it would run, in one of three answers.
+"""Whether an IPU holds what it would run, as one of three answers.
 
-A profile says what its own split holds. Of any other, tiles are an estimate: what is
-within `MARGIN` of a tile's end is for a compile to say.
+A profile says what its own split holds. For any other split, tiles are an estimate, and only a
+compile can decide what is within `MARGIN` of a tile's end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have l
 
 
 class Answer(StrEnum):
-    """What is said of an IPU's memory."""
+    """The verdict on an IPU's memory."""
 
     FITS = "fits"
     CLOSE = "within 3 %: compile to know"
@@ -28,9 +28,9 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one IPU: the bytes on its fullest tile, gaps included, and what most of them are.
+    """For one IPU: the bytes on its fullest tile, gaps included, and what most of them are.
 
-    ``exact``: the profile holds just this. ``free`` is below 0 where the tile has too little.
+    ``exact``: the profile holds exactly this. ``free`` is negative where the tile has too little.
     """
 
     ipu: int
@@ -43,7 +43,7 @@ class Verdict:
 
     @property
     def free(self) -> int:
-        """Bytes of the tile that are left."""
+        """Free bytes of the tile."""
         return self.limit - self.nbytes
 
     @property
@@ -54,7 +54,7 @@ class Verdict:
         return Answer.FITS if self.free >= 0 else Answer.OVER
 
     def __str__(self) -> str:
-        """The answer in words; one that is no has its numbers."""
+        """The answer in words, with numbers if it does not fit."""
         if self.answer is not Answer.OVER:
             return self.answer.value
         return (
@@ -66,29 +66,29 @@ class Verdict:
 def verdicts(
     costs: Costs, parts: Sequence[Part], ipus: Sequence[int], exact: bool = False
 ) -> tuple[Verdict, ...]:
-    """Of each IPU up to the last; ``ipus`` is that of each stage. Of one without any, all is free.
+    """The verdict on each IPU up to the last; an IPU without a stage is all free.
 
-    ``parts`` have all Blocks, in order.
+    ``parts`` have all Blocks, in order; ``ipus``: the IPU of each stage.
     """
     limit = costs.machine.bytes_per_tile
-    mine: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
+    stages: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
     for part, ipu in zip(parts, ipus, strict=True):
-        mine[ipu].append(part)
-    found = [Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True) for ipu in range(len(mine))]
-    alone = [k for k, ipu in enumerate(ipus) if len(mine[ipu]) == 1]
+        stages[ipu].append(part)
+    answers = [Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True) for ipu in range(len(stages))]
+    alone = [k for k, ipu in enumerate(ipus) if len(stages[ipu]) == 1]
     if alone:
         fullest = _fullest(held_by_each(costs, parts))
         for k in alone:
-            found[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
-    for ipu, some in enumerate(mine):
+            answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
+    for ipu, some in enumerate(stages):
         if len(some) > 1:
             ((tile, nbytes, largest, most),) = _fullest(held_by(costs, some))
-            found[ipu] = Verdict(ipu, tile, nbytes, limit, largest, most, exact)
-    return tuple(found)
+            answers[ipu] = Verdict(ipu, tile, nbytes, limit, largest, most, exact)
+    return tuple(answers)
 
 
 def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
-    """Of each IPU its fullest tile, that tile's bytes, what most of them are, and how many."""
+    """Each IPU's fullest tile: its number, its bytes, what most of them are, and how many."""
     total = held.total
     tiles, rows = total.argmax(axis=1), np.arange(len(total))
     words = list(held.contents)
@@ -101,9 +101,9 @@ def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
 
 
 def summary(found: Sequence[Verdict]) -> str:
-    """Of all IPUs of a split together: the worst answer, with the IPU where it is not all of them.
+    """All IPUs of a split together: the worst answer, with the IPU where not all agree.
 
-    The fullest speaks for those with the same answer.
+    The fullest IPU represents those with the same answer.
     """
     over = [one for one in found if one.answer is Answer.OVER]
     close = [one for one in found if one.answer is Answer.CLOSE]

@@ -1,8 +1,4 @@
-"""The best few splits, each compiled: what is promised and what comes of it.
-
-Each candidate is a placement file, with which ``ipu-run --compile-only`` compiles the user's script
-in a process of its own, several at once. The script is the caller's: none is taken from a profile.
-"""
+"""The best few splits, each compiled: predictions beside results."""
 
 from __future__ import annotations
 
@@ -43,10 +39,10 @@ class Verified:
 
 
 def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
-    """``best``, and the quickest splits near it that the costs do not rule out: ``count`` at most.
+    """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
 
-    Near it are those that moving cuts by a Block, up to three times, leads to. The profiled split
-    is none: it is compiled already.
+    Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
+    not among them: it is already compiled.
     """
     seen, newest = {best}, {best}
     for _ in range(_ROUNDS):
@@ -84,8 +80,8 @@ def verify(
             for number, one in enumerate(wanted)
         ]
         came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
-        found = list(progress(came, len(waiting)) if progress is not None else came)
-    return sorted(found, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+        results = list(progress(came, len(waiting)) if progress is not None else came)
+    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
 
 
 def _compiled(
@@ -122,12 +118,12 @@ def _compiled(
 
 
 def _neighbours(assignment: Assignment, blocks: int) -> list[Assignment]:
-    found = []
+    neighbours = []
     for k in range(1, len(assignment.starts)):
         for step in (-1, 1):
             starts = list(assignment.starts)
             starts[k] += step
             edges = [*starts, blocks]
             if edges[k - 1] < edges[k] < edges[k + 1]:
-                found.append(replace(assignment, starts=tuple(starts)))
-    return found
+                neighbours.append(replace(assignment, starts=tuple(starts)))
+    return neighbours

@@ -1,6 +1,6 @@
-"""Whom the others wait for.
+"""The stages that other stages wait for.
 
-Every waiting cycle of a device iteration, by the stage that is waited for and why.
+Every waiting cycle of a device iteration, by the stage that is waited for and the cause.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _share_out(
     shares: dict[tuple[int, str], dict[str, float]],
     first_stage: dict[int, int],
 ) -> None:
-    """Add the cycles of one wait (IPU, start, end) to those who keep it waiting."""
+    """Attribute the cycles of one wait (IPU, start, end) to the stages that cause it."""
     ipu, start, end = wait
     others = [
         row
@@ -113,7 +113,7 @@ def _causes(
 
 
 def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
-    """What a stage's forward, backward or recomputation consists of.
+    """The composition of a stage's forward, backward or recomputation.
 
     Shares of its cycles, which add up to 1.
     """

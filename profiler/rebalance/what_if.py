@@ -1,6 +1,6 @@
-"""What another split would give: the engine's own schedule over the profile's costs.
+"""Prediction of another split: the engine's own schedule over the profile's costs.
 
-A prediction, in milliseconds.
+It takes milliseconds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_LAID_OUT = 2048
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages and where they run.
+    """Contiguous stages and their IPUs.
 
-    ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
+    ``starts`` are the first Blocks of the stages, ``ipus`` their IPUs, ``choices`` how each saves
     memory (empty: all as profiled).
     """
 
@@ -53,7 +53,7 @@ class Assignment:
         return [(a, b - 1) for a, b in zip(self.starts, [*self.starts[1:], blocks], strict=True)]
 
     def parts(self, costs: Costs) -> list[Part]:
-        """Each stage with what decides its memory."""
+        """Each stage with the properties that decide its memory."""
         return stage_parts(costs, self.starts, self.choices)
 
     def stage_of(self, blocks: int) -> list[int]:
@@ -63,11 +63,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give; memory and schedule are worked out when first asked for.
+    """The predicted result of an assignment; memory and schedule are computed on first use.
 
     Cycles; bytes. ``ramps`` and ``update`` are cycles of a weight update's ramp-up and ramp-down
     together, and of what comes after its last pipeline cycle. ``legal``: there are enough
-    micro-batches for so many stages.
+    micro-batches for this many stages.
     """
 
     assignment: Assignment
@@ -85,7 +85,7 @@ class Prediction:
 
     @cached_property
     def memory(self) -> tuple[Verdict, ...]:
-        """Of each IPU."""
+        """The verdict on each IPU."""
         if self.known_memory is not None:
             return self.known_memory
         exact = _as_profiled(self.costs, self.assignment)
@@ -93,7 +93,7 @@ class Prediction:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it would not compile; empty: it would, unless a note says too close to call."""
+        """Why it would not compile; empty if it would, unless a note says too close to call."""
         return tuple(_problems(self.costs, len(self.forward), self.memory, self.legal))
 
     @property
@@ -114,7 +114,7 @@ class Prediction:
 
     @property
     def attached(self) -> int:
-        """IPUs a replica that are taken: a power of two."""
+        """IPUs attached for a replica: a power of two."""
         return 1 << (len(self.memory) - 1).bit_length()
 
     @property
@@ -129,7 +129,7 @@ class Prediction:
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:
-    """Lay the schedule out for an assignment. ValueError where it does not name each Block once."""
+    """Lay out the schedule of an assignment. ValueError if it does not name each Block once."""
     spans = assignment.spans(len(costs))
     if (
         assignment.starts[:1] != (0,)
@@ -191,7 +191,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
 
 
 def _counted(costs: Costs, stages: int, legal: bool) -> int:
-    """Micro-batches that are looked at: at least as many as the pipeline needs."""
+    """The number of micro-batches considered: at least as many as the pipeline needs."""
     return costs.micro_batches if legal else _least(stages, costs.training)
 
 
@@ -269,9 +269,9 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
 def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str, Any]:
     """The last stage of a pipeline recomputes what checkpoints ask for, as predicted of any."""
     stage: dict[str, Any] = {"ipu": ipu, "blocks": list(costs.names[part.first : part.last + 1])}
-    kept = keeping_their_proportion(costs, part, ipu)
-    if kept:
-        stage["memory_proportions"] = kept
+    proportions = keeping_their_proportion(costs, part, ipu)
+    if proportions:
+        stage["memory_proportions"] = proportions
     if not costs.training:
         return stage
     recompute = costs.recompute if final or not costs.pipelined else part.choice.recompute
@@ -295,7 +295,7 @@ def _least(stages: int, training: bool) -> int:
 
 
 def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
-    """With whom each IPU waits for the host, as `profiler.schedules.Costs` takes it."""
+    """The IPUs that wait for the host together, as `profiler.schedules.Costs` takes them."""
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
@@ -349,7 +349,7 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
 
 
 def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
-    """Whether it is what the profile holds, so that its memory is known and not predicted."""
+    """Whether it is the profile's own assignment, whose memory is known and not predicted."""
     own = Choice.as_profiled(costs, assignment.starts)
     return (
         costs.measured
@@ -360,7 +360,7 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
 
 
 def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) -> list[str]:
-    """Tiles that are nearly full, and IPUs that idle.
+    """Warnings about tiles that are nearly full and IPUs that idle.
 
     IPUs are attached in powers of two (docs/poptorch-semantics.md#placement).
     """
