@@ -6,6 +6,7 @@ Results come in the order of the tasks, whatever the order in which they finish.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import sys
@@ -130,7 +131,7 @@ class Cluster:
             num_cpus=count if address == LOCAL else None,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
         )
 
