@@ -352,7 +352,7 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of a replica's IPUs, one IPU, or one of its tiles."""
+        """Not-always-live bytes at every step: of a replica's IPUs, one IPU, or one tile of it."""
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
     def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
