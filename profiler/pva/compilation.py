@@ -235,7 +235,7 @@ class CompilationReport(Shown):
             names, code = self._model.vertex_code(ipu)
             for name, values in zip(names, code, strict=True):
                 by_type.setdefault(name, {})[ipu] = values
-        return {name: self._model.over_device_array(found) for name, found in by_type.items()}
+        return {name: self._model.over_device_array(code) for name, code in by_type.items()}
 
     @property
     def livenessProgramSteps(self) -> LazyList[LivenessProgramStep]:

@@ -272,7 +272,7 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
             for piece in said["shared"]
         ]
         named = [id for _, once, again in pieces for id in (*once, *again)]
-        users = [block for mine, _, _ in pieces for block in mine]
+        users = [block for sharers, _, _ in pieces for block in sharers]
     except (KeyError, TypeError, ValueError, OverflowError):
         return nothing, []
     ours = (

@@ -72,7 +72,7 @@ class Passes:
         order = np.argsort(self.at, kind="stable")
         numbers, first = np.unique(self.at[order], return_index=True)
         rows = np.split(order, first[1:])
-        return {n: mine for n, mine in zip(numbers.tolist(), rows, strict=True) if n >= 0}
+        return {n: steps for n, steps in zip(numbers.tolist(), rows, strict=True) if n >= 0}
 
 
 def _last_known(values: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -153,10 +153,10 @@ def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
         return code
     pieces = runs @ memory.code_users.T
     known: dict[bytes, np.ndarray] = {}
-    for mine, into in zip(pieces, code, strict=True):
-        key = mine.tobytes()
+    for selected, into in zip(pieces, code, strict=True):
+        key = selected.tobytes()
         if key not in known:
-            known[key] = memory.code[mine].sum(axis=0)
+            known[key] = memory.code[selected].sum(axis=0)
         into += known[key]
     return code
 
