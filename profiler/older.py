@@ -157,10 +157,10 @@ def _moved(step: str, tensors: dict[str, int]) -> int:
 
 
 def _code_of_exchange(variables: Columns, steps: Columns) -> np.ndarray:
-    """Of each variable with the code of an exchange the step.
+    """The step of each variable that holds the code of an exchange.
 
-    Of steps that have operator and name in common, the first have the variables of that name, in
-    order. -1 for others.
+    Of steps with the same operator and name, the first have the variables of that name, in order.
+    -1 for other variables.
     """
     waiting: dict[tuple[int, int, str], list[int]] = {}
     order = np.lexsort((steps["position"], steps["ipu"]))

@@ -93,7 +93,7 @@ def sizes(report: Report) -> Sizes:
 
 
 def _variables(report: Report) -> pd.DataFrame:
-    """Of `Report.variables` what is needed, with ``like_weight``: of its shape, or transposed."""
+    """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
     names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
     variables = report.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]

@@ -45,7 +45,7 @@ class Bubble:
 
 
 def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
-    """Of a run's device iteration."""
+    """The bubble of one device iteration of a run."""
     tasks, cycles = report.tasks(run, iteration=iteration), report.pipeline_cycles(run, iteration)
     in_pipeline = cycles[cycles["phase"] != PipelinePhase.UPDATE]
     work = tasks[

@@ -208,12 +208,12 @@ class LoweredVariables:
 
     @cached_property  # clients ask for it anew for each entry
     def allBriefVars(self) -> LazyList[LoweredVariable]:
-        """All of them; created during iteration, so that millions take no memory."""
+        """All lowered variables; created during iteration, so that millions take no memory."""
         return lowered(self._model, range(len(self._model.variables["id"])))
 
     @property
     def allBriefVarsArrays(self) -> LoweredArrays:
-        """All of them as arrays (not in libpva)."""
+        """All lowered variables as arrays (not in libpva)."""
         return lowered_arrays(self._model, np.arange(len(self._model.variables["id"])))
 
     @property

@@ -42,10 +42,10 @@ class Rings:
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
-    """Of each Block's weights, what replicas reduce, on all tiles: int64[Block].
+    """Bytes of each Block's weights that replicas reduce, on all tiles: int64[Block].
 
-    Accumulators; where a weight update has one micro-batch there are none, but the gradients that
-    the update reads.
+    These are the accumulators; if a weight update has one micro-batch there are none, and it is the
+    gradients that the update reads.
     """
     variables = report.variables
     gradients = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]

@@ -174,7 +174,7 @@ def _states(variables: Variables, blocks: int) -> dict[str, np.ndarray]:
 def _vectors_of(
     states: Variables, weight: np.ndarray, block: np.ndarray
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Of each weight its Block, and the vectors of its states."""
+    """The Block of each weight, and the vectors of its states."""
     order = np.lexsort((states.vector, weight))
     pieces = np.split(states.vector[order], np.flatnonzero(np.diff(weight[order])) + 1)
     return [
@@ -240,7 +240,7 @@ _NO_PIECE, _COUNTED = -2, -1  # elsewhere
 
 
 def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
-    """Of each variable the piece of code that Blocks share which it is."""
+    """For each variable, the piece of shared code to which it belongs."""
     number = np.full(len(ids), _NO_PIECE)
     for named, chosen in ((1, True), (2, False)):
         id_lists = [one[named] for one in pieces]

@@ -89,7 +89,7 @@ class Carried:
 
     @cached_property
     def over_each_cut(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tensors that go from a Block to the next one only, forward and backward.
+        """Bytes of tensors that go only from a Block to the next one, forward and backward.
 
         int64[Block, tile] each, by the first of the two Blocks.
         """

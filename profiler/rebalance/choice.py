@@ -26,7 +26,7 @@ class AsProfiled(Protocol):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Of each stage, where they differ; else empty."""
+        """The choice of each stage if they differ; otherwise empty."""
 
 
 @dataclass(frozen=True)

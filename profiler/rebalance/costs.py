@@ -162,7 +162,7 @@ def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Of Blocks that a placement file gave their own; empty where a stranger's make no sense."""
+    """Proportions that a placement file gave Blocks; empty if an untrusted file's are invalid."""
     said = options.get("placementBlockProportions")
     shares = said.items() if isinstance(said, dict) else ()
     known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]

@@ -178,7 +178,7 @@ def _memory(
 
 
 def memory_of_all(costs: Costs, choice: Choice, most: int | None = None) -> IntervalMemory:
-    """Of all stages, or of those that take ``most`` cycles at most, exactly."""
+    """Exact memory of all stages, or of those that take at most ``most`` cycles."""
     width = len(costs) if most is None else _width(costs, most)
     return _memory(costs, costs, width, choice, None)
 

@@ -290,10 +290,10 @@ class _Search:
     # -- bounds ---
 
     def _bounds_of_the_rest(self) -> None:
-        """Of stages k on that begin with each Block, [k][first].
+        """Lower bounds for stages k and later, by the Block with which they begin: [k][first].
 
-        ``slowest``: the least they can do with; ``links``: the least bytes of the busiest link;
-        ``behind``: the sum over them of the longest from there on; ``work``: cycles of all.
+        ``slowest``: on the longest stage; ``links``: on the bytes of the busiest link; ``behind``:
+        the sum over the stages of the longest from each on; ``work``: cycles of all.
         """
         count, width = self.table.final.shape
         _, last = self._intervals()

@@ -103,7 +103,7 @@ class Prediction:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Of at most `MOST_LAID_OUT` micro-batches, or four for each stage if that is more."""
+        """The schedule of at most `MOST_LAID_OUT` micro-batches, or 4 per stage if that is more."""
         count = _counted(self.costs, len(self.forward), self.legal)
         return laid_out(self.stage_costs, count, self.costs.pipelined)[0]
 
@@ -302,7 +302,7 @@ def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
 
 
 def _reduces(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Of each IPU, the cycles in which replicas exchange gradients; empty where they have none."""
+    """Cycles in which replicas exchange gradients, for each IPU; empty if there are none."""
     gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
     cycles = costs.reduces(np.array(_per_ipu(gradients, spans, ipus)))
     return tuple(cycles.tolist()) if cycles.any() else ()
