@@ -45,7 +45,7 @@ _CODE = "/exchange code"
 
 
 def machine(clock_hz: float) -> dict[str, float]:
-    """Machine parameters missing from the headers of formats 1 and 2: cycles, and bytes a cycle."""
+    """Machine parameters missing from the headers of formats 1 and 2: cycles, and bytes/cycle."""
     return {
         "host_latency": round(9e-6 * clock_hz),
         "link_hop_latency": 0.16e-6 * clock_hz,

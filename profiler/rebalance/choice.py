@@ -10,7 +10,7 @@ import numpy as np
 
 
 class AsProfiled(Protocol):
-    """What costs say of how the profile saved memory."""
+    """What the costs know of how the profile saved memory."""
 
     @property
     def recompute(self) -> bool:
