@@ -51,7 +51,7 @@ class Columns(Mapping[str, np.ndarray]):
         return len(self["id"]) if self._at_once else self._rows
 
     def items(self) -> ItemsView[str, np.ndarray]:
-        """All of them: what is missing is read at once."""
+        """All columns; those not yet read are read at once."""
         self.read()
         return super().items()
 

@@ -100,14 +100,14 @@ def worst_tile(
     """
     extent, used, at = tiles["total"], tiles["peak"], tiles["peak_step"]
     worst: WorstTile | None = None
-    for what, taken, when, limit in (
+    for what, nbytes, when, limit in (
         ("tile memory", extent, at, bytes_per_tile),
         (CODE_REGION, *code, region0_bytes),
     ):
-        tile = int(taken.argmax())
-        over = int(taken[tile]) - limit
+        tile = int(nbytes.argmax())
+        over = int(nbytes[tile]) - limit
         if over > 0 and (worst is None or over > worst.bytes_over):
-            gaps = ", gaps included" if taken is extent and extent[tile] > used[tile] else ""
+            gaps = ", gaps included" if nbytes is extent and extent[tile] > used[tile] else ""
             worst = WorstTile(tile, int(when[tile]), what + gaps, limit, over)
     return worst
 

@@ -45,7 +45,7 @@ _CODE = "/exchange code"
 
 
 def machine(clock_hz: float) -> dict[str, float]:
-    """Machine parameters missing from the headers of formats 1 and 2: cycles, and bytes a cycle."""
+    """Machine parameters missing from the headers of formats 1 and 2: cycles, and bytes/cycle."""
     return {
         "host_latency": round(9e-6 * clock_hz),
         "link_hop_latency": 0.16e-6 * clock_hz,
@@ -157,10 +157,10 @@ def _moved(step: str, tensors: dict[str, int]) -> int:
 
 
 def _code_of_exchange(variables: Columns, steps: Columns) -> np.ndarray:
-    """Of each variable with the code of an exchange the step.
+    """The step of each variable that holds the code of an exchange.
 
-    Of steps that have operator and name in common, the first have the variables of that name, in
-    order. -1 for others.
+    Of steps with the same operator and name, the first have the variables of that name, in order.
+    -1 for other variables.
     """
     waiting: dict[tuple[int, int, str], list[int]] = {}
     order = np.lexsort((steps["position"], steps["ipu"]))

@@ -1,10 +1,10 @@
 """When each stage of phased execution runs (docs/pipeline-schedules.md#phased-execution).
 
-Phases follow each other; the stages of one work at the same time, on an IPU each, unless one needs
-what another makes. The backward takes the phases in reverse. A body begins with what it loads from
-streaming memory and ends with what it stores there. Where two groups of IPUs take turns (parallel),
-the group that waits loads already while the other computes, and stores while the other goes on:
-about the sum of max(compute, transfer). Else it is the sum of all.
+Phases follow each other; the stages of one phase work at the same time, each on its own IPU, unless
+one needs another's result. The backward takes the phases in reverse. A body begins with its loads
+from streaming memory and ends with its stores there. Where two groups of IPUs take turns
+(parallel), the waiting group loads while the other computes, and stores while the other goes on:
+the total is about the sum of max(compute, transfer). Otherwise it is the sum of all of them.
 
 `phased` takes micro-batches one by one through all phases; `pipelined_phases` takes all of them
 through the pipeline of a phase before the next.
@@ -36,9 +36,9 @@ from profiler.schedules import (
 class Phases:
     """What phased execution knows of each stage, besides its costs.
 
-    ``of_stage``: its phase, not decreasing. ``load`` and ``store``: cycles at the beginning and end
-    of its body for streaming memory, by kind (FORWARD, BACKWARD). ``needs``: (kind, stage, stage of
-    the same phase whose result it needs first).
+    ``of_stage``: the phase of each stage, not decreasing. ``load`` and ``store``: cycles for
+    streaming memory at the beginning and end of its body, by kind (FORWARD, BACKWARD). ``needs``:
+    (kind, stage, stage of the same phase whose result it needs first).
     """
 
     of_stage: tuple[int, ...]
@@ -54,10 +54,10 @@ class Phases:
 def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
     """The schedule in which all micro-batches go through a phase's pipeline before the next phase.
 
-    Pipeline cycle c of a phase of p stages has stage k at micro-batch c - k, and lasts as long as
-    its slowest stage: M + p - 1 cycles a phase and direction. What an IPU loads for its next stage
-    comes as soon as it is through with the last one, beside the cycles in which others still work;
-    the first cycle of its next stage waits for it. The closed form is
+    In pipeline cycle c of a phase of p stages, stage k works on micro-batch c - k; the cycle lasts
+    as long as its slowest stage, and there are M + p - 1 cycles per phase and direction. An IPU
+    loads for its next stage as soon as it has finished the last one, beside the cycles in which
+    others still work; the first cycle of its next stage waits for that load. The closed form is
     `profiler.schedules.pipelined_phases_cycles`.
     """
     runs = _runs(costs, phases)
@@ -146,7 +146,7 @@ def _cycle_starts(
     length: np.ndarray,
     tasks: _Tasks,
 ) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """When each pipeline cycle begins to work, and (IPU, start, end) of loads and stores, added."""
+    """When work begins in each pipeline cycle, and (IPU, start, end) of loads and stores."""
     none = (0,) * len(costs.ipus)
     free = [0] * costs.num_ipus
     over: list[tuple[int, int, int]] = []

@@ -1,8 +1,8 @@
-"""`Report`: what a profile answers, as pandas frames (docs/architecture.md has the table of them).
+"""`Report`: answers a profile's questions as pandas frames (docs/architecture.md lists them).
 
-Opening reads the header; each frame is read on first use and kept. A frame that was handed out is
-the report's own: copy it before changing it. pandas is imported with the first frame, so that
-`import profiler` stays light.
+Opening reads the header; each frame is read on first use and cached. A returned frame is the
+report's own: copy it before changing it. pandas is imported with the first frame, so that `import
+profiler` stays light.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ _META = {
 
 
 def open_report(path: str | os.PathLike[str]) -> Report:
-    """The report of a ``profile.pop``, a ``profile.pop.partial`` or a directory with one.
+    """Open a ``profile.pop``, a ``profile.pop.partial`` or a directory that contains one.
 
-    `ProfileError` where there is none, or none that this version reads.
+    Raises `ProfileError` if there is none, or none in a format this version reads.
     """
     return Report(path)
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a valid number.
+    """Return an entry of a profile's header or options if it is a valid number.
 
-    A stranger may have written it.
+    The file may come from an untrusted source.
     """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -82,7 +82,7 @@ def number(said: Mapping[str, Any], key: str, default: float) -> float:
 
 
 class Report:
-    """One profile, open. Usable as a context manager and from several threads."""
+    """An open profile. It is a context manager and may be used from several threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = Reader(path)
@@ -93,7 +93,7 @@ class Report:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def close(self) -> None:
-        """Close the file; frames that were read remain."""
+        """Close the file; frames that were already read remain usable."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -103,13 +103,13 @@ class Report:
         self.close()
 
     def _repr_html_(self) -> str:
-        """Its summary, for a notebook."""
+        """The summary that a notebook shows."""
         summary: str = _loaded("profiler.notebook").summary_html(self)
         return summary
 
     @property
     def figures(self) -> Any:
-        """The viewer's figures of it, with plotly: `viewer.figures.of_report.Figures`."""
+        """The viewer's plotly figures of this report: `viewer.figures.of_report.Figures`."""
         return _loaded("viewer.figures.of_report").Figures(self)
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class Report:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """The header. ``warnings`` says what is missing from the file of an unfinished run."""
+        """The header. For an unfinished run, ``warnings`` says what is missing from the file."""
         meta: dict[str, Any] = {**_META, **self._reader.meta}
         self._sound(integrity.of_header(meta))
         warnings = (
@@ -155,7 +155,7 @@ class Report:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The run's settings, dotted name to value."""
+        """The run's settings: a dict from dotted name to value."""
         columns = self._table(records.Option)
         try:
             return {
@@ -169,9 +169,9 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles a micro-batch, memory.
+        """Stages: IPU, Blocks, cycles per micro-batch, memory.
 
-        ``share`` is of the slowest stage's cycles.
+        ``share`` is relative to the slowest stage's cycles.
         """
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
@@ -196,7 +196,7 @@ class Report:
 
     @cached_property
     def blocks(self) -> pd.DataFrame:
-        """Blocks of the model and what a micro-batch costs in each."""
+        """Blocks of the model and the cost of a micro-batch in each."""
         columns = self._table(records.Block)
         return _frame({"block": columns["id"], **_without(columns, "id")})
 
@@ -212,7 +212,7 @@ class Report:
 
     @cached_property
     def program(self) -> pd.DataFrame:
-        """The program tree, depth-first. ProfileError where it is no tree."""
+        """The program tree, depth-first. Raises `ProfileError` if it is not a tree."""
         columns = self._table(records.Program)
         order = _depth_first(columns["id"], columns["parent"], columns["position"])
         if order is None:
@@ -221,7 +221,7 @@ class Report:
 
     @cached_property
     def bodies(self) -> pd.DataFrame:
-        """Pieces of program that run as one; ``steps`` is how many they have."""
+        """Pieces of program that run as a unit; ``steps`` is their number of steps."""
         columns = self._table(records.Body)
         steps, _ = self._body_vectors
         count = np.array([len(ids) for ids in steps], dtype=np.int64)
@@ -263,13 +263,13 @@ class Report:
         )
 
     def steps_in_order(self, name: str) -> np.ndarray:
-        """A column of `program_steps` that takes no sums over tiles; only that one is read."""
+        """One column of `program_steps` that needs no sums over tiles; only that column is read."""
         return self._keep(
             ("steps in order", name), lambda: self._step_column(name)[self._program_order]
         )
 
     def _step_column(self, name: str) -> np.ndarray:
-        """In the order of the table."""
+        """Column of the steps' table, in the order of the table."""
         step = self._steps
         if name == "kind":
             return self._step_kinds
@@ -289,11 +289,11 @@ class Report:
 
     @cached_property
     def body_steps(self) -> pd.DataFrame:
-        """The steps of every body, one after the other.
+        """The steps of all bodies, body by body.
 
-        ``body, task, ipu, stage, direction`` are the body's; ``step, op, tensor, kind, purpose,
-        name`` the step's, or the body's where it has no step (-1); ``start`` counts cycles from the
-        body's start.
+        ``body, task, ipu, stage, direction`` describe the body; ``step, op, tensor, kind, purpose,
+        name`` the step, or the body where it has no step (-1); ``start`` counts cycles from the
+        start of the body.
         """
         body, step, rows = self._table(records.Body), self._steps, self._bodies
         at = np.repeat(np.arange(len(rows.count)), rows.count)
@@ -305,32 +305,32 @@ class Report:
             )
             return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
 
-        mine = ("task", "ipu", "stage", "direction")
-        theirs = ("op", "tensor", "purpose", "name")
+        body_columns = ("task", "ipu", "stage", "direction")
+        step_columns = ("op", "tensor", "purpose", "name")
         return _frame(
             {
                 "body": body["id"][at],
-                **{name: body[name][at] for name in mine},
+                **{name: body[name][at] for name in body_columns},
                 "step": rows.step,
                 "kind": of_step("kind", self._step_kinds),
-                **{name: of_step(name, step[name]) for name in theirs},
+                **{name: of_step(name, step[name]) for name in step_columns},
                 "start": rows.start,
             }
         )
 
     @cached_property
     def moved_tensors(self) -> pd.DataFrame:
-        """Tensors that steps move over the edge of a chip.
+        """Tensors that steps move on or off a chip.
 
-        ``step, tensor, name, source, target`` (IPUs of the replica, -1: the host or streaming
-        memory; the same one twice: between replicas) and ``bytes``. Empty for older profiles.
+        ``step, tensor, name, source, target`` (IPUs of the replica; -1: the host or streaming
+        memory; the same IPU twice: between replicas) and ``bytes``. Empty for older profiles.
         """
         return _frame(self._table(records.MovedTensor))
 
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
-        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
+        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id), per tile.
 
-        None where there are none.
+        None where the profile has no such vector.
         """
         at = _position(self._steps["id"], step)
         if at is None:
@@ -344,7 +344,7 @@ class Report:
         }
 
     def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set by type.
+        """Vertices of a step's compute set, by type.
 
         ``code_bytes`` and ``state_bytes`` are sums over tiles.
         """
@@ -368,9 +368,9 @@ class Report:
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
     def tile_vertices(self, ipu: int, tile: int) -> pd.DataFrame:
-        """Vertices on one tile by type.
+        """Vertices on one tile, by type.
 
-        ``vertex_type, compute_sets, count, state_bytes``, the most state first.
+        ``vertex_type, compute_sets, count, state_bytes``, sorted by state, largest first.
         """
         use, types, steps = (
             self._table(records.VertexUse),
@@ -402,14 +402,14 @@ class Report:
 
     @cached_property
     def predicted(self) -> bool:
-        """Whether no call was profiled: ``runs`` has the one that the compiled schedule says."""
+        """Whether no call was profiled; ``runs`` then has the one that the schedule predicts."""
         return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
 
     @cached_property
     def _run_columns(self) -> Mapping[str, np.ndarray]:
         """Columns of the runs' table.
 
-        A model that was only compiled has its schedule as its only run, from cycle 0 on: large
+        A model that was only compiled has its schedule as its only run, starting at cycle 0: large
         models are too slow to compute here, and cycles do not depend on data.
         """
         if not self.predicted:
@@ -421,9 +421,9 @@ class Report:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs.
+        """Profiled calls; ``start`` and ``end`` are on the clock shared by all runs.
 
-        Of a compiled model the call that its schedule predicts (``predicted``).
+        For a model that was only compiled, the call that its schedule predicts (``predicted``).
         """
         run, stored = self._run_columns, self._table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
@@ -447,10 +447,10 @@ class Report:
 
     @cached_property
     def host_events(self) -> pd.DataFrame:
-        """Events of the host, by start.
+        """Events on the host, sorted by start.
 
         ``event, parent, process, thread, channel, label, start_us, end_us``. ``parent`` is the
-        enclosing event, -1: none. Times are on the clock of the runs' ``host_start_us``.
+        enclosing event, or -1. Times are on the clock of the runs' ``host_start_us``.
         """
         columns = self._table(records.HostEvent)
         order = np.lexsort((-columns["end_us"], columns["start_us"]))
@@ -459,7 +459,7 @@ class Report:
 
     @cached_property
     def host_values(self) -> pd.DataFrame:
-        """Numbers over the host's time: ``process, graph, series, unit, time_us, value``."""
+        """Values over time on the host: ``process, graph, series, unit, time_us, value``."""
         return _frame(_without(self._table(records.HostValue), "id"))
 
     def pipeline_cycles(self, run: int = 0, iteration: int = 0) -> pd.DataFrame:
@@ -469,18 +469,18 @@ class Report:
             at = self._trace_of(run)
             offset = self._offset(run, self._iterations(run, iteration)[0])
             cycle = self._table(records.PipelineCycle)
-            mine = np.flatnonzero(cycle["trace"] == self._table(records.Trace)["id"][at])
-            mine = mine[np.argsort(cycle["position"][mine], kind="stable")]
-            self._sound(integrity.of_run(run, len(mine), self.meta["complete"]))
-            start, end = cycle["start"][mine] + offset, cycle["end"][mine] + offset
+            rows = np.flatnonzero(cycle["trace"] == self._table(records.Trace)["id"][at])
+            rows = rows[np.argsort(cycle["position"][rows], kind="stable")]
+            self._sound(integrity.of_run(run, len(rows), self.meta["complete"]))
+            start, end = cycle["start"][rows] + offset, cycle["end"][rows] + offset
             return _frame(
                 {
-                    "position": cycle["position"][mine],
-                    "phase": cycle["phase"][mine],
+                    "position": cycle["position"][rows],
+                    "phase": cycle["phase"][rows],
                     "start": start,
                     "end": end,
                     "cycles": end - start,
-                    "slowest_ipu": cycle["slowest_ipu"][mine],
+                    "slowest_ipu": cycle["slowest_ipu"][rows],
                 }
             )
 
@@ -489,7 +489,7 @@ class Report:
     def tasks(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
     ) -> pd.DataFrame:
-        """What ran, a body at a time, sorted by iteration, IPU and start."""
+        """Executed tasks, one per body that ran, sorted by iteration, IPU and start."""
 
         def make() -> pd.DataFrame:
             tasks = self._tasks(run, ipu, iteration)
@@ -582,7 +582,7 @@ class Report:
     def _cycles_by_kind(self, tasks: Tasks) -> np.ndarray:
         """Cycles of each IPU by `records.KINDS`: int64[ipu, kind].
 
-        Tasks of one body that last as long are unrolled once, however often they ran.
+        Tasks of one body with equal duration are unrolled once, however often they ran.
         """
         spent = np.zeros((self.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
@@ -607,10 +607,10 @@ class Report:
         return spent
 
     def schedule(self) -> tuple[Tasks, trace.Slices, np.ndarray] | None:
-        """Tasks of a call, those of one body that last as long once; their slices; how often each.
+        """Tasks of a call (one for all of equal body and duration), their slices, and their counts.
 
-        As the first run has them or, where the model was only compiled, as it would run. Times are
-        those of the first of each. None without a trace.
+        Taken from the first run or, where the model was only compiled, from the predicted run.
+        Times are those of the first of each. None without a trace.
         """
         stored = self._table(records.Trace)
         if not len(stored["id"]):
@@ -626,22 +626,22 @@ class Report:
 
     @cached_property
     def variables(self) -> pd.DataFrame:
-        """Variables by id; ``start <= position < stop`` are the steps at which one is live."""
+        """Variables by id; a variable is live at the steps with ``start <= position < stop``."""
         columns = self._table(records.Variable)
         return _frame(_without(columns, "id", "tile_bytes"), index=columns["id"])
 
     def variables_with(self, *names: str) -> pd.DataFrame:
-        """Some columns of `variables`; only these are read."""
+        """Selected columns of `variables`; only these are read."""
         columns = self._table(records.Variable)
         columns.read("id", *names)
         return _frame({name: columns[name] for name in names}, index=columns["id"])
 
     def variable_name(self, id: int) -> str:
-        """The name of one variable, without reading the others'. ProfileError if there is none."""
+        """Name of a variable, without reading the others. `ProfileError` if there is none."""
         return self._reader.text(records.Variable, "name", id)
 
     def variable_tiles(self, id: int) -> np.ndarray:
-        """Bytes of a variable over tiles."""
+        """Bytes of a variable per tile."""
         at = self._variable_at.get(id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
@@ -650,7 +650,7 @@ class Report:
 
     @cached_property
     def _vector_of_variables(self) -> np.ndarray:
-        """Row of `_variable_vectors` that each row of the variables' table takes."""
+        """For each row of the variables' table, the row of `_variable_vectors` that it uses."""
         return np.searchsorted(
             self._variable_vectors[0], self._table(records.Variable)["tile_bytes"]
         )
@@ -662,7 +662,7 @@ class Report:
         return dict(zip(ids, range(len(ids)), strict=True))
 
     def tiles(self, ipu: int) -> pd.DataFrame:
-        """Bytes by tile, as `profiler.memory.tile_totals` defines them."""
+        """Bytes per tile, as defined by `profiler.memory.tile_totals`."""
 
         def make() -> pd.DataFrame:
             target = self.target
@@ -681,8 +681,8 @@ class Report:
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
 
-        Always-live ones and, of the others, those live at the step where the IPU holds most;
-        ``bytes`` add up to that peak.
+        Counts the always-live variables and, of the others, those live at the step where the IPU
+        holds the most; ``bytes`` add up to that peak.
         """
 
         def make() -> pd.DataFrame:
@@ -694,7 +694,7 @@ class Report:
         return self._keep(("memory", ipu), make)
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
-        """`profiler.memory.by_kind` at the step where the IPU holds most, once for equal IPUs."""
+        """`profiler.memory.by_kind` at the IPU's peak step, computed once for equal IPUs."""
         variables = self._ipu(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
@@ -707,7 +707,7 @@ class Report:
     def liveness(self, ipu: int) -> pd.DataFrame:
         """Bytes live at each program step of an IPU.
 
-        Sums over tiles, and the fullest tile, gaps excluded.
+        Sums over tiles, and the value of the fullest tile, both without gaps.
         """
 
         def make() -> pd.DataFrame:
@@ -737,11 +737,11 @@ class Report:
         shape: tuple[int, int] | None = None,
         what: str = "total",
     ) -> np.ndarray:
-        """Bytes live, int64[step, tile], gaps excluded.
+        """Live bytes, int64[step, tile], without gaps.
 
-        ``steps`` and ``tiles`` choose a rectangle (slices without a step), ``shape`` resamples it
-        by maximum to that size at the most. ``what``: "total", or "not_always_live" for what is not
-        live all the time.
+        ``steps`` and ``tiles`` (slices without a step) choose a rectangle; ``shape`` resamples it
+        by maximum to at most that size. ``what``: "total", or "not_always_live" to leave out what
+        is live all the time.
         """
         if what not in ("total", "not_always_live"):
             raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
@@ -762,7 +762,7 @@ class Report:
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
         """Variables live at a program step (by position), largest first.
 
-        ``bytes`` on the tile, or in sum.
+        ``bytes`` counts the given tile, or the sum over all tiles.
         """
         variables = self._ipu(ipu)
         if not 0 <= step < max(1, variables.steps):
@@ -786,12 +786,12 @@ class Report:
     # -- columns behind the frames, for the rest of this package ---
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """The result of ``make``, computed only once. Not to be changed by anyone."""
+        """The result of ``make``, computed only once. Callers must not modify it."""
         return self._keep(("once", key), make)
 
     @property
     def uri(self) -> str:
-        """How SQLite opens the file as the report does: read-only, leaving nothing beside it."""
+        """The URI by which SQLite opens the file as the report does: read-only, no extra files."""
         return self._reader.uri
 
     @property
@@ -800,14 +800,14 @@ class Report:
         return self._reader.version
 
     def columns_of(self, record: type[Any]) -> Columns:
-        """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
+        """A table by column, with its rows in order; vectors as ids, -1 where there is none.
 
-        Each column is read on first use. Not to be changed by anyone.
+        Each column is read on first use. Callers must not modify it.
         """
         return self._table(record)
 
     def vector(self, id: int) -> np.ndarray:
-        """A vector over tiles by its id, int64, read-only."""
+        """A per-tile vector by its id, int64, read-only."""
         return self._over_tiles([id])[id]
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
@@ -816,9 +816,9 @@ class Report:
 
     @property
     def variable_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row of the variables' table a row of the second, their distinct bytes by tile.
+        """A row of vectors for each row of the variables' table, and the distinct vectors of bytes.
 
-        int64[variable] and int64[vector, tile]; nobody's to change.
+        int64[variable] and int64[vector, tile]; callers must not modify them.
         """
         return self._vector_of_variables, self._variable_vectors[1]
 
@@ -847,12 +847,12 @@ class Report:
         return check
 
     def _sound(self, wrong: str) -> None:
-        """ProfileError where `profiler.integrity` found something wrong."""
+        """Raise `ProfileError` if `profiler.integrity` found a problem."""
         if wrong:
             raise self._reader.damaged(wrong)
 
     def _over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
-        """Vectors of cycles, bytes or counts over tiles, by id."""
+        """Per-tile vectors of cycles, bytes or counts, by id."""
         vectors = self._reader.vectors(ids, self._tiles)
         for vector in vectors.values():
             self._sound(integrity.of_vector(vector))
@@ -860,7 +860,7 @@ class Report:
 
     @cached_property
     def _steps(self) -> Columns:
-        """The program steps, whose positions on each IPU must be 0, 1, 2 ..."""
+        """The program steps; their positions on each IPU must be 0, 1, 2, ..."""
         columns = self._table(records.Step)
         columns.read("id", "ipu", "position")
         order = np.lexsort((columns["position"], columns["ipu"]))
@@ -896,7 +896,7 @@ class Report:
             raise self._reader.damaged(str(error)) from error
 
     def _vector_sums(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sum, maximum, how many are not 0) over tiles of each vector; 0 where there is none."""
+        """(sum, maximum, count of nonzeros) of each vector over tiles; 0 if there is none."""
         unique, where = np.unique(ids, return_inverse=True)
         sums = np.zeros((3, len(unique)), dtype=np.int64)
         for at in range(0, len(unique), 1000):  # not all in memory at once
@@ -947,9 +947,9 @@ class Report:
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
     def _tasks_of_trace(self, at: int) -> Tasks:
-        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
+        """The device iteration in a row of the traces' table, from cycle 0, by IPU and start.
 
-        Bodies are rows of their table.
+        Bodies are given as rows of their table.
         """
         stored = self._table(records.Trace)
         what = f"the trace {stored['id'][at]}"
@@ -973,9 +973,9 @@ class Report:
     def _found(
         self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True
     ) -> Any:
-        """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0.
+        """Positions of ``ids`` in ``known[order]``; 0 for negative ids where these are allowed.
 
-        ProfileError for others.
+        Raises `ProfileError` for other unknown ids.
         """
         at = np.searchsorted(known, ids, sorter=order)
         at[at == len(known)] = 0
@@ -1001,7 +1001,7 @@ class Report:
     def _task_columns(
         self, run: int, tasks: Tasks, rows: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Columns of the tasks, or of the rows made from them."""
+        """Columns of the tasks, or of rows derived from them."""
         at = np.arange(len(tasks)) if rows is None else rows
         body = tasks.body[at]
         cycles = self.pipeline_cycles(run) if len(tasks) else None
@@ -1062,7 +1062,7 @@ class Report:
         )
 
     def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
-        """Peaks of some variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
+        """Peaks of selected variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
 
         ``chosen``: a mask over `ipu_variables`.
         """
@@ -1076,10 +1076,10 @@ class Report:
         return self._some_peaks(variables, chosen)
 
     def _some_peaks(self, variables: IpuVariables, chosen: np.ndarray) -> Peaks:
-        """Of the variables that ``chosen`` marks.
+        """Peaks of the variables that ``chosen`` marks.
 
-        What comes and goes is summed once for all IPUs on which the same does, as on those of equal
-        layers; always-live variables are what they have of their own.
+        Temporary variables are summed once for all IPUs on which they are the same, as on IPUs with
+        equal layers; the always-live ones are added for each IPU.
         """
         moving = variables.intervals_of(chosen)
         parts = (moving.start, moving.stop, moving.vector)
@@ -1093,12 +1093,12 @@ class Report:
 
     @cached_property
     def _steps_of_ipus(self) -> np.ndarray:
-        """Program steps of each IPU: int64[IPU], 0 for those of the replicas behind the first."""
+        """Program steps of each IPU: int64[IPU], 0 for those of the replicas after the first."""
         return np.bincount(self._steps["ipu"], minlength=self.target.num_ipus)
 
     @cached_property
     def _rows_of_ipus(self) -> dict[int, np.ndarray]:
-        """Rows of each IPU's variables, in the table's order."""
+        """Rows of each IPU's variables, in the order of the table."""
         ipu = self._table(records.Variable)["ipu"]
         order = np.argsort(ipu, kind="stable")
         ipus, first = np.unique(ipu[order], return_index=True)
@@ -1110,9 +1110,9 @@ class Report:
 
     @cached_property
     def _variable_vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids of all variables' distinct vectors, in order, the vectors, and their sums.
+        """Sorted ids of all variables' distinct vectors, the vectors, and their sums.
 
-        int64[vector, tile]. Equal tensors of equal layers share one, so that they are few.
+        int64[vector, tile]. Equal tensors of equal layers share a vector, so there are few.
         """
         unique = np.unique(self._table(records.Variable)["tile_bytes"])
         by_id = self._over_tiles(unique)
@@ -1139,7 +1139,7 @@ class Report:
             return answer
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
-        """Like `_keep`, for large results: only the latest few."""
+        """Like `_keep`, but for large results: only the most recent few are cached."""
         with self._lock:
             answer: T | None = self._recent.pop(key, None)
             if answer is None:
@@ -1154,14 +1154,14 @@ class Report:
 
 
 def _loaded(module: str) -> Any:
-    """A module above this one, by name: loaded only where a notebook asks for what it shows."""
+    """Import a module of a higher layer by name, only when a notebook asks for what it shows."""
     return importlib.import_module(module)
 
 
 def _frame(
     columns: Mapping[str, Any], index: np.ndarray | None = None, copy: bool = True
 ) -> pd.DataFrame:
-    """A frame; ``copy=False`` where nobody else holds the arrays halves the time of a large one."""
+    """A frame; ``copy=False`` is twice as fast for a large one if nobody else holds the arrays."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -1180,7 +1180,7 @@ def _series(values: Any) -> Any:
 
 
 def _texts(names: np.ndarray, which: np.ndarray) -> Any:
-    """``names[which]`` as text, checked once a name instead of once a row."""
+    """``names[which]`` as text, checked once per name instead of once per row."""
     import pandas as pd
 
     array = pd.array(names, dtype="str")
@@ -1211,7 +1211,7 @@ def _position(ids: np.ndarray, id: int) -> int | None:
 
 
 def _lookup(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
-    """``values`` where ``known`` has the id, ``default`` elsewhere."""
+    """``values`` where ``known`` contains the id, ``default`` elsewhere."""
     values_of = np.full(len(ids), default, dtype=values.dtype)
     if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
         fits = (ids >= 0) & (ids < len(known))
@@ -1232,7 +1232,7 @@ def _bounds(part: slice | None, size: int, name: str) -> tuple[int, int]:
 
 
 def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
-    """Rows of a tree, parents before children, siblings by position; None where it is no tree."""
+    """Rows of a tree, parents before children, siblings by position; None if it is not a tree."""
     children: dict[int, list[int]] = {}
     order = np.lexsort((ids, positions))[::-1]
     for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):

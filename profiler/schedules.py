@@ -1,9 +1,10 @@
 """When each stage runs: ramp-up, steady state and ramp-down from per-stage costs.
 
-One truth with two users (docs/decisions.md#one-schedule): the engine lays out the trace with it,
-the what-if predicts another split with it. The facts are those of docs/pipeline-schedules.md. K
-forward stages, G micro-batches a weight update (gradient accumulation), S pipeline stages: 2K - 1
-in training, where the last forward and the first backward share one, K in inference. Units: cycles.
+It is the only implementation and has two users (docs/decisions.md#one-schedule): the engine lays
+out the trace with it, and the what-if predicts other splits with it. The facts are those of
+docs/pipeline-schedules.md. There are K forward stages, G micro-batches per weight update (gradient
+accumulation) and S pipeline stages: 2K - 1 in training, where the last forward and the first
+backward share one, and K in inference. Units: cycles.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Costs:
 
     @property
     def num_ipus(self) -> int:
-        """IPUs of one replica."""
+        """Number of IPUs of one replica."""
         return max(self.ipus) + 1
 
 
@@ -83,10 +84,10 @@ class Costs:
 class Schedule:
     """One device iteration.
 
-    Tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
+    Contains its tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
 
-    Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind
-    IDLE. Those of kinds `BESIDE` come on top of that, one after the other.
+    Tasks cover each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of
+    kind IDLE. Tasks of the kinds in `BESIDE` overlap with these, but not with each other.
     """
 
     kind: np.ndarray
@@ -119,19 +120,19 @@ class Schedule:
 
 
 def pipeline_stages(stages: int, training: bool) -> int:
-    """S: 2K - 1 in training, K in inference."""
+    """Number of pipeline stages S: 2K - 1 in training, K in inference."""
     return 2 * stages - 1 if training else stages
 
 
 def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
-    """Pipeline cycles a weight update: G + S - 1."""
+    """Pipeline cycles per weight update: G + S - 1."""
     return micro_batches + pipeline_stages(stages, training) - 1
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches kept between forward and backward of a stage.
+    """Micro-batches stashed between the forward and backward of a stage.
 
-    2(K - 1 - k) + 1; none for the last.
+    2(K - 1 - k) + 1; none for the last stage.
     """
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
@@ -167,7 +168,7 @@ def training_cycles(
 
 
 def phase_cycles(stages: int, micro_batches: int) -> int:
-    """Pipeline cycles of one phase, one way: M + p - 1."""
+    """Pipeline cycles of one phase in one direction: M + p - 1."""
     return micro_batches + stages - 1
 
 
@@ -183,12 +184,13 @@ def pipelined_phases_cycles(
 ) -> int:
     """Exact cycles of Q phases that are pipelines of p equal stages, without update and host.
 
-    ``forward``, ``backward``: of a stage and micro-batch, with all that a pipeline cycle takes
-    besides. ``enter``, ``back``, ``leave``: of a stage, what comes before its forward and its
-    backward in a phase (``back`` is the last phase's too), and goes behind the latter. Between two
-    phases an IPU has p - 1 pipeline cycles, in which the others ramp down and up: what it moves
-    costs only what is longer than that. T = e + Q (M + p - 1) (f + b) + (Q - 1) (max(0, e - (p - 1)
-    f) + max(0, l + r - (p - 1) b)) + r + l; in inference no more than the parts in e and f.
+    ``forward``, ``backward``: cycles per stage and micro-batch, including all overheads of a
+    pipeline cycle. ``enter``, ``back``, ``leave``: per stage, the cycles that precede its forward
+    and its backward in a phase (``back`` also in the last phase), and those that follow its
+    backward. Between two phases an IPU has p - 1 pipeline cycles in which the others ramp down and
+    up, so its transfers cost only what exceeds that. T = e + Q (M + p - 1) (f + b) + (Q - 1)
+    (max(0, e - (p - 1) f) + max(0, l + r - (p - 1) b)) + r + l; in inference only the terms in e
+    and f.
     """
     run, shadow = phase_cycles(stages, micro_batches), stages - 1
     total = enter + phases * run * forward + (phases - 1) * max(0, enter - shadow * forward)
@@ -201,8 +203,8 @@ def pipelined_phases_cycles(
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
     """Exact cycles of ``micro_batches`` whose I/O overlaps with ``work`` cycles each.
 
-    The first load and the last unload are not overlapped, nor is any transfer beyond the length of
-    the work beside it.
+    The first load and the last unload are not overlapped, nor is the part of any transfer that is
+    longer than the work beside it.
     """
     if micro_batches == 1:
         return load + work + unload
@@ -214,9 +216,9 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
 
 
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:
-    """The pipelined order.
+    """Lay out the pipelined order.
 
-    Every pipeline cycle, each active stage on its IPU, then copies to the next.
+    In every pipeline cycle each active stage runs on its IPU; then results are copied to the next.
 
     Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is:
     streams in, all active stages in parallel (an IPU with several runs them one after the other),
@@ -259,7 +261,7 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
 
 @dataclass(frozen=True)
 class _Bodies:
-    """Forwards and backwards of the stages, by IPU and then in the order in which one runs them.
+    """Forwards and backwards of the stages, by IPU and in the order in which each IPU runs them.
 
     ``slot`` is the pipeline stage: the last stage's forward and backward share one.
     """
@@ -284,7 +286,7 @@ class _Bodies:
         return cls(slot[order], kind[order], stage[order], ipu[order], cycles[order])
 
     def sums(self, spent: np.ndarray, num_ipus: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of cycles [pipeline cycle, body]: those before each on its IPU, and each IPU's."""
+        """Sums of cycles [pipeline cycle, body]: before each body on its IPU, and per IPU."""
         total = np.zeros((len(spent), len(self.ipu) + 1), dtype=np.int64)
         np.cumsum(spent, axis=1, out=total[:, 1:])
         edges = np.searchsorted(self.ipu, np.arange(num_ipus + 1))
@@ -294,12 +296,12 @@ class _Bodies:
 
 @dataclass(frozen=True)
 class _Turns:
-    """The pipeline cycles, before anything is laid out.
+    """The durations of the pipeline cycles, before anything is laid out.
 
     Arrays are over pipeline cycles; a second axis is bodies or IPUs. ``spent``, ``before``: cycles
-    of each body, and of those before it on its IPU; ``begin``, ``work``: until an IPU's group has
-    its inputs, and what it then works. All meet ``meet`` cycles after ``first``; ``last`` outputs
-    leave after that.
+    of each body, and of those before it on its IPU; ``begin``, ``work``: cycles until an IPU's
+    group has its inputs, and those it then works. All IPUs meet ``meet`` cycles after ``first``;
+    the ``last`` outputs leave after that.
     """
 
     bodies: _Bodies
@@ -362,10 +364,11 @@ class _Turns:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a device iteration takes, phase by phase: cycles.
+    """Duration of a device iteration by phase, in cycles.
 
-    ``steady``: the longest pipeline cycle with all stages at work (of all, where none has);
-    ``ramps``: all of ramp-up and ramp-down; ``update``: what comes after the last pipeline cycle.
+    ``steady``: the longest pipeline cycle in which all stages work (the longest of all, if there is
+    none); ``ramps``: all of ramp-up and ramp-down; ``update``: what follows the last pipeline
+    cycle.
     """
 
     total: int
@@ -377,8 +380,8 @@ class Lengths:
 def lengths(costs: Costs, micro_batches: int) -> Lengths:
     """The lengths that `pipelined` would lay out, for the pipelined order.
 
-    Between ramp-up and ramp-down one pipeline cycle is like another, so many micro-batches take no
-    longer to count than a few.
+    Pipeline cycles between ramp-up and ramp-down are alike, so many micro-batches take no longer to
+    count than a few.
     """
     counted = min(micro_batches, 4 * len(costs.forward))
     turns = _Turns.of(costs, counted)
@@ -394,13 +397,13 @@ def lengths(costs: Costs, micro_batches: int) -> Lengths:
 
 
 def lengths_of(schedule: Schedule, more: int = 0) -> Lengths:
-    """Lengths of a schedule as it is laid out, with this many more micro-batches in its middle."""
+    """Lengths of a schedule as laid out, with this many more micro-batches in its middle."""
     length = schedule.cycle_end - schedule.cycle_start
     return _lengths(np.array(schedule.phases), length, more)
 
 
 def _lengths(phases: np.ndarray, length: np.ndarray, more: int) -> Lengths:
-    """Lengths with more micro-batches than were counted, in the middle of the steady state."""
+    """Lengths with additional micro-batches in the middle of the steady state."""
     whole = int(length.sum()) + more * int(length[len(phases) // 2])
     steady = length[phases == PipelinePhase.STEADY]
     ramps = length[np.isin(phases, (PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN))]
@@ -459,29 +462,29 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
 
 
 def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]]) -> Schedule:
-    """The same schedule with each backward task cut into its ``turns``.
+    """Split each backward task of a schedule into its ``turns``.
 
-    ``turns``: of each stage (RECOMPUTE or BACKWARD, cycles) in order, the cycles adding up to the
-    backward's.
+    ``turns``: for each stage, (RECOMPUTE or BACKWARD, cycles) in order; the cycles add up to those
+    of the backward.
     """
     pieces = [
-        [(kind, cycles, part) for part, (kind, cycles) in enumerate(mine) if cycles]
-        for mine in turns
+        [(kind, cycles, part) for part, (kind, cycles) in enumerate(stage_turns) if cycles]
+        for stage_turns in turns
     ]
     count = np.ones(len(schedule.kind), dtype=np.int64)
     where = [
         np.flatnonzero((schedule.kind == BACKWARD) & (schedule.stage == k))
         for k in range(len(pieces))
     ]
-    for tasks, mine in zip(where, pieces, strict=True):
-        count[tasks] = max(1, len(mine))
+    for tasks, stage_pieces in zip(where, pieces, strict=True):
+        count[tasks] = max(1, len(stage_pieces))
     at = np.repeat(np.arange(len(count)), count)
     first = np.cumsum(count) - count
     kind, start, end = schedule.kind[at], schedule.start[at], schedule.end[at]
     part = np.zeros_like(kind)
-    for tasks, mine in zip(where, pieces, strict=True):
+    for tasks, stage_pieces in zip(where, pieces, strict=True):
         begin = 0
-        for number, (task, cycles, of) in enumerate(mine):
+        for number, (task, cycles, of) in enumerate(stage_pieces):
             rows = first[tasks] + number
             kind[rows], part[rows] = task, of
             start[rows] = schedule.start[tasks] + begin
@@ -504,9 +507,9 @@ def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]
 class _Host:
     """Host transfers of a schedule.
 
-    Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before anything else, over I/O tiles;
-    ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it; ``last`` of all, over I/O
-    tiles.
+    Cycles on each IPU, [pipeline cycle, IPU]: ``first``, before anything else, over I/O tiles;
+    ``before`` the work; ``beside`` the work, over I/O tiles; ``after`` the work; ``last``, at the
+    very end, over I/O tiles.
     """
 
     first: np.ndarray
@@ -523,13 +526,13 @@ class _Host:
 
     @property
     def begin(self) -> int:
-        """When all have their inputs, in the first pipeline cycle, but those of I/O tiles."""
+        """When all IPUs have their inputs, except over I/O tiles, in the first pipeline cycle."""
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
         """Add the transfers at ``at``.
 
-        ``at``: when each of the five begins in each pipeline cycle (or there on each IPU).
+        ``at``: when each of the five kinds begins in each pipeline cycle (or there on each IPU).
         """
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
@@ -538,10 +541,10 @@ class _Host:
     def one_after_another(
         self, tasks: _Tasks, done: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of micro-batches, each with its transfers, which are added.
+        """Lay out micro-batches one after another, and add the transfers of each.
 
-        Its start, where its inputs over all tiles begin to come (what it does counts from there,
-        until ``done``), and its end.
+        Returns the start of each, when its inputs over all tiles begin to arrive (its own times
+        count from there, until ``done``), and its end.
         """
         done_at = np.maximum(max(done, self.begin), self.begin + self.beside.max(axis=1))
         first, last = self.first.max(axis=1), self.last.max(axis=1)
@@ -559,15 +562,16 @@ class _Host:
 
 
 def _host_of_each(costs: Costs, micro_batches: int) -> _Host:
-    """Where all stages run the same micro-batch, one after another."""
+    """Host transfers of a schedule whose stages run the same micro-batch, one after another."""
     runs = np.ones((micro_batches, len(costs.forward)), dtype=bool)
     return _host(costs, runs, np.arange(micro_batches)[:, None] * runs, micro_batches)
 
 
 def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int) -> _Host:
-    """``runs``, ``micro`` [pipeline cycle, stage].
+    """Host transfers given when each stage runs which micro-batch forward.
 
-    Where a stage runs a micro-batch forward, and which. Transfers of one IPU take turns.
+    ``runs``, ``micro``, [pipeline cycle, stage]: whether a stage runs a forward, and of which
+    micro-batch. Transfers of one IPU take turns.
     """
     cycles, none = np.arange(len(runs)), np.zeros_like(runs[:1])
     earliest = runs & (cycles == 0)[:, None]
@@ -602,7 +606,7 @@ def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int)
 
 
 def _longest(costs: Costs, streams: Sequence[tuple[int, int]]) -> int:
-    """Cycles of transfers that take turns on their IPU."""
+    """Cycles of the longest series of transfers that take turns on their IPU."""
     spent = np.zeros(costs.num_ipus, dtype=np.int64)
     np.add.at(spent, [costs.ipus[k] for k, _ in streams], [length for _, length in streams])
     return int(spent.max())
@@ -634,8 +638,8 @@ def _finish(
     """Append the weight update, fill the waits and sort.
 
     The next device iteration's first inputs may arrive beside the update. ``over``: (IPU, start,
-    end) of tasks that may go on over the end of a pipeline cycle; the last one lasts until all of
-    them are through.
+    end) of tasks that may continue past the end of a pipeline cycle; the last one lasts until all
+    of them have ended.
     """
     if over:
         end = np.append(end[:-1], max(int(end[-1]), *(stop for _, _, stop in over)))
@@ -722,7 +726,7 @@ def _marks_outside(
     at: np.ndarray,
     end: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The marks but those within a task that goes over them, and one where each of these ends."""
+    """The marks outside tasks that cross them, and one at each end of such a task."""
     inside = np.zeros(len(at), dtype=bool)
     for i, start, stop in over:
         inside |= (ipu == i) & (at > start) & (at < stop)
@@ -744,7 +748,7 @@ def _cycle_of_start(
     stop: np.ndarray,
     end: np.ndarray,
 ) -> np.ndarray:
-    """The pipeline cycle of each task; of those in ``over`` the one in which they begin."""
+    """The pipeline cycle of each task; for those in ``over``, the one in which they start."""
     cycle = cycle.copy()
     for i, at, until in over:
         here = (ipu == i) & (start == at) & (stop == until)
@@ -753,7 +757,7 @@ def _cycle_of_start(
 
 
 class _Tasks:
-    """Columns of tasks, gathered piece by piece. Tasks without duration are left out."""
+    """Columns of tasks, collected piece by piece. Tasks without duration are left out."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[np.ndarray, ...]] = []
@@ -776,7 +780,7 @@ class _Tasks:
     def add_to_each(
         self, kind: int, ipus: np.ndarray, cycle: np.ndarray, start: np.ndarray, length: np.ndarray
     ) -> None:
-        """On each IPU a task in every pipeline cycle. ``length``: of each IPU's."""
+        """Add a task on each IPU in every pipeline cycle. ``length``: per IPU."""
         count = len(ipus)
         self.add(
             kind,
@@ -789,7 +793,7 @@ class _Tasks:
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
         """When the I/O tiles of each IPU are idle again.
 
-        Counted from the beginning of a pipeline cycle's work.
+        Counted from the start of a pipeline cycle's work.
         """
         kind, ipu, _, _, of, start, end = self.columns()
         begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(

@@ -70,7 +70,7 @@ class Tasks:
 
 
 def distinct(tasks: Tasks) -> tuple[Tasks, np.ndarray]:
-    """The tasks with those of one body that last as long once, and how many each stands for."""
+    """The distinct tasks (those of one body with equal duration count once), and their counts."""
     alike = np.stack([tasks.body, tasks.end - tasks.start], axis=1)
     order = np.lexsort((alike[:, 1], alike[:, 0]))
     differs = (np.diff(alike[order], axis=0) != 0).any(axis=1)
@@ -97,7 +97,7 @@ class Bodies:
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
         """Build from each body's ``steps`` and ``starts``.
 
-        ValueError where a body leaves a gap before its first step or goes back in time.
+        Raises ValueError if a body leaves a gap before its first step or goes back in time.
         """
         pieces, offsets = [], []
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
@@ -138,7 +138,7 @@ def slice_count(tasks: Tasks, bodies: Bodies) -> int:
 def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     """Every task's steps, one after the other; the last step of a task lasts until the task ends.
 
-    ValueError where a task ends before its last step begins.
+    Raises ValueError if a task ends before its last step begins.
     """
     count = bodies.count[tasks.body]
     last = np.cumsum(count) - 1

@@ -236,7 +236,7 @@ class _VectorBatch:
         return number
 
     def ids(self, values: list[Any]) -> list[int]:
-        """Of each of many."""
+        """The ids of several vectors."""
         known = self._by_object
         for one in {id(one): one for one in values}.values():
             self.id(one)

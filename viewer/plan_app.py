@@ -1,4 +1,4 @@
-"""The viewer of a plan: its candidates, two of them side by side, and the commands they are."""
+"""The viewer of a plan: its candidates, two of them side by side, and the commands for them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over one plan. ``path``: its file, for the commands."""
+    """The viewer of one plan. ``path``: its file, for the commands."""
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
@@ -128,7 +128,7 @@ def _register(app: Dash, plan: Plan, path: str) -> None:
 
 
 def _with(position: int, chosen: Any, count: int) -> list[int]:
-    """The last two that were chosen, of those that there are."""
+    """The last two candidates that were chosen, of those that exist."""
     before = chosen if isinstance(chosen, list) else []
     known = [one for one in [*before, position] if isinstance(one, int) and 0 <= one < count]
     return list(dict.fromkeys(reversed(known)))[:2][::-1]
@@ -152,7 +152,7 @@ def _side(name: str, plan: Plan, position: int, path: str) -> Any:
 
 
 def facts_of(one: Candidate) -> list[tuple[str, str]]:
-    """A mapping and what it gives, name by name."""
+    """The properties of a mapping and its results, name by name."""
     mapping, came = one.mapping, one.obtained
     stages = [
         f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
@@ -178,7 +178,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
 
 
 def command_of(plan: Plan, one: Candidate, path: str) -> str:
-    """What runs the best, and what plans any other with its numbers fixed."""
+    """The command that runs the best candidate, or that plans another with its numbers fixed."""
     script = plan.command or "SCRIPT"
     if one == plan.best:
         return f"ipu-run --placement {shlex.quote(path)} {script}"

@@ -56,7 +56,7 @@ def serving(app: Any) -> Iterator[str]:
 def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     """Wait until the page has been drawn.
 
-    Content is there, no callback runs, figures have their axes.
+    There is content, no callback is running, and figures have their axes.
     """
     page.wait_for_function(
         """() => {
@@ -80,9 +80,9 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
 
 
 def whole_page(page: Any, file: Path) -> None:
-    """A picture of the page in a window as high as it is.
+    """A picture of the page in a window as high as the page.
 
-    (In a lower one chromium leaves out of a full picture what was never in sight.)
+    (In a lower window chromium leaves out of a full-page picture what was never visible.)
     """
     for _ in range(2):  # what comes into sight may make it higher
         high = page.evaluate("() => document.documentElement.scrollHeight")
@@ -99,7 +99,7 @@ def take(
     browser: str,
     timeout: float = 30_000,
 ) -> list[Path]:
-    """A picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``.
+    """Take a picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``.
 
     ``timeout``: milliseconds that a page may take.
     """
@@ -122,7 +122,7 @@ def take(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the pictures; 1 with a word about it where that cannot be."""
+    """Take the pictures; return 1 with a message if that is not possible."""
     from viewer.app import PAGES, create_app
 
     parser = argparse.ArgumentParser(prog="python -m viewer.screenshots", description=__doc__)

@@ -93,7 +93,7 @@ def sizes(report: Report) -> Sizes:
 
 
 def _variables(report: Report) -> pd.DataFrame:
-    """Of `Report.variables` what is needed, with ``like_weight``: of its shape, or transposed."""
+    """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
     names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
     variables = report.variables_with(*names)
     weights = variables[variables["role"] == Role.WEIGHT]
@@ -126,9 +126,9 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
     beyond = np.zeros_like(cycles)
     for name in ("compute", "exchange"):
-        mine = kind == name
-        start = int(np.quantile(cycles[mine], SHORTEST)) if mine.any() else 0
-        beyond[mine] = np.maximum(0, cycles[mine] - start)
+        of_kind = kind == name
+        start = int(np.quantile(cycles[of_kind], SHORTEST)) if of_kind.any() else 0
+        beyond[of_kind] = np.maximum(0, cycles[of_kind] - start)
     growth = np.select(
         [of_weights, product & (kind == "exchange")], [_STAYS, _AS_PRODUCTS], _AS_SAMPLES
     )
@@ -248,8 +248,8 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
             "rest": 1.0,
         }
     )
-    kept = held["bytes"] - (held["single"] / 2 if half else 0)
-    after = (growth * kept).groupby([held["block"], held["always_live"]]).sum()
+    held_bytes = held["bytes"] - (held["single"] / 2 if half else 0)
+    after = (growth * held_bytes).groupby([held["block"], held["always_live"]]).sum()
     before = held["bytes"].groupby([held["block"], held["always_live"]]).sum()
     ratio = after / before.clip(lower=1)
 

@@ -185,7 +185,7 @@ LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is t
 
 
 def elements(shape: str) -> int:
-    """Of a tensor whose shape a profile writes so."""
+    """The number of elements of a tensor, from its shape as a profile writes it."""
     return prod(json.loads(shape)) if shape else 0
 
 

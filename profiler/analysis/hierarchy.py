@@ -111,8 +111,8 @@ def leaves_of_bytes(report: Report, order: str, together: bool = False) -> pd.Da
 def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[str]:
     """The module of each weight, from its name or its state's; "" for anything else."""
     return [
-        str(name).split("/", 1)[0].rpartition(".")[0] if mine else ""
-        for name, mine in zip(names, weights.tolist(), strict=True)
+        str(name).split("/", 1)[0].rpartition(".")[0] if is_weight else ""
+        for name, is_weight in zip(names, weights.tolist(), strict=True)
     ]
 
 

@@ -45,7 +45,7 @@ class Bubble:
 
 
 def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
-    """Of a run's device iteration."""
+    """The bubble of one device iteration of a run."""
     tasks, cycles = report.tasks(run, iteration=iteration), report.pipeline_cycles(run, iteration)
     in_pipeline = cycles[cycles["phase"] != PipelinePhase.UPDATE]
     work = tasks[
@@ -105,14 +105,14 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
     slowest = cycles[["position", "slowest_ipu"]].rename(
         columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"}
     )
-    mine = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
+    slowest_tasks = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
     # a backward that turns to what runs again and back is several tasks
-    of_task = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)[
+    of_task = slowest_tasks.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)[
         "cycles"
     ].sum()
-    mine = of_task.reset_index().sort_values("cycles", ascending=False, kind="stable")
+    slowest_tasks = of_task.reset_index().sort_values("cycles", ascending=False, kind="stable")
     largest = _largest_operators(report)
-    by_cycle: dict[Any, pd.DataFrame] = dict(iter(mine.groupby("pipeline_cycle")))
+    by_cycle: dict[Any, pd.DataFrame] = dict(iter(slowest_tasks.groupby("pipeline_cycle")))
     rows = []
     for position in cycles["position"].tolist():
         part = by_cycle.get(position)

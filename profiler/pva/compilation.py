@@ -170,7 +170,7 @@ class LivenessProgramStep(Shown):
 
     @property
     def notAlwaysLiveMemory(self) -> LiveMemory:
-        """Of a replica."""
+        """The not-always-live memory of a replica."""
         return LiveMemory(self._model, self._step)
 
     def notAlwaysLiveMemoryForIpu(self, ipu: int) -> LiveMemory:
@@ -202,7 +202,7 @@ class CompilationReport(Shown):
 
     @property
     def tiles(self) -> LazyList[Tile]:
-        """Of all IPUs, replicas included."""
+        """The tiles of all IPUs, replicas included."""
         model = self._model
         return LazyList(model.target.num_ipus * model.tiles, lambda i: Tile(model, i))
 
@@ -213,7 +213,7 @@ class CompilationReport(Shown):
 
     @property
     def programs(self) -> LazyList[Program]:
-        """All of them, depth-first; steps that run the same code are one."""
+        """All programs, depth-first; steps that run the same code are one program."""
         model = self._model
         first = np.flatnonzero(model.code_node == np.arange(len(model.code_node)))
         return LazyList(len(first), lambda i: make_program(model, int(first[i])))
@@ -235,7 +235,7 @@ class CompilationReport(Shown):
             names, code = self._model.vertex_code(ipu)
             for name, values in zip(names, code, strict=True):
                 by_type.setdefault(name, {})[ipu] = values
-        return {name: self._model.over_device_array(found) for name, found in by_type.items()}
+        return {name: self._model.over_device_array(code) for name, code in by_type.items()}
 
     @property
     def livenessProgramSteps(self) -> LazyList[LivenessProgramStep]:
@@ -244,7 +244,7 @@ class CompilationReport(Shown):
 
     @property
     def alwaysLiveVariables(self) -> list[VariableSize]:
-        """Of a replica."""
+        """The always-live variables of a replica."""
         return sizes(self._model, *self._model.always_rows(), categories=True)
 
     def alwaysLiveVariablesForTile(self, tile: int) -> list[VariableSize]:
@@ -255,7 +255,7 @@ class CompilationReport(Shown):
 
     @property
     def tilesWithLivenessInfo(self) -> list[int]:
-        """All of them: lifetimes are kept by variable, and so is what lies on which tile."""
+        """All tiles: a profile has the lifetime of every variable and its bytes per tile."""
         return list(range(self._model.target.num_ipus * self._model.tiles))
 
     @cached_property

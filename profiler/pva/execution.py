@@ -23,7 +23,7 @@ class Iteration:
     """The executed steps of a device iteration, in order of time.
 
     Step s has the parts ``first[s] : first[s + 1]``, one for each IPU that takes part: ``ipu``,
-    ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles).
+    ``step`` (index in ``Model.steps``), ``start`` and ``end`` (cycles).
     """
 
     first: np.ndarray
@@ -39,7 +39,7 @@ class Iteration:
 def iteration_of(model: Model, run: int) -> Iteration:
     """The first device iteration of a run.
 
-    Waiting is time of an external sync: of the next one, or of one that is nothing else
+    Waiting counts as time of an external sync: the next one, or one that consists only of waiting
     (`profiler.trace.waits_as_syncs`).
     """
     frame = model.report.steps(run, iteration=0)
@@ -58,9 +58,9 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 
 def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """Where the steps of these ids are in ``Model.steps``.
+    """Indices in ``Model.steps`` of the steps with these ids.
 
-    A wait's is an external sync of its IPU, -1 where it has none.
+    A wait maps to an external sync of its IPU, or to -1 if there is none.
     """
     known = model.steps["id"]
     order = np.argsort(known, kind="stable")
@@ -76,10 +76,11 @@ def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray)
 def _steps_together(
     kind: np.ndarray, ipu: np.ndarray, step: np.ndarray, start: np.ndarray, end: np.ndarray
 ) -> Iteration:
-    """Parts of steps on IPUs gathered to steps, in order of time.
+    """Combine parts on single IPUs into steps, in order of time.
 
-    Exchanges between IPUs that start at once are one step, and so are external syncs that end at
-    once: nobody goes on before the last one is there, which is when the step is counted from.
+    Exchanges between IPUs that start at the same time are one step, and so are external syncs that
+    end at the same time: no IPU goes on before the last one has arrived, and the step counts from
+    that moment.
     """
     exchange, sync = kind == _EXCHANGE, kind == _SYNC
     what = np.where(exchange, 1, np.where(sync, 2, 0))
@@ -99,7 +100,7 @@ def _steps_together(
 class Cycles(Shown):
     """When the first and the last tile were active.
 
-    A time on the clock that all IPUs and runs share.
+    Times are on the clock that all IPUs and runs share.
     """
 
     __slots__ = ("max", "min")
@@ -124,8 +125,8 @@ class CycleRange(Shown):
 class StepOnIpu(Shown):
     """A step's part on one IPU.
 
-    An IPU that takes no part has 0 cycles, from and to the step's start; of an external sync, whose
-    parts start when their IPUs begin to wait, its end.
+    An IPU that takes no part has 0 cycles, starting and ending at the start of the step or, for an
+    external sync, whose parts start when their IPUs begin to wait, at its end.
     """
 
     __slots__ = ("_end", "_model", "_start", "_step")
@@ -136,12 +137,12 @@ class StepOnIpu(Shown):
 
     @property
     def cycles(self) -> int:
-        """Cycles from the begin of the step to its end."""
+        """Cycles from the start of the step to its end."""
         return self._end - self._start
 
     @property
     def activeCycles(self) -> CycleRange:
-        """When the first and last working tile begin and end."""
+        """When the first and the last working tile start and finish."""
         early = self._end
         if self._step is not None and self._model.steps["tile_cycles"][self._step] >= 0:
             early = min(early, self._start + int(self._model.activity["first"][self._step]))
@@ -149,34 +150,34 @@ class StepOnIpu(Shown):
 
     @property
     def allCycles(self) -> CycleRange:
-        """When the first and last tile begin and end."""
+        """When the first and the last tile start and finish."""
         return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
 
     @property
     def dataIn(self) -> int:
-        """Bytes that its tiles receive."""
+        """Bytes received by its tiles."""
         return 0 if self._step is None else int(self._model.steps["received"][self._step])
 
     @property
     def dataOut(self) -> int:
-        """Bytes that its tiles send."""
+        """Bytes sent by its tiles."""
         return 0 if self._step is None else int(self._model.steps["sent"][self._step])
 
     @property
     def tileBalance(self) -> float:
-        """Mean work over most work, all tiles."""
+        """Mean work over maximum work, for all tiles."""
         return 0.0 if self._step is None else float(self._model.activity["balance"][self._step])
 
     @property
     def activeTileBalance(self) -> float:
-        """The same over the tiles that work."""
+        """Mean work over maximum work, for the tiles that work."""
         return (
             0.0 if self._step is None else float(self._model.activity["active_balance"][self._step])
         )
 
 
 class ExecutedComputeSet(Shown):
-    """A compute set as a step ran it."""
+    """A compute set as executed by a step."""
 
     __slots__ = ("_set", "_step")
     _shown = ("name",)
@@ -186,7 +187,7 @@ class ExecutedComputeSet(Shown):
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the compute set."""
         return self._set.name
 
     @property
@@ -196,12 +197,12 @@ class ExecutedComputeSet(Shown):
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
-        """Estimated cycles of each tile; a model's are all estimates."""
+        """Estimated cycles of each tile; in the model all cycles are estimates."""
         return self._set.estimatedCyclesByTile
 
 
 class ExecutionStep(Shown):
-    """A step as it was executed."""
+    """A program step as it was executed."""
 
     __slots__ = ("_at", "_iteration", "_model", "_shift")
     _shown = ("program", "ipus")
@@ -226,7 +227,7 @@ class ExecutionStep(Shown):
 
     @property
     def cyclesByTile(self) -> list[int]:
-        """Cycles on each tile of the device; 0 on those that take no part."""
+        """Cycles on each tile of the device; 0 on tiles that take no part."""
         cycles = {}
         for part in self._parts:
             step, ipu = int(self._iteration.step[part]), int(self._iteration.ipu[part])
@@ -246,7 +247,7 @@ class ExecutionStep(Shown):
 
     @property
     def ipus(self) -> list[StepOnIpu]:
-        """Its part on every IPU of the device; replicas do the same."""
+        """Its part on every IPU of the device; replicas do the same as the modelled IPUs."""
         iteration, parts = self._iteration, self._parts
         ends = iteration.end if self._is_sync else iteration.start
         start = int(ends[parts[0]]) + self._shift
@@ -263,7 +264,7 @@ class ExecutionStep(Shown):
 
     @property
     def allCycles(self) -> CycleRange:
-        """Over all IPUs that take part."""
+        """Cycles over all IPUs that take part."""
         parts = slice(self._parts.start, self._parts.stop)
         start, end = (
             self._iteration.start[parts] + self._shift,
@@ -275,7 +276,7 @@ class ExecutionStep(Shown):
 
 
 class Microseconds(Shown):
-    """Start and end of a run, on the modelled chip's clock."""
+    """Start and end of a run in microseconds, on the modelled chip's clock."""
 
     __slots__ = ("end", "start")
     _shown = ("start", "end")
@@ -298,14 +299,14 @@ class Run(Shown):
 
     @property
     def name(self) -> str:
-        """The name."""
+        """The name of the run."""
         return str(self._model.report.runs["name"].iloc[self._run])
 
     @property
     def microseconds(self) -> Microseconds:
         """When it ran on the modelled device, by its cycles and clock: at least one microsecond.
 
-        How long the host took to compute the numbers says nothing about an IPU.
+        The time the host took to compute the numbers says nothing about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
@@ -313,12 +314,12 @@ class Run(Shown):
 
     @property
     def cycles(self) -> int:
-        """Cycles from the begin of the step to its end."""
+        """Cycles from the start of the first step to the end of the last."""
         return self._of("cycles")
 
     @property
     def cyclesByIpu(self) -> list[int]:
-        """Cycles that each IPU of the device did not wait."""
+        """Cycles in which each IPU of the device did not wait."""
         frame = self._model.report.cycle_proportions(self._run)
         busy = (frame["total"] - frame["idle"]).to_numpy()[: self._model.ipus]
         return np.tile(busy, self._model.target.num_ipus // self._model.ipus).tolist()
@@ -329,7 +330,7 @@ class Run(Shown):
 
     @property
     def steps(self) -> LazyList[ExecutionStep]:
-        """In order of time, over all its device iterations."""
+        """The executed steps in order of time, over all device iterations of the run."""
         one, iterations = self._iteration, self._of("iterations")
         cycles = self._of("cycles") // max(1, iterations)
         count = len(one)
@@ -341,16 +342,16 @@ class Run(Shown):
 
 
 class TotalCycles(int):
-    """A number of cycles, which libpva has in an attribute."""
+    """A number of cycles; libpva puts it in an attribute."""
 
     @property
     def total(self) -> int:
-        """Cycles of all runs; 0 if nothing ran."""
+        """Cycles of all runs together; 0 if nothing ran."""
         return int(self)
 
 
 class Block(Shown):
-    """What a tile did in a step, as lightweight profiling would have seen it."""
+    """A tile's activity in a step, as lightweight profiling would record it."""
 
     __slots__ = ("cyclesFrom", "cyclesTo", "isStreamCopy", "program", "tile")
     _shown = ("program", "tile", "cyclesFrom", "cyclesTo")
@@ -368,10 +369,10 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """The results of running.
+    """The results of execution.
 
-    A model that was only compiled has one run, predicted by its schedule, and the run's name says
-    so. Without a schedule there is none.
+    A model that was only compiled has one run, predicted by its schedule; the run's name says so.
+    Without a schedule it has no runs.
     """
 
     _shown = ("runs", "totalCycles")
@@ -390,7 +391,7 @@ class ExecutionReport(Shown):
 
     @property
     def steps(self) -> LazyList[ExecutionStep]:
-        """Of all runs, one after the other."""
+        """The steps of all runs, one run after the other."""
         lists = [run.steps for run in self._runs]
         ends = np.cumsum([len(steps) for steps in lists], dtype=np.int64)
 
@@ -402,11 +403,11 @@ class ExecutionReport(Shown):
 
     @property
     def totalCycles(self) -> TotalCycles:
-        """Of all runs."""
+        """The total cycles of all runs."""
         return TotalCycles(sum(run.cycles for run in self._runs))
 
     def blocks(self, tile: int) -> list[Block]:
-        """What one tile of the device did, without the steps in which it does nothing."""
+        """The activity of one tile of the device, without the steps in which it does nothing."""
         ipu, at = self._model.tile_of(tile)
         return [block for run in self._runs for block in self._blocks(run, ipu, at, tile)]
 

@@ -1,9 +1,9 @@
-"""What libpva's objects are made from: a profile's columns, brought into the order of its lists.
+"""The data behind libpva's objects: a profile's columns, in the order of libpva's lists.
 
 libpva knows one program for the whole device. Ours is a sequence of steps for each IPU; here they
-are one list, in the order of the program tree. What lives on an IPU between two of its own steps
-lives during the others' steps between them, so that a lifetime is one interval of that list, and
-bytes on all IPUs can be told at every step.
+are one list, in the order of the program tree. What is live on an IPU between two of its own steps
+is live during the other IPUs' steps between them, so a lifetime is one interval of that list, and
+the bytes on all IPUs are known at every step.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class Model:
         return ProfileError(self.report.path, problem, "Run the model again to get a new profile")
 
     def ipu_of(self, ipu: int) -> int:
-        """The modelled IPU that stands for one of any replica."""
+        """The modelled IPU that represents an IPU of any replica."""
         if not 0 <= ipu < self.target.num_ipus:
             raise IndexError(f"the profile has IPUs 0 to {self.target.num_ipus - 1}, not {ipu}")
         return ipu % self.ipus
 
     def tile_of(self, tile: int) -> tuple[int, int]:
-        """(modelled IPU, tile of it) of a tile counted over the whole device."""
+        """(modelled IPU, its tile) for a tile numbered over the whole device."""
         if not 0 <= tile < self.target.num_ipus * self.tiles:
             raise IndexError(
                 f"the device has tiles 0 to {self.target.num_ipus * self.tiles - 1}, not {tile}"
@@ -86,7 +86,7 @@ class Model:
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device_array(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> np.ndarray:
-        """Values over the tiles of some modelled IPUs, over all tiles of the device.
+        """Values over the tiles of some modelled IPUs, expanded to all tiles of the device.
 
         Replicas are included.
         """
@@ -96,7 +96,7 @@ class Model:
         return np.tile(one.ravel(), self.target.num_ipus // self.ipus)
 
     def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """The same as a list."""
+        """The same as `over_device_array`, as a list."""
         return self.over_device_array(by_ipu, dtype).tolist()
 
     # -- program ---
@@ -109,12 +109,12 @@ class Model:
 
     @cached_property
     def node_of(self) -> dict[int, int]:
-        """Program id -> where it is in `tree`."""
+        """Program id -> its index in `tree`."""
         return {int(id): at for at, id in enumerate(self.tree["id"].tolist())}
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """Where a program is in `tree` -> where its children are."""
+        """Index of a program in `tree` -> the indices of its children."""
         by_parent: dict[int, list[int]] = {}
         for at, parent in enumerate(self.tree["parent"].tolist()):
             if parent >= 0:
@@ -123,7 +123,7 @@ class Model:
 
     @cached_property
     def steps(self) -> dict[str, np.ndarray]:
-        """Program steps in the order of the tree, with ``node`` (in `tree`) and ids of vectors."""
+        """Program steps in tree order, with ``node`` (index in `tree`) and ids of vectors."""
         frame = self.report.program_steps()
         stored = self.report.columns_of(records.Step)
         frame = frame.set_index("step").loc[stored["id"]]
@@ -143,14 +143,14 @@ class Model:
 
     @cached_property
     def step_of(self) -> dict[int, int]:
-        """Step id -> where it is in `steps`."""
+        """Step id -> its index in `steps`."""
         return {int(id): at for at, id in enumerate(self.steps["id"].tolist())}
 
     @cached_property
     def code_node(self) -> np.ndarray:
-        """Of each program of `tree`, the first that is the same code.
+        """For each program of `tree`, the first program with the same code.
 
-        Itself, but for steps that an outlined one stands for.
+        That is the program itself, except for steps that run another step's outlined code.
         """
         nodes = np.arange(len(self.tree["id"]), dtype=np.int64)
         for at, code in enumerate(self.steps["code"].tolist()):
@@ -161,13 +161,13 @@ class Model:
 
     @cached_property
     def own_code(self) -> np.ndarray:
-        """Of each step, whether it is the first that runs its code."""
+        """For each step, whether it is the first to run its code."""
         node = self.steps["node"]
         return np.asarray(self.code_node[node] == node)
 
     @cached_property
     def compute_set_steps(self) -> np.ndarray:
-        """Of each compute set, by id, the first step that runs it."""
+        """For each compute set, by id, the first step that runs it."""
         ids = self.steps["compute_set"]
         rows = np.flatnonzero(ids >= 0)
         rows = rows[np.lexsort((rows, ids[rows]))]
@@ -182,12 +182,12 @@ class Model:
 
     @cached_property
     def step_of_node(self) -> dict[int, int]:
-        """Where a program is in `tree` -> the step it is, for those that are one."""
+        """Index of a program in `tree` -> its step, for programs that are steps."""
         return {int(node): at for at, node in enumerate(self.steps["node"].tolist())}
 
     @cached_property
     def order(self) -> list[np.ndarray]:
-        """Of each modelled IPU, where its steps (by position) are in `steps`."""
+        """For each modelled IPU, the index in `steps` of each of its steps (by position)."""
         ordered = []
         for ipu in range(self.ipus):
             here = np.flatnonzero(self.steps["ipu"] == ipu)
@@ -196,7 +196,7 @@ class Model:
 
     @cached_property
     def external_sync(self) -> np.ndarray:
-        """Of each modelled IPU, where its first external sync is in `steps`; -1: it has none."""
+        """For each modelled IPU, the index in `steps` of its first external sync, or -1."""
         first_syncs = np.full(self.ipus, -1, dtype=np.int64)
         syncs = np.flatnonzero(self.steps["kind"] == "external sync")[::-1]
         first_syncs[self.steps["ipu"][syncs]] = syncs
@@ -206,7 +206,7 @@ class Model:
     def program_names(self) -> list[str]:
         """The name of each program of `tree`.
 
-        Operators in it are named as in PopART, a sync is "Internal" (of one chip's tiles) or
+        Operators in it are named as in PopART; a sync is "Internal" (of one chip's tiles) or
         "External" (with others).
         """
         names = [str(name) for name in self.tree["name"]]
@@ -238,15 +238,15 @@ class Model:
         return names
 
     def tile_vector(self, step: int, name: str) -> np.ndarray | None:
-        """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step over tiles, or None."""
+        """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step per tile, or None."""
         id = int(self.steps[name][step])
         return None if id < 0 else self.report.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
         """Cycles of a step over the tiles of its IPU.
 
-        Of compute as it is stored, of an exchange on the tiles that take part, of anything else (a
-        sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
+        Compute has its stored cycles, an exchange counts on the tiles that take part, and anything
+        else (a sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
         total = int(self.steps["cycles"][step]) if cycles is None else cycles
         by_tile = self.tile_vector(step, "tile_cycles")
@@ -260,9 +260,9 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """Of each step: ``first``, ``balance`` and ``active_balance``.
+        """``first``, ``balance`` and ``active_balance`` for each step.
 
-        ``first`` is the cycles until a working tile has finished.
+        ``first`` is the number of cycles until the first working tile has finished.
         """
         columns = self.steps
         first = columns["cycles"].copy()
@@ -284,7 +284,7 @@ class Model:
     def variables(self) -> dict[str, np.ndarray]:
         """Variables in the order of the file.
 
-        ``first`` and ``last`` (exclusive) are where they live in `steps`.
+        ``first`` and ``last`` (exclusive) are their lifetimes as indices in `steps`.
         """
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
@@ -302,7 +302,7 @@ class Model:
 
     @cached_property
     def of_ipu(self) -> list[tuple[IpuVariables, np.ndarray]]:
-        """Of each modelled IPU its variables, and where they are in `variables`."""
+        """For each modelled IPU its variables, and their indices in `variables`."""
         rows = []
         for ipu in range(self.ipus):
             variables = self.report.ipu_variables(ipu)
@@ -311,16 +311,16 @@ class Model:
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Equivalence classes: (first, last) of each, and which one every variable is of."""
+        """Equivalence classes: (first, last) of each, and the class of every variable."""
         pairs = np.stack([self.variables["first"], self.variables["last"]], axis=1)
         unique, which = np.unique(pairs, axis=0, return_inverse=True)
         return unique, which.ravel()
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """The id of each variable's first lowered variable, and behind the last how many there are.
+        """The id of each variable's first lowered variable, followed by their total number.
 
-        A variable has a lowered one for each tile that holds some of it.
+        A variable has one lowered variable for each tile that holds a part of it.
         """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
@@ -328,7 +328,7 @@ class Model:
         return np.cumsum(count)
 
     def piece_arrays_of(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tiles of its IPU that hold some of the variable at ``row``, and the bytes on each."""
+        """Tiles of its IPU that hold a part of the variable at ``row``, and the bytes on each."""
         vector = int(self.variables["tile_bytes"][row])
         pieces = self._pieces.get(vector)
         if pieces is None:
@@ -338,7 +338,7 @@ class Model:
         return pieces
 
     def pieces_of(self, row: int) -> tuple[list[int], list[int]]:
-        """The same as lists, tiles counted over the device; variables that lie alike share them."""
+        """The same as lists, by device tile; variables with the same layout share them."""
         key = int(self.variables["tile_bytes"][row]), int(self.variables["ipu"][row])
         pieces = self._piece_lists.get(key)
         if pieces is None:
@@ -348,11 +348,11 @@ class Model:
         return pieces
 
     def vector_of(self, row: int) -> np.ndarray:
-        """Bytes over the tiles of its IPU, of the variable at ``row``."""
+        """Bytes of the variable at ``row`` on each tile of its IPU."""
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of a replica's IPUs, of one, or of a tile of it."""
+        """Not-always-live bytes at every step: of a replica's IPUs, one IPU, or one tile of it."""
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
     def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
@@ -377,7 +377,7 @@ class Model:
     def live_rows(
         self, step: int, ipu: int | None = None, tile: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, bytes) of the variables that live at a step and not always, largest first."""
+        """(rows, bytes) of the variables live at a step but not always, largest first."""
         columns = self.variables
         lives = ~columns["always"] & (columns["first"] <= step) & (step < columns["last"])
         return self._sized(lives, ipu, tile)
@@ -385,7 +385,7 @@ class Model:
     def always_rows(
         self, ipu: int | None = None, tile: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same of those that always live."""
+        """(rows, bytes) of the always-live variables, largest first."""
         return self._sized(self.variables["always"], ipu, tile)
 
     def _sized(
@@ -410,7 +410,7 @@ class Model:
     def variables_of_op(self) -> dict[int, list[int]]:
         """Operator -> rows of the variables it reads or writes.
 
-        A profile of format 1 knows only what it makes.
+        A profile of format 1 only knows which variables it writes.
         """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         by_op: dict[int, list[int]] = {}
@@ -426,10 +426,10 @@ class Model:
         return by_op
 
     def variables_of_step(self, step: int) -> list[int]:
-        """Rows of the variables that a step's operator uses and that live at it.
+        """Rows of the variables that a step's operator uses and that are live at the step.
 
-        With them the stack of the workers that run it; of a step without operator, what it moves
-        and what it needs for that. Code and vertices' state are its program's, by tile.
+        These include the stack of the workers that run it; for a step without operator, what it
+        moves and what it needs for that. Code and vertex state belong to its program, per tile.
         """
         op, ipu = int(self.steps["op"][step]), int(self.steps["ipu"][step])
         none = np.zeros(0, dtype=np.int64)
@@ -445,7 +445,7 @@ class Model:
 
     @cached_property
     def _data_of_op(self) -> dict[int, np.ndarray]:
-        """`variables_of_op` without what programs have by tile."""
+        """`variables_of_op` without what programs have per tile."""
         counted = np.isin(self.variables["category"], OF_PROGRAMS)
         by_op = {}
         for op, rows in self.variables_of_op.items():
@@ -455,19 +455,20 @@ class Model:
 
     @cached_property
     def _data_of_step(self) -> dict[int, np.ndarray]:
-        """Steps without operator -> variables that are theirs.
+        """Steps without operator -> the variables that belong to them.
 
-        An exchange's code with the host, its headers, and what holds the tensor that they move.
+        These are the code of an exchange with the host, its headers, and the variables of the
+        tensor that they move.
         """
         columns, steps = self.variables, self.steps
         data = ~np.isin(columns["category"], OF_PROGRAMS)
         by_step = {}
         for step in np.flatnonzero(steps["op"] < 0).tolist():
             tensor = int(steps["tensor"][step])
-            mine = columns["step"] == steps["id"][step]
+            of_step = columns["step"] == steps["id"][step]
             if tensor >= 0:
-                mine |= columns["tensor"] == tensor
-            by_step[step] = np.flatnonzero(mine & data)
+                of_step |= columns["tensor"] == tensor
+            by_step[step] = np.flatnonzero(of_step & data)
         return by_step
 
     @cached_property
@@ -480,7 +481,7 @@ class Model:
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code; equal exchanges share the first one's."""
+        """Step -> row of the variable that is its code; equal exchanges share that of the first."""
         is_code = self.variables["category"] == "internalExchangeCode"
         rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()
         return {
@@ -491,15 +492,15 @@ class Model:
 
     @cached_property
     def subtree_end(self) -> np.ndarray:
-        """Where in `tree` what is under each program ends."""
+        """Index in `tree` at which the subtree of each program ends."""
         parents = [self.node_of.get(id, -1) for id in self.tree["parent"].tolist()]
         return subtree_ends(np.array(parents, dtype=np.int64))
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Control code of the steps under a program, by modelled IPU: bytes by tile.
+        """Control code of the steps under a program, by modelled IPU: bytes per tile.
 
         The steps of an IPU have equal shares of its code in whole bytes, which add up to all of it.
-        A step that runs the code of one before it has no share.
+        A step that runs the code of an earlier step has no share.
         """
         at = int(self.code_node[at])
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
@@ -518,10 +519,9 @@ class Model:
 
     @cached_property
     def _control_shares(self) -> list[np.ndarray]:
-        """The number of each step among its IPU's steps with control code of their own.
+        """The number of each step among its IPU's steps that have their own control code.
 
-        By modelled IPU; -1 for a step of another IPU, or one that runs the code of a step before
-        it.
+        By modelled IPU; -1 for a step of another IPU, or one that runs the code of an earlier step.
         """
         shares = []
         for order in self.order:
@@ -535,7 +535,7 @@ class Model:
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """A compute set's vertices: (type, state bytes, id of the vector of counts).
+        """Vertices of a compute set: (type, state bytes, id of the vector of counts).
 
         State bytes are those of one instance.
         """
@@ -562,7 +562,7 @@ class Model:
 
     @cached_property
     def vertex_sizes(self) -> dict[str, int]:
-        """Type of vertex -> bytes of state of an instance."""
+        """Vertex type -> state bytes of one instance."""
         return {name: state for kinds in self.vertices.values() for name, state, _ in kinds}
 
     # -- memory ---
@@ -577,7 +577,7 @@ class Model:
         return self._remember(("totals", ipu), make)
 
     def category(self, ipu: int, category: str, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(always-live bytes, packed bytes of the others) of a category and region, by tile."""
+        """(always-live bytes, packed bytes of the others) of a category and region, per tile."""
 
         def make() -> tuple[np.ndarray, np.ndarray]:
             variables, _ = self.of_ipu[ipu]
@@ -590,7 +590,7 @@ class Model:
         return self._remember(("category", ipu, category, interleaved), make)
 
     def vertex_code(self, ipu: int) -> tuple[list[str], np.ndarray]:
-        """Types of vertices on an IPU, and code bytes [type, tile]."""
+        """Vertex types on an IPU, and their code bytes [type, tile]."""
 
         def make() -> tuple[list[str], np.ndarray]:
             variables, rows = self.of_ipu[ipu]

@@ -1,9 +1,9 @@
 """Operations and where they come from (docs/libpva.md#operations).
 
-An operation is a captured operator; its debug context is of the layer "popart", as the vendor's,
-with one of the layer "poptorch" as its parent: which ATen operator it was, in which module, at
-which line. Steps that no operator has (copies between chips and to the host, syncs) are operations
-without a name, so that nothing is in none.
+An operation is a captured operator; its debug context is in the layer "popart", like the vendor's,
+and has as its parent one in the layer "poptorch", which says which ATen operator it was, in which
+module, at which line. Steps without an operator (copies between chips and to the host, syncs) form
+operations without a name, so that every step belongs to an operation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MADE = (
 
 
 class Location(Shown):
-    """A line of the user's."""
+    """A line of user code."""
 
     __slots__ = ("fileName", "functionName", "lineNumber")
     _shown = ("fileName", "lineNumber", "functionName")
@@ -43,7 +43,7 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What a layer of software knew of an operation.
+    """What one layer of the software knows of an operation.
 
     ``json`` is all of it, ``layer`` only which layer it was.
     """
@@ -62,7 +62,7 @@ class DebugContext(Shown):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All that it knows, as ``json`` has it."""
+        """All fields of the debug context, as in ``json``."""
         return dict(self._fields)
 
     @property
@@ -72,7 +72,7 @@ class DebugContext(Shown):
 
     @property
     def layer(self) -> str:
-        """JSON text with the key ``layer``."""
+        """JSON text whose only key is ``layer``."""
         return json.dumps({"layer": self._fields["layer"]})
 
     def __eq__(self, other: object) -> bool:
@@ -87,7 +87,7 @@ class DebugContext(Shown):
 
 
 class Operation(Shown):
-    """An operator of the model, or the steps of a piece of program that belong to none."""
+    """An operator of the model, or steps of a part of the program that belong to no operator."""
 
     _shown = ("name", "firstStepIndex", "lastStepIndex")
 
@@ -98,30 +98,30 @@ class Operation(Shown):
 
     @property
     def replacedDebugContext(self) -> list[DebugContext]:
-        """Those of operations that an optimiser put this one in the place of: none."""
+        """Debug contexts of the operations that an optimiser replaced with this one: none."""
         return []
 
     def programs(self) -> list[Program]:
-        """Its steps; none, where the operator costs nothing (a view)."""
+        """Its steps; empty if the operator costs nothing (a view)."""
         return [
             make_program(self._model, int(self._model.steps["node"][step])) for step in self._steps
         ]
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """What its programs use, a piece for every tile."""
+        """Variables that its programs use, one entry per tile."""
         rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
         return lowered(self._model, rows)
 
     @property
     def varIds(self) -> np.ndarray:
-        """Ids of ``vars`` as an array, int64 (libpva has no such thing)."""
+        """Ids of ``vars`` as an array, int64 (not in libpva)."""
         rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
         return lowered_ids(self._model, rows)
 
     @property
     def firstStepIndex(self) -> int:
-        """In ``livenessProgramSteps``; -1 where it has no steps."""
+        """Position of its first step in `livenessProgramSteps`; -1 if it has no steps."""
         return self._steps[0] if self._steps else -1
 
     @property
@@ -131,19 +131,19 @@ class Operation(Shown):
 
 
 def _kind(popart_name: str) -> str:
-    """PopART's word for an operator, from its name: "MatMul" of "layer.3/attention/MatMul/1"."""
+    """PopART's type of an operator, from its name: "MatMul" from "layer.3/attention/MatMul/1"."""
     parts = popart_name.split("/")
     return parts[-2] if parts[-1].isdecimal() and len(parts) > 1 else parts[-1]
 
 
 def _torch_schema(aten: str) -> str:
-    """The name "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
+    """The name "aten::addmm" of "aten.addmm.default", in the form that PyTorch's own tools use."""
     space, _, name = aten.partition(".")
     return f"{space}::{name.split('.')[0]}"
 
 
 def _in_program_order(operations: list[Operation]) -> list[Operation]:
-    """By first step; those without steps behind the one that they follow."""
+    """Operations sorted by first step; those without steps come after the one that they follow."""
     first, key = -1, []
     for operation in operations:
         first = operation.firstStepIndex if operation.firstStepIndex >= 0 else first
@@ -154,7 +154,7 @@ def _in_program_order(operations: list[Operation]) -> list[Operation]:
 class OperationAnalysis:
     """All operations of a report, in the order in which their first steps are in the program.
 
-    One without steps (a view) follows the one before it.
+    An operation without steps (a view) comes after the one that precedes it.
     """
 
     def __init__(self, report: Report) -> None:
@@ -186,7 +186,7 @@ class OperationAnalysis:
 
     @cached_property
     def _tensor_names(self) -> list[str]:
-        """The name of each variable's tensor, without the number that tells its variables apart."""
+        """The tensor name of each variable, without the number that tells its variables apart."""
         variables = self._model.variables
         first: dict[int, str] = {}
         names = []

@@ -38,25 +38,25 @@ class VertexInstances(Shown):
 
     @property
     def count(self) -> int:
-        """How many there are on all tiles."""
+        """Number of instances on all tiles."""
         return int(self._model.report.vector(self._count).sum())
 
     @property
     def countByTile(self) -> list[int]:
-        """How many there are on each tile of the device."""
+        """Number of instances on each tile of the device."""
         return self.countByTileArray.tolist()
 
     @property
     def countByTileArray(self) -> np.ndarray:
-        """The same as an array, int64 (libpva has no such thing)."""
+        """Number of instances on each tile of the device as an array, int64 (not in libpva)."""
         return self._model.over_device_array({self._ipu: self._model.report.vector(self._count)})
 
 
 class ComputeSet(Shown):
-    """Vertices that run at once.
+    """Vertices that run at the same time.
 
-    Two are equal where they are the same one of the same profile; programs that are the same code
-    share theirs, under the first one's name.
+    Two are equal if they are the same compute set of the same profile; programs with the same code
+    share theirs, under the name of the first.
     """
 
     __slots__ = ("_model", "_step", "id")
@@ -79,12 +79,12 @@ class ComputeSet(Shown):
 
     @property
     def cyclesByTile(self) -> list[int]:
-        """Cycles on each tile of the device as executed: the model executes what it estimates."""
+        """Executed cycles on each tile of the device; the model executes what it estimates."""
         return self.estimatedCyclesByTile
 
     @property
     def vertices(self) -> list[VertexInstances]:
-        """Its vertices, an entry for each type."""
+        """Its vertices, one entry per type."""
         ipu = int(self._model.steps["ipu"][self._step])
         return [
             VertexInstances(self._model, ipu, VertexType(name, state), count)
@@ -99,10 +99,10 @@ class ComputeSet(Shown):
 
 
 class Program(Shown):
-    """A node of the program tree; a sync is a plain one.
+    """A node of the program tree; a sync is a plain `Program`.
 
-    Programs are equal, and have one id, where they are the same node, or steps that run the same
-    code: what the compiler outlines is in memory once. Each keeps its own name.
+    Programs are equal, and have the same id, if they are the same node, or steps that run the same
+    code: outlined code is in memory once. Each keeps its own name.
     """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
@@ -123,12 +123,12 @@ class Program(Shown):
 
     @property
     def name(self) -> str:
-        """Module path and what it does; a sync is "Internal" (one chip's tiles) or "External"."""
+        """Module path and action; a sync is "Internal" (one chip's tiles) or "External"."""
         return self._model.program_names[self._at]
 
     @property
     def repeat(self) -> int:
-        """How often the children run, of a Repeat; else 1."""
+        """How often the children of a Repeat run; otherwise 1."""
         return int(self._model.tree["repeat"][self._at])
 
     @property
@@ -138,7 +138,7 @@ class Program(Shown):
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """Variables that its operator uses and that are live at it, with an entry for each tile."""
+        """Variables that its operator uses and that are live at this program, one per tile."""
         from profiler.pva.variables import lowered
 
         step = self._step
@@ -146,16 +146,16 @@ class Program(Shown):
 
     @property
     def controlCodeByTile(self) -> list[int]:
-        """Bytes of control code on each tile of the device, children's included: an estimate.
+        """Estimated bytes of control code on each tile of the device, including that of children.
 
-        A profile has the control code of an IPU in one; a program's is its share by number of
+        A profile has one total of control code per IPU; the share of a program is by number of
         steps.
         """
         return self.controlCodeByTileArray.tolist()
 
     @property
     def controlCodeByTileArray(self) -> np.ndarray:
-        """The same as an array, int64 (libpva has no such thing)."""
+        """The same as `controlCodeByTile` as an array, int64 (not in libpva)."""
         return self._model.over_device_array(self._model.control_code(self._at))
 
     def accept(self, visitor: ProgramVisitor) -> None:
@@ -178,7 +178,7 @@ class Program(Shown):
 
 
 class _StepProgram(Program):
-    """A program that is a step of its own."""
+    """A program that is itself a step."""
 
     __slots__ = ()
 
@@ -218,12 +218,12 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device, which equal exchanges share."""
+        """Bytes of its code on each tile of the device; equal exchanges share code."""
         return self.codeBytesByTileArray.tolist()
 
     @property
     def codeBytesByTileArray(self) -> np.ndarray:
-        """The same as an array, int64 (libpva has no such thing)."""
+        """The same as `codeBytesByTile` as an array, int64 (not in libpva)."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
         first = model.step_of_node[int(model.code_node[self._at])]
@@ -280,9 +280,9 @@ _CLASSES: dict[str, type[Program]] = {
 
 
 def make_program(model: Model, at: int) -> Program:
-    """The program at a place of ``model.tree``.
+    """The program at an index of ``model.tree``.
 
-    A node of a step's type that no step stands for is a plain one.
+    A node that has the type of a step but no step is a plain `Program`.
     """
     kind = _CLASSES.get(str(model.tree["type"][at]), Program)
     return (
@@ -293,7 +293,7 @@ def make_program(model: Model, at: int) -> Program:
 
 
 def program_type(name: str) -> ProgramType:
-    """The type of that name; Unknown where a profile has another."""
+    """The program type of that name; Unknown for other names in a profile."""
     return ProgramType.__members__.get(name, ProgramType.Unknown)
 
 
@@ -304,7 +304,7 @@ def _ignore(program: Program) -> None:
 class ProgramVisitor:
     """Base class of visitors.
 
-    Override the methods for the programs of interest, and give it to `Program.accept`.
+    Override the methods for the programs of interest, and pass the visitor to `Program.accept`.
     """
 
     def visitOnTileExecute(self, onTileExecute: Any) -> None:

@@ -32,7 +32,7 @@ class Version(Shown):
 
 
 class FileVersion(Version):
-    """Of the file's format; formats only ever grow, and `isUnstableFormat` is False."""
+    """The version of the file's format; formats only ever grow, so `isUnstableFormat` is False."""
 
     __slots__ = ()
     isUnstableFormat = False

@@ -95,9 +95,9 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
     for call, home in zip(calls, homes, strict=True):
         home.append(call)
     processes: dict[int, list[Thread]] = {}
-    for (pid, tid), found in threads.items():
-        processes.setdefault(pid, []).append(Thread(tid, _in_order(found)))
-    return Trace([Process(pid, found) for pid, found in processes.items()])
+    for (pid, tid), thread_events in threads.items():
+        processes.setdefault(pid, []).append(Thread(tid, _in_order(thread_events)))
+    return Trace([Process(pid, members) for pid, members in processes.items()])
 
 
 def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:

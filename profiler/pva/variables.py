@@ -1,4 +1,4 @@
-"""Variables: as liveness counts them, and lowered to tiles (docs/libpva.md#variables)."""
+"""Variables: as counted by liveness, and lowered to tiles (docs/libpva.md#variables)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from profiler.pva.model import CATEGORIES, OWN_NAME, Model
 
 
 class VariableSize(Shown):
-    """A variable and its bytes, where it was asked for: in all, on an IPU or on a tile.
+    """A variable and its bytes in the scope of the query: in total, on an IPU or on a tile.
 
-    Two are equal where they are of the same variable, whatever their sizes. What is not the model's
-    own (code and the like) goes by its category, all of it together.
+    Two are equal if they are of the same variable, whatever their sizes. What does not belong to
+    the model itself (code and the like) is listed under its category, as one entry.
     """
 
     __slots__ = ("_key", "name", "size")
@@ -39,9 +39,9 @@ class VariableSize(Shown):
 def sizes(
     model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
 ) -> list[VariableSize]:
-    """Of variables by row and bytes.
+    """The sizes of variables given by row and bytes.
 
-    ``categories``: those that have their own entry even where nothing is in them.
+    ``categories``: those that have an entry of their own even if they are empty.
     """
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
@@ -60,7 +60,7 @@ def sizes(
 
 
 class Interval(Shown):
-    """Steps ``start <= step < end`` of ``livenessProgramSteps``."""
+    """Steps of ``livenessProgramSteps`` with ``start <= step < end``."""
 
     __slots__ = ("end", "start")
     _shown = ("start", "end")
@@ -71,7 +71,7 @@ class Interval(Shown):
 
 
 class EquivalenceClass(Shown):
-    """The variables that live at the same steps."""
+    """The variables that are live at the same steps."""
 
     __slots__ = ("_model", "id")
     _shown = ("id", "steps")
@@ -86,7 +86,7 @@ class EquivalenceClass(Shown):
 
     @property
     def steps(self) -> list[Interval]:
-        """Half-open intervals of liveness steps in which it is live."""
+        """Half-open intervals of liveness steps at which its variables are live."""
         first, last = self._model.classes[0][self.id].tolist()
         return [Interval(first, last)] if last > first else []
 
@@ -102,7 +102,7 @@ class EquivalenceClass(Shown):
 
 
 class _Unlowered:
-    """A variable of the model, which its pieces on tiles share."""
+    """A variable of the model, shared by its pieces on tiles."""
 
     __slots__ = ("model", "row")
 
@@ -120,10 +120,11 @@ class _Piece(NamedTuple):
 
 
 class LoweredVariable(_Piece):
-    """What one tile holds of a variable.
+    """The part of a variable that one tile holds.
 
-    Ids are counted over all of the profile; tiles over the device. ``equivalenceClass``: when it
-    lives. A tuple underneath: a large model has millions of them, and clients walk them all.
+    Ids are unique over the whole profile, tiles are numbered over the device. ``equivalenceClass``:
+    when it is live. It is a tuple because a large model has millions of them, and clients iterate
+    over them all.
     """
 
     __slots__ = ()
@@ -136,18 +137,18 @@ class LoweredVariable(_Piece):
 
     @property
     def alwaysLive(self) -> bool:
-        """Whether it is live throughout."""
+        """Whether it is live all the time."""
         return bool(self.variable.model.variables["always"][self.variable.row])
 
     @property
     def hasUnloweredVar(self) -> bool:
-        """Whether it is a piece of one that goes by its own name in the lists of what is live."""
+        """Whether it is a piece of a variable with its own entry in the liveness lists."""
         category = self.variable.model.variables["category"]
         return category[self.variable.row] in OWN_NAME
 
     @property
     def unloweredVar(self) -> VariableSize | None:
-        """The variable it is a piece of, with the bytes of this piece, or None."""
+        """The variable of which it is a piece, with the bytes of this piece, or None."""
         if not self.hasUnloweredVar:
             return None
         key = (id(self.variable.model), self.variable.row)
@@ -200,31 +201,32 @@ class LoweredArrays:
 
 
 class LoweredVariables:
-    """The variables of a replica as they lie on tiles."""
+    """The variables of a replica as they are placed on tiles."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     @cached_property  # clients ask for it anew for each entry
     def allBriefVars(self) -> LazyList[LoweredVariable]:
-        """All of them; made while walking, so that millions take no memory."""
+        """All lowered variables; created during iteration, so that millions take no memory."""
         return lowered(self._model, range(len(self._model.variables["id"])))
 
     @property
     def allBriefVarsArrays(self) -> LoweredArrays:
-        """All of them at once (libpva has no such thing)."""
+        """All lowered variables as arrays (not in libpva)."""
         return lowered_arrays(self._model, np.arange(len(self._model.variables["id"])))
 
     @property
     def equivalenceClassSteps(self) -> np.ndarray:
         """Steps of every equivalence class, by id.
 
-        Int64[class, 2], start and end of its interval; equal where it never lives.
+        int64[class, 2], start and end of its interval; both are equal for a class that is never
+        live.
         """
         return self._model.classes[0]
 
     def forTile(self, tile: int) -> list[LoweredVariable]:
-        """Those on a tile of the device."""
+        """The lowered variables on a tile of the device."""
         model = self._model
         ipu, at = model.tile_of(tile)
         variables, rows = model.of_ipu[ipu]

@@ -1,7 +1,7 @@
-"""What replicas exchange before a weight update, for splits and numbers of replicas of any kind.
+"""What replicas exchange before a weight update, for any split and any number of replicas.
 
-A profile has the cycles of the replicas that it was made with. Where other numbers of them are
-weighed, the bytes of each Block's gradients and what a ring costs say it of all.
+A profile has the cycles of the number of replicas with which it was made. For other numbers, the
+bytes of each Block's gradients and the cost of a ring give the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _KNOWS_USES = 2  # the format of profiles since which operators' variables are i
 class Rings:
     """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
 
-    float64[IPU] each. They come from whoever knows the machine (`ipu_exec.topology.ring_cycles`).
+    float64[IPU] each. They come from the code that knows the machine
+    (`ipu_exec.topology.ring_cycles`).
     """
 
     base: np.ndarray
@@ -42,10 +43,10 @@ class Rings:
 
 
 def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
-    """Of each Block's weights, what replicas reduce, on all tiles: int64[Block].
+    """Bytes of each Block's weights that replicas reduce, on all tiles: int64[Block].
 
-    Accumulators; where a weight update has one micro-batch there are none, but the gradients that
-    the update reads.
+    These are the accumulators; if a weight update has one micro-batch there are none, and it is the
+    gradients that the update reads.
     """
     variables = report.variables
     gradients = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
@@ -57,7 +58,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
 
 
 def _read_by_updates(report: Report) -> np.ndarray:
-    """Variables that an operator of a weight update reads, or writes: ids."""
+    """Ids of variables that an operator of a weight update reads or writes."""
     uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
     updates = ops["id"][ops["direction"] == Direction.UPDATE]
     chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]

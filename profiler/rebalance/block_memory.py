@@ -91,7 +91,7 @@ class BlockMemory:
     def from_report(
         cls, report: Report, stage: np.ndarray, ties: Ties | None = None
     ) -> BlockMemory:
-        """``stage``: of each Block, as profiled. What ``ties`` need is counted with them."""
+        """``stage``: that of each Block, as profiled. What ``ties`` need is counted with them."""
         blocks, tiles = len(stage), report.target.tiles_per_ipu
         variables, steps, uses = Variables.of(report), Steps.of(report), uses_of(report)
         ipu_of = report.stages["ipu"].to_numpy()[stage]
@@ -123,7 +123,7 @@ Pieces = list[tuple[list[int], list[int], list[int]]]
 def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
     """Operators, and the ids of variables that each uses.
 
-    Of format 1, that has none, what each operator made.
+    Format 1 does not record them; there it is what each operator made.
     """
     if report.format >= 2:
         columns = report.columns_of(records.Use)
@@ -174,7 +174,7 @@ def _states(variables: Variables, blocks: int) -> dict[str, np.ndarray]:
 def _vectors_of(
     states: Variables, weight: np.ndarray, block: np.ndarray
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Of each weight its Block, and the vectors of its states."""
+    """The Block of each weight, and the vectors of its states."""
     order = np.lexsort((states.vector, weight))
     pieces = np.split(states.vector[order], np.flatnonzero(np.diff(weight[order])) + 1)
     return [
@@ -202,7 +202,7 @@ def _owners(variables: Variables, states: Variables) -> tuple[np.ndarray, np.nda
 
 
 def _pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """A number for each pair of numbers."""
+    """One number for each pair of numbers."""
     _, one = np.unique(first, return_inverse=True)
     kinds, other = np.unique(second, return_inverse=True)
     numbers: np.ndarray = one * max(1, len(kinds)) + other
@@ -240,7 +240,7 @@ _NO_PIECE, _COUNTED = -2, -1  # elsewhere
 
 
 def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
-    """Of each variable the piece of code that Blocks share which it is."""
+    """For each variable, the piece of shared code to which it belongs."""
     number = np.full(len(ids), _NO_PIECE)
     for named, chosen in ((1, True), (2, False)):
         id_lists = [one[named] for one in pieces]
@@ -252,13 +252,13 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
 
 
 def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
-    """What the compiler wrote of code that Blocks call and share (`ipu_exec.compiler.memory.Code`).
+    """Code that Blocks call and share, from the compiler (`ipu_exec.compiler.memory.Code`).
 
-    Bytes of calls on each tile, int64[Block]; and code that Blocks have in common: which Blocks,
-    the ids of its variables, of those with the same on further IPUs.
+    Bytes of calls on each tile, int64[Block]; and the code that Blocks have in common: which
+    Blocks, the ids of its variables, and those of the same code on further IPUs.
 
-    An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's
-    that ran it first.
+    An older profile has neither, and an untrusted one may have invalid entries: code then belongs
+    to the Block that ran it first.
     """
     nothing = np.zeros(blocks, dtype=np.int64)
     variables = report.columns_of(records.Variable)
@@ -272,7 +272,7 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
             for piece in said["shared"]
         ]
         named = [id for _, once, again in pieces for id in (*once, *again)]
-        users = [block for mine, _, _ in pieces for block in mine]
+        users = [block for sharers, _, _ in pieces for block in sharers]
     except (KeyError, TypeError, ValueError, OverflowError):
         return nothing, []
     ours = (

@@ -1,9 +1,9 @@
-"""Tensors that Blocks hand on: where they wait, stage by stage.
+"""Tensors that Blocks hand on, and where they wait, stage by stage.
 
-A tensor that one Block makes and others use lies on a stage from where it is made, or from the
-beginning of the IPU's turn where it comes from another IPU, until its last use there, or until the
-end of the turn where another IPU gets it. What Blocks touch themselves is in their own peaks
-(`profiler.rebalance.block_memory`); here is what waits while others run.
+A tensor that one Block makes and others use is live on a stage from where it is made, or from the
+beginning of the IPU's turn if it comes from another IPU, until its last use there, or until the end
+of the turn if another IPU gets it. What Blocks touch themselves is in their own peaks
+(`profiler.rebalance.block_memory`); this module counts what waits while others run.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Carried:
 
     @cached_property
     def over_each_cut(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tensors that go from a Block to the next one only, forward and backward.
+        """Bytes of tensors that go only from a Block to the next one, forward and backward.
 
         int64[Block, tile] each, by the first of the two Blocks.
         """
@@ -102,7 +102,7 @@ class Carried:
 
     @cached_property
     def direct(self) -> np.ndarray:
-        """Which go from a Block to the next one only."""
+        """Whether each tensor goes only from a Block to the next one."""
         return np.asarray(self.last - self.first == 1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class AsProfiled(Protocol):
-    """What costs say of how the profile saved memory."""
+    """What the costs know of how the profile saved memory."""
 
     @property
     def recompute(self) -> bool:
@@ -26,7 +26,7 @@ class AsProfiled(Protocol):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Of each stage, where they differ; else empty."""
+        """The choice of each stage if they differ; otherwise empty."""
 
 
 @dataclass(frozen=True)

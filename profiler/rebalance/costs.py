@@ -1,4 +1,4 @@
-"""What each Block costs, read off one profile."""
+"""The cost of each Block, read from one profile."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 
 @dataclass(frozen=True)
 class Costs(BlockCosts):
-    """What each Block costs, as a profile has it."""
+    """The cost of each Block, as in a profile."""
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """Costs as a profile has them, read once.
+        """Costs from a profile, read once.
 
-        Raises ValueError where it has no Blocks, or was of phased execution: there is nothing to
-        move.
+        Raises ValueError if it has no Blocks, or was made with phased execution, where there is
+        nothing to move.
         """
         return report.once("costs of Blocks", lambda: cls._read(report))
 
@@ -151,7 +151,7 @@ def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
 
 
 def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """By IPU, a placement file's before the script's; empty where a stranger's make no sense."""
+    """Proportions by IPU, a placement file's before the script's; empty if they are invalid."""
     shares: dict[str, float] = {}
     for name in ("availableMemoryProportion", "placementProportions"):
         said = options.get(name)
@@ -162,7 +162,7 @@ def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-    """Of Blocks that a placement file gave their own; empty where a stranger's make no sense."""
+    """Proportions that a placement file gave Blocks; empty if an untrusted file's are invalid."""
     said = options.get("placementBlockProportions")
     shares = said.items() if isinstance(said, dict) else ()
     known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]

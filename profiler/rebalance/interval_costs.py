@@ -71,7 +71,7 @@ class IntervalCosts:
     most: int  # cycles: stages that take as many are all in
 
     def load(self, k: int) -> np.ndarray:
-        """Cycles of stage k with the quickest choice that fits; INFINITE where none does."""
+        """Cycles of stage k with the quickest choice that fits; INFINITE if none does."""
         if k == self.stages - 1:
             shortest = np.where(self._fits_somehow(k), self.final, INFINITE)
         else:
@@ -114,7 +114,7 @@ def interval_costs(
     memory: bool = True,
     spare: int = 0,
 ) -> IntervalCosts:
-    """All stages that take ``most`` cycles at most.
+    """Costs of all stages that take at most ``most`` cycles.
 
     ``together``: groups of Blocks that must be in one stage.
 
@@ -153,10 +153,10 @@ def interval_costs(
 def _memory(
     costs: Costs, roomy: Costs, width: int, choice: Choice, enough: int | None
 ) -> IntervalMemory:
-    """`interval_memory` of ``roomy``, cut out of what was worked out of it before where it can be.
+    """`interval_memory` of ``roomy``, taken from an earlier table where possible.
 
-    A table that leaves more room for a stash, or is exact, answers for less; a wider one holds the
-    narrower.
+    A table that leaves more room for a stash, or is exact, also answers for less room; a wider one
+    contains the narrower.
     """
     key = "interval_memory", choice, roomy.machine.bytes_per_tile
     least_enough = INFINITE if enough is None else enough
@@ -178,20 +178,20 @@ def _memory(
 
 
 def memory_of_all(costs: Costs, choice: Choice, most: int | None = None) -> IntervalMemory:
-    """Of all stages, or of those that take ``most`` cycles at most, exactly."""
+    """Exact memory of all stages, or of those that take at most ``most`` cycles."""
     width = len(costs) if most is None else _width(costs, most)
     return _memory(costs, costs, width, choice, None)
 
 
 def _width(costs: Costs, most: int) -> int:
-    """Blocks that stages which take ``most`` cycles at most have at the most."""
+    """The largest number of Blocks in a stage that takes at most ``most`` cycles."""
     total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(len(costs))
     return max(1, min(len(costs), int(reach.max())))
 
 
 def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:
-    """The same stages, memory as it was, with the cycles of other costs."""
+    """The same stages with the same memory, and the cycles of other costs."""
     early, final = _cycles(costs, table.choices, table.final.shape[1])
     return replace(table, costs=costs, early=early, final=final)
 
@@ -199,7 +199,7 @@ def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:
 def _cycles(
     costs: Costs, choices: Sequence[Choice], width: int
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cycles of all stages that others follow, one array a choice, and of all that are the last."""
+    """Cycles of all stages that others follow, one array per choice, and of all final stages."""
     count = len(costs)
     total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     first = np.arange(count)[:, None]
@@ -236,7 +236,7 @@ def depth_of(costs: Costs, stages: int, k: int) -> int:
 
 
 def copy_cycles(costs: Costs, link: int) -> int:
-    """Cycles of the exchange between IPUs, of which the busiest moves so many bytes one way."""
+    """Cycles of the exchange between IPUs when the busiest moves this many bytes one way."""
     return (
         int(np.ceil(costs.machine.link_latency + link / costs.machine.link_bytes_per_cycle))
         if link

@@ -1,10 +1,10 @@
-"""The split with the least cycles of a whole weight update, and how far below it none can be.
+"""The split with the least cycles of a whole weight update, and a bound for all others.
 
-Stage by stage, all ways to go on are kept that a lower bound does not rule out: what the stages so
-far take in the ramps, and of those to come the least bottleneck by dynamic programming. Where few
-enough ways remain, the best of them is the least there is. Where there are more, ways that are
-nearly alike go on as one that is as good as the best of them in everything: no split then takes
-less than the best of these, and what lies between is the gap.
+Stage by stage, the search keeps every way to continue that a lower bound does not rule out. The
+bound adds what the stages so far take in the ramps and, for those to come, the least bottleneck by
+dynamic programming. If few enough ways remain, the best of them is optimal. If there are more,
+nearly alike ways are merged into one that is as good as the best of them in every respect: no split
+takes less than the best of these, and the difference is the gap.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 
 @dataclass(frozen=True)
 class LeastUpdate:
-    """A split, its cycles per weight update, and ``bound``, which no split is below.
+    """A split, its cycles per weight update, and ``bound``, a lower bound for all splits.
 
-    ``bound`` equals ``total`` where the split is proven to be the best.
+    ``bound`` equals ``total`` if the split is proven to be the best.
     """
 
     assignment: Assignment
@@ -107,11 +107,11 @@ _WORST = ("forward", "backward", "both", "link", "ramps")
 
 @dataclass(frozen=True)
 class _Weights:
-    """How many pipeline cycles last as long as what.
+    """The number of pipeline cycles that last as long as each kind of stage.
 
-    ``main``: the longest stage, at the least; ``behind``: the longest of a stage and those behind
-    it, for each stage but the first; ``ahead``: the longest forward and the longest backward up to
-    each stage but the last; ``each``: syncs and copies.
+    ``main``: at least as long as the longest stage; ``behind``: as the longest of a stage and those
+    after it, for each stage but the first; ``ahead``: as the longest forward and the longest
+    backward up to each stage but the last; ``each``: as syncs and copies.
     """
 
     main: int
@@ -216,7 +216,7 @@ class _Search:
     # -- of stages ---
 
     def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward cycles of stages that others follow, int64[first, width] each."""
+        """Forward and backward cycles of all stages but final ones, int64[first, width] each."""
         first, last = self._intervals()
         costs = self.costs
 
@@ -248,7 +248,7 @@ class _Search:
         return first, np.minimum(first + np.arange(width)[None, :], count - 1)
 
     def _links(self) -> np.ndarray:
-        """Bytes over a stage's busier link at the least: int64[first, width]."""
+        """A lower bound on the bytes over a stage's busier link: int64[first, width]."""
         if any(a == b for a, b in pairwise(self.ipus)):
             return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
         spared = np.zeros(self.count, dtype=np.int64)
@@ -267,7 +267,7 @@ class _Search:
         return busier
 
     def _usable(self, k: int) -> list[np.ndarray]:
-        """Where each choice fits as stage k and no other is at least as good in everything."""
+        """Where each choice fits as stage k and no other is at least as good in every respect."""
         allowed = self.table.allowed & (self.table.final < INFINITE)
         lengths = [self._of_stage(k, c) for c in range(len(self.table.choices))]
         usable: list[np.ndarray] = []
@@ -290,10 +290,10 @@ class _Search:
     # -- bounds ---
 
     def _bounds_of_the_rest(self) -> None:
-        """Of stages k on that begin with each Block, [k][first].
+        """Lower bounds for stages k and later, by the Block with which they begin: [k][first].
 
-        ``slowest``: the least they can do with; ``links``: the least bytes of the busiest link;
-        ``behind``: the sum over them of the longest from there on; ``work``: cycles of all.
+        ``slowest``: on the longest stage; ``links``: on the bytes of the busiest link; ``behind``:
+        the sum over the stages of the longest from each on; ``work``: cycles of all.
         """
         count, width = self.table.final.shape
         _, last = self._intervals()
@@ -421,7 +421,7 @@ class _Search:
         )
 
     def _least_of(self, ways: _Ways, least: LeastUpdate) -> LeastUpdate:
-        """The quickest that fits of these splits and ``found``."""
+        """The quickest split that fits, among these and ``found``."""
         splits = ManySplits(
             ways.starts.astype(np.int64),
             ways.choice.astype(np.int64),
@@ -448,7 +448,7 @@ class _Search:
         return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
 
     def _fits(self, tried: Assignment) -> bool:
-        """Whether the IPUs hold the split; one stage an IPU was checked before."""
+        """Whether the IPUs hold the split; splits with one stage per IPU were checked before."""
         if self.apart:
             return True
         stage = tried.stage_of(self.count)

@@ -1,8 +1,8 @@
 """Cycles of many splits at once: `what_if` without laying out a schedule for each.
 
-Arrays are int64[split, stage] unless noted. A million splits take about a second where each stage
-has an IPU of its own (a closed form). Where stages share an IPU, or transfers overlap with work,
-the few distinct pipeline cycles are computed for each split.
+Arrays are int64[split, stage] unless noted. A million splits take about a second if each stage has
+an IPU of its own (a closed form). If stages share an IPU, or transfers overlap with work, the few
+distinct pipeline cycles are computed for each split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
 
 @dataclass(frozen=True)
 class ManySplits:
-    """Contiguous splits onto the same list of IPUs: first Blocks, and which of ``choices``."""
+    """Contiguous splits onto the same list of IPUs: first Blocks, and indices into ``choices``."""
 
     starts: np.ndarray
     choice: np.ndarray
@@ -34,15 +34,15 @@ class ManySplits:
         return np.concatenate([self.starts[:, 1:] - 1, end], axis=1)
 
     def part(self, some: slice) -> ManySplits:
-        """Some of the splits."""
+        """A subset of the splits."""
         return ManySplits(self.starts[some], self.choice[some], self.ipus, self.choices)
 
 
 def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
     """Cycles of a weight update (a device iteration in inference): int64[split].
 
-    Those of `what_if`, but where I/O goes on from one device iteration into the next: there at
-    most those, as what is loaded beside the weight update is left out.
+    They equal those of `what_if`, unless I/O continues from one device iteration into the next:
+    then they are at most those, as loads beside the weight update are left out.
     """
     stages = splits.starts.shape[1]
     micro_batches = counted_micro_batches(costs, stages)
@@ -66,20 +66,20 @@ def assignment_cycles(costs: Costs, assignment: Assignment) -> int:
 
 
 def counted_micro_batches(costs: Costs, stages: int) -> int:
-    """Micro-batches that `what_if` counts: at least as many as the pipeline needs."""
+    """Number of micro-batches in `what_if`: at least as many as the pipeline needs."""
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     return max(costs.micro_batches, least)
 
 
 def copies_bound(costs: Costs, nbytes: np.ndarray) -> np.ndarray:
-    """A lower bound on an exchange whose busiest link moves this many bytes one way, in cycles."""
+    """A lower bound, in cycles, on an exchange whose busiest link moves this many bytes one way."""
     machine = costs.machine
     rate = max(machine.link_bytes_per_cycle, machine.board_link_bytes_per_cycle)
     return np.where(nbytes > 0, np.ceil(machine.link_latency + nbytes / rate), 0).astype(np.int64)
 
 
 class _Turn:
-    """One weight update of each of some splits."""
+    """One weight update for each of several splits."""
 
     def __init__(self, costs: Costs, splits: ManySplits, micro_batches: int) -> None:
         self.costs, self.splits, self.micro_batches = costs, splits, micro_batches
@@ -94,7 +94,7 @@ class _Turn:
         self.sync = costs.machine.sync if self.num_ipus > 1 else 0
 
     def total(self) -> np.ndarray:
-        """Cycles of each split."""
+        """Total cycles of each split."""
         own = len(set(self.splits.ipus)) == len(self.splits.ipus)
         together = self.costs.streams.sync not in ("alone", "sides") or self.num_ipus == 1
         beside = bool(self.load.any() or self.unload.any())
@@ -107,7 +107,7 @@ class _Turn:
         return work + self._update()
 
     def _stage_cycles(self) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward of each stage: `what_if.stage_cycles`."""
+        """Forward and backward cycles of each stage, as in `what_if.stage_cycles`."""
         costs, stages = self.costs, self.first.shape[1]
 
         def sums(values: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ class _Turn:
         return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
 
     def _copies(self) -> np.ndarray:
-        """Cycles of the longest IPU's exchange with the others, for each split: `what_if._copies`.
+        """Cycles of the longest exchange of an IPU with the others, per split: `what_if._copies`.
 
         Tied weights do not travel to IPUs that already have them, as in `Cuts.crossing`.
         """
@@ -169,7 +169,7 @@ class _Turn:
         return cycles.max(axis=1).astype(np.int64)
 
     def _spared(self, cuts: np.ndarray) -> np.ndarray:
-        """Bytes of tied weights that do not cross each cut."""
+        """Bytes of tied weights that need not cross each cut."""
         spared = np.zeros(cuts.shape, dtype=np.int64)
         ties = self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
@@ -194,7 +194,7 @@ class _Turn:
         return self.sync + self._copies()
 
     def _closed_form(self) -> np.ndarray:
-        """For one stage an IPU, where all IPUs wait for the host together."""
+        """Cycles with one stage per IPU, if all IPUs wait for the host together."""
         stages, count = self.first.shape[1], self.micro_batches
         forward, backward = self.forward, self.backward
         outputs = np.zeros_like(forward) if self.costs.streams.out_once else self.stream_out
@@ -207,7 +207,7 @@ class _Turn:
         return work + hosts + cycles * self._overhead()
 
     def _cycle_by_cycle(self) -> np.ndarray:
-        """The schedule of `schedules.pipelined`; each distinct pipeline cycle is computed once."""
+        """Cycles as in `schedules.pipelined`; each distinct pipeline cycle is computed once."""
         costs, stages = self.costs, self.first.shape[1]
         depth = schedules.pipeline_stages(stages, costs.training)
         shown = min(self.micro_batches, depth + 4)
@@ -239,7 +239,7 @@ class _Turn:
         return total
 
     def _on_ipus(self, active: np.ndarray, cycles: np.ndarray) -> np.ndarray:
-        """Cycles of each stage, where it is active, on its IPU: int64[split, cycle, IPU]."""
+        """Cycles of each active stage, on its IPU: int64[split, cycle, IPU]."""
         spent = np.zeros((len(cycles), len(active), self.num_ipus), dtype=np.int64)
         if cycles.any():
             for k, ipu in enumerate(self.splits.ipus):
@@ -247,7 +247,7 @@ class _Turn:
         return spent
 
     def _met(self, begin: np.ndarray, work: np.ndarray, finish: np.ndarray) -> np.ndarray:
-        """Cycles until all have met and their outputs are out, without sync and copies."""
+        """Cycles until all IPUs have met and their outputs are out, without sync and copies."""
         group = self._groups()
         if len(set(group)) == 1:
             together: np.ndarray = begin.max(axis=2) + work.max(axis=2) + finish.max(axis=2)
@@ -269,7 +269,7 @@ class _Turn:
     # -- no pipeline ---
 
     def _sharded(self) -> np.ndarray:
-        """The schedule of `schedules.sharded`."""
+        """Cycles as in `schedules.sharded`."""
         costs, stages, ipus = self.costs, self.first.shape[1], self.splits.ipus
         every = np.ones((1, stages), dtype=bool)
 
@@ -312,7 +312,7 @@ class _Turn:
     # -- once a weight update ---
 
     def _update(self) -> np.ndarray:
-        """Weight update, all-reduce and outputs that leave once."""
+        """Cycles of the weight update, the all-reduce and outputs that leave once."""
         costs = self.costs
         total = np.concatenate([[0], np.cumsum(costs.cycles.update)])
         update = total[self.last + 1] - total[self.first]
@@ -331,7 +331,7 @@ class _Turn:
         return np.where(any_of_it, self._reduce(every), 0) + longest + leaves
 
     def _reduce(self, every: np.ndarray) -> np.ndarray | int:
-        """The longest exchange of gradients among replicas, of each split."""
+        """The longest exchange of gradients between replicas, for each split."""
         costs = self.costs
         if costs.rings is None:
             return costs.reduce

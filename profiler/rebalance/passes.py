@@ -1,7 +1,7 @@
-"""Which Block each step of the program is at, and which variables each Block's passes touch.
+"""The Block to which each step of the program belongs, and the variables of each Block's passes.
 
-A Block runs in up to four passes of a program: its forward, that again, its backward and its weight
-update.
+A Block runs in up to four passes of a program: its forward, its recomputed forward, its backward
+and its weight update.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Passes:
 
     @classmethod
     def of(cls, steps: Steps, ipu_of: np.ndarray) -> Passes:
-        """``ipu_of``: where each Block runs.
+        """``ipu_of``: the IPU of each Block.
 
-        A step that belongs to none of its IPU's Blocks is counted with the one before it in its
-        direction; a tensor that comes back from its stash with the one behind it, for which it
-        comes.
+        A step that belongs to none of its IPU's Blocks is counted with the preceding one of its
+        direction; a tensor that is restored from its stash with the following one, for which it is
+        restored.
         """
         blocks = len(ipu_of)
         restored = steps.purpose == Purpose.RESTORE
@@ -72,7 +72,7 @@ class Passes:
         order = np.argsort(self.at, kind="stable")
         numbers, first = np.unique(self.at[order], return_index=True)
         rows = np.split(order, first[1:])
-        return {n: mine for n, mine in zip(numbers.tolist(), rows, strict=True) if n >= 0}
+        return {n: steps for n, steps in zip(numbers.tolist(), rows, strict=True) if n >= 0}
 
 
 def _last_known(values: np.ndarray, group: np.ndarray) -> np.ndarray:

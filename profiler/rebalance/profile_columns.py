@@ -107,7 +107,7 @@ class Steps:
 
     @classmethod
     def of(cls, report: Report) -> Steps:
-        """Of all IPUs."""
+        """The steps of all IPUs."""
         report.columns_of(records.Step).read(*COLUMNS_OF_STEPS)
         names = ("ipu", "op", "direction", "purpose", "stage", "block")
         columns = {name: report.steps_in_order(name) for name in names}

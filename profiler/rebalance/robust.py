@@ -1,4 +1,4 @@
-"""The split with the least regret when the costs are uncertain.
+"""The split with the least regret under uncertain costs.
 
 The cycles of every Block may be off by a given share, independently of the others.
 """
@@ -25,7 +25,7 @@ class Robust:
     case.
 
     ``worst``: its bottleneck if all Blocks take longer at once. ``regret_of_best``: the regret of
-    the split that is best for the costs as they are.
+    the split that is best for the nominal costs.
     """
 
     assignment: Assignment
@@ -36,17 +36,17 @@ class Robust:
 
 
 def least_regret(costs: Costs, stages: int, off: float) -> Robust:
-    """The split with the least regret where a Block's cycles are off by ``off``.
+    """The split with the least regret if each Block's cycles may be off by ``off``.
 
     It has as many stages as asked for, one per IPU.
 
-    ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its
-    stages all take longer and the others all less: these raise the stage by as much as the best
-    split at the least, and lower only the best split's. So regret is a sum over no stages but a
-    maximum of what each interval of Blocks has, and the least one is found as the least bottleneck
-    is, under the memory. Exact where stages do not recompute; where they do, a Block may weigh
-    twice in one split and once in another, and it is an estimate. ValueError unless 0 <= off < 1,
-    or where no split fits.
+    ``off``: 0.1 for up to a tenth more or less. A split's regret is greatest when all Blocks of one
+    of its stages take longer and all others take less: that raises the stage by at least as much as
+    the best split, and the other Blocks lower only the best split. So the regret is not a sum over
+    stages but a maximum over intervals of Blocks, and the least one is found like the least
+    bottleneck, within the memory. It is exact if stages do not recompute; if they do, a Block may
+    count twice in one split and once in another, and it is an estimate. Raises ValueError unless 0
+    <= off < 1, or if no split fits.
     """
     if not 0 <= off < 1:
         raise ValueError(f"Blocks may be off by a share from 0 up to 1, not {off}")
@@ -96,7 +96,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
 
 
 def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
-    """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
+    """The costs with some Blocks' cycles raised by ``off`` and the others' lowered by it."""
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
     return replace(costs, cycles=costs.cycles.scaled(factor))

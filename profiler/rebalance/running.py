@@ -1,8 +1,9 @@
-"""What lies on an IPU's tiles while its Blocks run, besides what lies there all the time.
+"""Bytes on an IPU's tiles while its Blocks run, in addition to what is always live.
 
-Stages grow Block by block: of many first Blocks at once, what their stages hold at the most in each
-pass so far (`Growing`). Where a tensor waits while other Blocks run, it is taken to wait for all of
-them that it may (an estimate that is never too low; most tensors go from a Block to the next).
+Stages grow Block by block: for many first Blocks at once, `Growing` tracks the most that their
+stages have held in each pass so far. A tensor that waits while other Blocks run is assumed to wait
+for all of those for which it may wait (an estimate that is never too low; most tensors go from one
+Block to the next).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from profiler.rebalance.choice import Choice
 class Own:
     """Bytes of each Block in its passes, int64[Block, tile], and what waits for its backward.
 
-    ``again``, bool[Block]: its forward is recomputed. ``waits``: other micro-batches come between
-    forward and backward, so that what is saved is stashed.
+    ``again``, bool[Block]: its forward is recomputed. ``waits``: other micro-batches run between
+    its forward and backward, so saved tensors are stashed.
     """
 
     forward: np.ndarray
@@ -35,7 +36,7 @@ class Own:
 
     @classmethod
     def of(cls, costs: BlockCosts, choice: Choice, final: bool, some: slice = slice(None)) -> Own:
-        """Of stages that save memory so; ``final``: that no other follows."""
+        """For stages that save memory in this way; ``final``: for those that no other follows."""
         memory, cycles = costs.memory, costs.cycles
         waits = costs.pipelined and costs.training and not final
         asked = choice.recompute if waits else choice.recompute and costs.recompute
@@ -53,21 +54,21 @@ class Own:
 
     @property
     def most(self) -> np.ndarray:
-        """The most of any pass: int64[Block, tile]."""
+        """The maximum over all passes: int64[Block, tile]."""
         largest: np.ndarray = np.maximum.reduce(
             [self.forward, self.again, self.backward, self.update]
         )
         return largest
 
     def some(self, kind: type[np.integer]) -> Own:
-        """The same in fewer bytes."""
+        """The same in a smaller integer type."""
         passes = (self.forward, self.again, self.backward, self.update)
         forward, again, backward, update = (np.ascontiguousarray(one, dtype=kind) for one in passes)
         return replace(self, forward=forward, again=again, backward=backward, update=update)
 
 
 class Growing:
-    """Stages that begin with the Blocks ``first`` and get Block after Block, alike many each.
+    """Stages that begin with the Blocks ``first`` and grow Block by Block, all with equally many.
 
     Arrays are [stage, tile].
     """
@@ -75,7 +76,7 @@ class Growing:
     def __init__(
         self, costs: BlockCosts, own: Own, first: np.ndarray, here: np.ndarray | None = None
     ) -> None:
-        """``here``, bool[Block]: that run on the IPU, where a stage is not all of it."""
+        """``here``, bool[Block]: those that run on the IPU, if a stage is not all of them."""
         kind = own.forward.dtype
         self.costs, self.own, self.first, self.here = costs, own, first, here
         # Rows of consecutive Blocks are a slice, which copies nothing.
@@ -99,7 +100,7 @@ class Growing:
 
     @classmethod
     def whole(cls, costs: BlockCosts, own: Own, first: int, last: int, here: np.ndarray) -> Growing:
-        """A stage of Blocks ``first .. last`` at once, equal to adding them one by one."""
+        """A stage of Blocks ``first .. last`` in one go, equal to adding them one by one."""
         stage = cls(costs, own, np.array([first]), here)
         stashes = own.waits or stage.last_again < 0
         if len(stage.tensors) or len(costs.cuts.ties) or not stashes:
@@ -125,7 +126,7 @@ class Growing:
         return stage
 
     def shrink(self, size: int) -> None:
-        """Drop stages at the end for which the model has no more Blocks."""
+        """Drop the last stages, for which the model has no more Blocks."""
         for name in ("forward", "again", "early", "backward", "update", "held", "kept", "left"):
             setattr(self, name, getattr(self, name)[:size])
 
@@ -171,7 +172,7 @@ class Growing:
     def _and_made_again(
         self, here: Any, again: np.ndarray, backward: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """With what earlier Blocks of the segment have made again, in a stage that stashes."""
+        """Add what earlier Blocks of the segment have recomputed, in a stage that stashes."""
         self.held[self.costs.cycles.closed[here]] = 0
         again, backward = again + self.held, backward + self.held
         self.held = self.held + self.saved[here]
@@ -180,7 +181,7 @@ class Growing:
     def _and_saved(
         self, block: np.ndarray, forward: np.ndarray, again: np.ndarray, backward: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same in a stage that no other follows: what is not made again lies there."""
+        """The same in a stage that no other follows: what is not recomputed is still live there."""
         here = self._rows_of(block)
         behind = (block > self.last_again)[:, None]
         closed = self.costs.cycles.closed[here][:, None]
@@ -202,7 +203,7 @@ class Growing:
     # -- tensors that are handed on ---
 
     def _arrive(self, block: np.ndarray) -> None:
-        """Tensors that the newest Blocks are the first to touch, and the others must wait with."""
+        """Add tensors that the newest Blocks touch first, and for which the others wait."""
         tensors, first = self.tensors, self.first[: len(block)]
         for number in np.flatnonzero(~tensors.direct):
             before, nbytes = tensors.touches_before[number], tensors.nbytes[number]
@@ -216,7 +217,7 @@ class Growing:
                 self.forward[alone & comes] += nbytes.astype(self.forward.dtype)
 
     def _and_waiting(self, block: np.ndarray, values: np.ndarray, back: bool) -> np.ndarray:
-        """With the tensors that pass by the newest Blocks, in the forward or the backward."""
+        """Add the tensors that wait while the newest Blocks run, in the forward or the backward."""
         tensors, first = self.tensors, self.first[: len(block)]
         for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
             before = tensors.touches_before[number]
@@ -227,7 +228,7 @@ class Growing:
         return values
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """With the weights that come from another IPU, for the newest Blocks or earlier ones."""
+        """Add the weights that come from another IPU, for the newest Blocks or earlier ones."""
         first, ties = self.first[: len(block)], self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, self.costs.tied_bytes, strict=True):
             away = _away(home, first, self.here)
@@ -249,7 +250,7 @@ class Growing:
         return np.maximum(most, again) + edges.in_backward
 
     def most(self, edges: Edges) -> np.ndarray:
-        """Bytes on each tile at the most, with what waits at the edges: [stage, tile]."""
+        """Maximum bytes on each tile, including what waits at the edges: [stage, tile]."""
         running = np.maximum(self.forward + edges.in_forward, self.turns(edges))
         most: np.ndarray = np.maximum(running, self.update + self.left)
         return most
@@ -257,12 +258,12 @@ class Growing:
 
 @dataclass(frozen=True)
 class Edges:
-    """Of stages, [stage, tile]: what waits all through the forward, and through the backward.
+    """Bytes [stage, tile] that wait throughout a stage's forward, and throughout its backward.
 
-    ``arrived``: gradients that come from other IPUs, from the beginning; ``sent``: activations that
-    go there, from the forward to the end; ``sent_back``: gradients that go, from the backward;
-    ``entered``: activations that come; ``copies``: of weights that come, until the backward reads
-    them last.
+    ``arrived``: gradients from other IPUs, held from the beginning; ``sent``: activations for other
+    IPUs, held from the forward to the end; ``sent_back``: gradients for other IPUs, from the
+    backward on; ``entered``: activations from other IPUs; ``copies``: weights from other IPUs, held
+    until the backward reads them for the last time.
     """
 
     arrived: np.ndarray
@@ -285,7 +286,7 @@ class Edges:
     def of(
         cls, costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None = None
     ) -> Edges:
-        """``here``, bool[Block]: that run on the IPU, where these stages are not all of it."""
+        """``here``, bool[Block]: those that run on the IPU, if these stages are not all of them."""
         tensors = costs.memory.carried
         nothing = np.zeros((1, 1), dtype=np.int8)  # leaves the others' types alone
         copies = _copies(costs, first, last, here) if len(costs.cuts.ties) else nothing
@@ -325,12 +326,12 @@ def _copies(
 
 
 def _away(home: int, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
-    """Whether a Block is on another IPU than these stages, which begin behind it."""
+    """Whether a Block is on another IPU than these stages, which begin after it."""
     there: np.ndarray = first > home
     return there if here is None else there & ~here[home]
 
 
 def _any_between(blocks: Sequence[int], first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Whether any of these lies from ``first`` on and before ``end``."""
+    """Whether any of these is in the range from ``first`` up to but not including ``end``."""
     between: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
     return between

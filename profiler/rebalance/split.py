@@ -1,10 +1,10 @@
-"""The quickest contiguous split into stages, and how far below it no split can be.
+"""The quickest contiguous split into stages, and a lower bound for any split.
 
 Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
-memory of a tile; then the least sum of bottleneck and copies between IPUs, which is what a pipeline
-cycle in steady state takes besides syncs and host I/O. Its neighbours are tried with the whole
-schedule, since ramps count too. From there `least_update` finds the least cycles of a whole weight
-update, and proves them or says what is left open.
+memory of a tile; then the least sum of bottleneck and copies between IPUs, which is the duration of
+a pipeline cycle in steady state without syncs and host I/O. Neighbouring splits are tried with the
+whole schedule, since ramps count too. From there `least_update` finds the least cycles of a whole
+weight update, and either proves that they are the least or reports the remaining gap.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Split:
     """A proposed split, its predicted cost, and sentences that explain it.
 
     ``bottleneck``: cycles of its busiest IPU per micro-batch; ``least_bottleneck``: the least
-    possible within the memory; ``lower_bound``: the least possible with endless memory. The latter
-    two are exact for these costs. ``least_total``: no split onto this list of IPUs takes fewer
-    cycles a weight update (a device iteration in inference).
+    possible within the memory; ``lower_bound``: the least possible with unlimited memory. The
+    latter two are exact for these costs. ``least_total``: no split onto this list of IPUs takes
+    fewer cycles per weight update (a device iteration in inference).
     """
 
     prediction: Prediction
@@ -73,13 +73,13 @@ class Split:
 
     @property
     def gap(self) -> float:
-        """The largest share of its cycles that a quicker split could save; 0: it is the best."""
+        """The largest share of its cycles that a quicker split could save; 0 if it is the best."""
         total = self.prediction.total
         return max(0.0, 1 - self.least_total / total) if total else 0.0
 
     @property
     def verdict(self) -> str:
-        """What is proven about it, in half a sentence."""
+        """What has been proven about it, as half a sentence."""
         if self.proven:
             return "no split onto these IPUs is quicker: all were looked at or ruled out"
         gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
@@ -94,14 +94,14 @@ def best_split(
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
 ) -> Split:
-    """The quickest split into ``stages`` (default: as many as profiled) that can be found.
+    """Find the quickest split into ``stages`` (default: as many as profiled).
 
-    ``Split.proven`` says whether it is the best there is, ``Split.gap`` how far it may be from it.
+    ``Split.proven`` says whether it is the best possible, ``Split.gap`` how far it may be from it.
 
-    ``ipus``: the IPU of each stage, which may come back to one (default: one an IPU). ``together``:
-    groups of Blocks that must be on one IPU, as those that share a weight. ``choices``: which ways
-    of saving memory each stage may take (default: all as profiled). ValueError where there are
-    fewer Blocks than stages, or no split fits.
+    ``ipus``: the IPU of each stage, which may repeat (default: one stage per IPU). ``together``:
+    groups of Blocks that must be on one IPU, such as those that share a weight. ``choices``: which
+    ways of saving memory each stage may take (default: all as profiled). Raises ValueError if there
+    are fewer Blocks than stages, or if no split fits.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
@@ -125,16 +125,16 @@ def best_split(
 
 
 def one_an_ipu(most: int) -> list[tuple[int, ...]]:
-    """Stage lists with one stage an IPU, the longest first."""
+    """Stage lists with one stage per IPU, the longest first."""
     return [tuple(range(count)) for count in range(most, 0, -1)]
 
 
 def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
-    """Stage lists onto so many IPUs in which one IPU has two stages.
+    """Stage lists onto this many IPUs in which one IPU has two stages.
 
-    A last stage on an earlier one's IPU, as public BERT's 0, 1, 2, 3, 0: its head beside the
-    embedding whose weight it reads. Where IPUs are few, each of them may be the one, and any stage
-    may be the one that comes back (0, 1, 0, 2).
+    The last stage may be on an earlier one's IPU, as in public BERT's 0, 1, 2, 3, 0, whose head is
+    beside the embedding whose weight it reads. If there are few IPUs, each of them may be the one,
+    and any stage may be the one that returns (0, 1, 0, 2).
     """
     if not 1 < most < len(costs):
         return []
@@ -157,8 +157,8 @@ def quickest(
 ) -> Split:
     """The quickest split onto as many IPUs as were profiled, or fewer.
 
-    One stage each, or a list of stages' IPUs that comes back to one, or the profiled list. Looked
-    for once. ValueError where none can run.
+    Candidates have one stage per IPU, a list of IPUs in which one returns, or the profiled list.
+    The search runs only once. Raises ValueError if no split can run.
     """
     key = "quickest", tuple(map(tuple, together)), tuple(choices)
     if key not in costs.known:
@@ -182,11 +182,11 @@ def quickest_split(
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
 ) -> Split:
-    """The quickest split that can run onto any of these lists of stages' IPUs.
+    """The quickest split that can run on any of these lists of stages' IPUs.
 
-    Of equally quick ones that onto the first of these lists. Those that promise most are looked
-    into first, and those that cannot be quicker than what was found not at all. ValueError where
-    none can run: it says why of the last one.
+    Of equally quick splits it is the one for the earliest list. The most promising lists are
+    examined first; those that cannot beat the best one so far are skipped. Raises ValueError if
+    none can run, with the reason for the last list.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     bounds = [at_least(costs, ipus, allowed) for ipus in lists]
@@ -224,7 +224,7 @@ def _why_the_last(
     choices: Sequence[Choice],
     problems: dict[int, str],
 ) -> str:
-    """Why there is no split onto the last of these lists, where no list has one."""
+    """Why there is no split onto the last of these lists, if there is none for any list."""
     last = len(lists) - 1
     if last < 0:
         return "there is none"
@@ -237,7 +237,7 @@ def _why_the_last(
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
-    """No split into fewer stages, one an IPU, fits: not even if none of them stashed anything."""
+    """No split into fewer stages, one per IPU, fits, even if none of them stashed anything."""
     count, limit = len(costs), costs.machine.bytes_per_tile
     fits = np.logical_or.reduce(
         [memory_of_all(costs, choice).fullest(0) <= limit for choice in choices]
@@ -257,7 +257,7 @@ def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
 
 
 def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
-    """A lower bound on the cycles of any split onto these IPUs, found without looking at stages.
+    """A lower bound on the cycles of any split onto these IPUs, computed without examining stages.
 
     ``choices``: ways of saving memory that stages may take (default: any).
 
@@ -280,13 +280,14 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
 
 
 def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, training: bool) -> int:
-    """Cycles of a pipeline's work at the least.
+    """A lower bound on the cycles of a pipeline's work.
 
-    ``slowest``: that the longest stage takes at the least; ``whole``: of all stages, a micro-batch.
-    With a longest stage of c cycles it is G c or more, as one IPU does all of that. And of
-    `profiler.schedules.training_cycles` the main part is (G - 2K + 2) c, to fill and to flush take
-    what all stages but the last do, the rest twice what all but the first do: (G - 2K - 1) c + 3
-    times the whole or more, as neither of these stages is longer than c. Likewise in inference.
+    ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
+    stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
+    IPU does all of that. Furthermore, the main part of `profiler.schedules.training_cycles` is (G -
+    2K + 2) c, filling and flushing take the work of all stages but the last, and the rest is twice
+    the work of all but the first: in total at least (G - 2K - 1) c + 3 times the whole, as neither
+    of these stages is longer than c. Inference is analogous.
     """
     times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
     if count >= lost:
@@ -296,7 +297,7 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
 
 
 def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
-    """The least forward cycles that each Block recomputes when other stages follow."""
+    """The least forward cycles that each Block recomputes if other stages follow."""
     recompute = bool(choices) and all(choice.recompute for choice in choices)
     if not (costs.training and recompute):
         return np.zeros(len(costs), dtype=np.int64)
@@ -307,7 +308,7 @@ def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
 def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
     """The least possible work of the largest of this many stages.
 
-    ``early``: the Blocks' work in stages that others follow, ``last``: in the last one.
+    ``early``: the Blocks' work in stages that are followed by others, ``last``: in the last one.
     """
     total = [0, *np.cumsum(early).tolist()]
     behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
@@ -330,10 +331,10 @@ def least_bottleneck(
     memory: bool = True,
     at_least: int = 0,
 ) -> int:
-    """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly.
+    """The least cycles per micro-batch of the slowest of this many stages, one per IPU; exact.
 
-    ``memory`` False: with endless memory. ``at_least``: where to begin. ValueError where no split
-    fits.
+    ``memory`` False: with unlimited memory. ``at_least``: where to begin the search. Raises
+    ValueError if no split fits.
     """
     return table_of_least(costs, stages, choices, together, memory=memory, at_least=at_least)[1]
 
@@ -347,7 +348,7 @@ def table_of_least(
     memory: bool = True,
     at_least: int = 0,
 ) -> tuple[IntervalCosts, int]:
-    """`least_bottleneck`, and the costs of all intervals it was computed from."""
+    """`least_bottleneck`, and the costs of all intervals from which it was computed."""
     tables: list[IntervalCosts] = []
 
     def try_most(most: int) -> int | None:
@@ -365,9 +366,9 @@ def table_of_least(
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """The result of ``try_most`` with an ever larger limit, until it finds one.
+    """The result of ``try_most`` with an increasing limit, once it finds one.
 
-    ``try_most(most)`` finds the least of what is at most ``most``.
+    ``try_most(most)`` finds the least value that is at most ``most``.
     """
     most += most // (4 * _WIDER)
     while True:
@@ -395,7 +396,7 @@ def _revisiting(
     together: Sequence[Sequence[int]],
     choices: Sequence[Choice],
 ) -> tuple[int, int, Assignment]:
-    """(least bottleneck with endless memory, the same under the memory, a split that has it)."""
+    """(least bottleneck with unlimited memory, least bottleneck within the memory, its split)."""
     splits: list[tuple[int, Assignment]] = []
 
     def try_most(most: int, memory: bool) -> int | None:
@@ -419,7 +420,7 @@ def _revisiting(
 def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
     """The split with the least sum of bottleneck and copies, exactly.
 
-    Of those with one stage an IPU.
+    Considers splits with one stage per IPU.
     """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
@@ -433,7 +434,7 @@ def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> 
 
 
 def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
-    """Walk bottlenecks up and copies down; the least sum lies on that line."""
+    """Increase the bottleneck and decrease the copies; the least sum lies on this path."""
     best, best_starts = INFINITE, tuple[int, ...]()
     most_link = INFINITE
     loads = [table.load(k) for k in range(table.stages)]
@@ -457,9 +458,9 @@ def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block while that shortens a weight update and the split fits.
+    """Move cuts by one Block as long as that shortens a weight update and the split fits.
 
-    Where this is quick, several neighbouring cuts move together.
+    If evaluation is fast, several neighbouring cuts also move together.
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
@@ -494,7 +495,7 @@ def _better_neighbours(
 
 
 class _Totals:
-    """Cycles of a weight update by the closed form, for one stage an IPU.
+    """Cycles of a weight update by the closed form, for one stage per IPU.
 
     Results for stages seen before are reused.
     """

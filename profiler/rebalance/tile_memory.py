@@ -1,6 +1,6 @@
 """Whether stages fit their tiles: exactly for one IPU, or for all intervals of Blocks at once.
 
-A stage holds what is always live for its Blocks, their code (once, where they share it), the stash,
+A stage holds what is always live for its Blocks, their code (once, if they share it), the stash,
 what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep the
 tiles they were profiled on; the stash is spread evenly (both are estimates). The error of this
 estimate is known for the IPUs of the profile (`BlockMemory.residual`) and is added, so the profiled
@@ -39,7 +39,7 @@ class Part:
 def stage_parts(
     costs: BlockCosts, starts: Sequence[int], choices: Sequence[Choice] = ()
 ) -> list[Part]:
-    """Stages that begin with the Blocks ``starts``, each with what decides its memory.
+    """Stages that begin with the Blocks ``starts``, each with what determines its memory.
 
     ``choices``: how each saves memory (empty: all as profiled).
     """
@@ -56,23 +56,23 @@ def stage_parts(
 
 
 def stash_bytes(costs: BlockCosts, part: Part) -> int:
-    """Stash bytes of a stage, over all tiles, for all the micro-batches it keeps."""
+    """Stash bytes of a stage, over all tiles, for all the micro-batches it stashes."""
     return waiting(costs, part.depth, part.choice) * int(
         costs.stash_bytes(part.first, part.last, part.choice.recompute)
     )
 
 
 def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
-    """Micro-batches whose kept tensors a stage holds.
+    """Number of micro-batches whose saved tensors a stage holds.
 
-    The last stage has no stash, but its own checkpoints live from its forward to its backward (what
-    enters it is counted with them: an estimate).
+    The last stage has no stash, but its own checkpoints are live from its forward to its backward
+    (its inputs are counted with them: an estimate).
     """
     return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
 
 def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
+    """Bytes on each tile of an IPU that runs these stages, including gaps: int64[tile]."""
     return held_by(costs, parts).total[0]
 
 
@@ -80,8 +80,8 @@ def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 class Held:
     """Bytes that IPUs hold, int64[IPU, tile] each: always live by kind, and live while Blocks run.
 
-    The latter in region 0 and in region 1, together with what the profile holds beyond that
-    (`residuals`).
+    The latter are split into region 0 and region 1, and include what the profile holds beyond the
+    estimate (`residuals`).
     """
 
     always: Mapping[str, np.ndarray]
@@ -92,7 +92,7 @@ class Held:
 
     @property
     def total(self) -> np.ndarray:
-        """All bytes, gaps included."""
+        """All bytes, including gaps."""
         plain = sum(self.always.values(), start=self.running) + self.residual
         return including_gaps(plain, self.interleaved, self.region0_bytes)
 
@@ -107,7 +107,7 @@ class Held:
 
 
 def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """What one IPU that runs these stages holds."""
+    """Bytes held by one IPU that runs these stages."""
     always, running, interleaved = _held_and_running(costs, parts)
     return Held(
         {words: nbytes[None] for words, nbytes in always.items()},
@@ -119,7 +119,7 @@ def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
 
 
 def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """What IPUs that run one stage each hold; together the stages have all Blocks in order."""
+    """Bytes held by IPUs that run one stage each; together the stages have all Blocks in order."""
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
     runs = np.zeros((len(parts), len(costs)), dtype=bool)
@@ -143,7 +143,7 @@ def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
 
 
 def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
-    """Code that Blocks share, and the stack, of IPUs that run some Blocks: int64[IPU, tile].
+    """Shared code of Blocks, and the stack, for IPUs that run some of the Blocks: int64[IPU, tile].
 
     ``runs``: bool[IPU, Block]. IPUs with the same code are added up once.
     """
@@ -153,10 +153,10 @@ def _shared_code(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
         return code
     pieces = runs @ memory.code_users.T
     known: dict[bytes, np.ndarray] = {}
-    for mine, into in zip(pieces, code, strict=True):
-        key = mine.tobytes()
+    for selected, into in zip(pieces, code, strict=True):
+        key = selected.tobytes()
         if key not in known:
-            known[key] = memory.code[mine].sum(axis=0)
+            known[key] = memory.code[selected].sum(axis=0)
         into += known[key]
     return code
 
@@ -171,7 +171,7 @@ def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
 
 
 def _running_alone(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """`_running` of stages that have an IPU each: int64[stage, tile]. Those of a length at once."""
+    """`_running` for stages with an IPU each: int64[stage, tile]; those of equal length at once."""
     most = np.zeros((len(parts), costs.machine.tiles), dtype=np.int64)
     alike: dict[tuple[Choice, bool, int], list[int]] = {}
     for k, part in enumerate(parts):
@@ -188,7 +188,7 @@ def _running_alone(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 
 
 def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """What these stages hold on each tile by the costs of their Blocks alone.
+    """Bytes of these stages on each tile, by the costs of their Blocks alone.
 
     int64[tile] of region 0 and of region 1, without the Blocks' residual.
     """
@@ -199,7 +199,7 @@ def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.nda
 def _held_and_running(
     costs: BlockCosts, parts: Sequence[Part]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """All the time, by what it is; while Blocks run, in region 0; and in region 1."""
+    """Bytes held always, by kind; while Blocks run, in region 0; and the same in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
     always, state, interleaved = np.zeros((3, tiles), dtype=np.int64)
     runs = np.zeros(len(costs), dtype=bool)
@@ -225,10 +225,10 @@ def _held_and_running(
 
 
 def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """What these stages' tiles hold beyond `packed`: int64[tile].
+    """Bytes that these stages' tiles hold beyond `packed`: int64[tile].
 
-    Of each IPU of the profile by how alike the Blocks are: exact for its own, an estimate for
-    others.
+    Each IPU of the profile counts by how similar its Blocks are: the result is exact for its own
+    Blocks, an estimate for others.
     """
     if not len(costs.memory.residual):
         return np.zeros(costs.machine.tiles, dtype=np.int64)
@@ -240,9 +240,10 @@ def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
 def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     """Residuals of sets of ``count`` Blocks (int64[set, 1] where they differ), int64[set, tile].
 
-    ``common``, int64[set, IPU]: how many of them each IPU ran in the profile. Each IPU's residual
-    counts by the square of the Blocks in common over all that either has: whole for its own Blocks,
-    and next to nothing for all the model's, whose packing owes little to any one IPU.
+    ``common``, int64[set, IPU]: how many of these Blocks each IPU ran in the profile. Each IPU's
+    residual is weighted by the square of the ratio of common Blocks to those that either set
+    has: in full for its own Blocks, and by almost nothing for all the model's, whose packing owes
+    little to any one IPU.
     """
     profiled = np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual))
     alike = common / (count + profiled[None, :] - common)
@@ -251,7 +252,7 @@ def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> 
 
 
 def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int) -> np.ndarray:
-    """`_carried` of sets that each get another Block (``here``), which ``common`` is told."""
+    """`_carried` for sets that each get another Block (``here``), which is added to ``common``."""
     if not len(costs.memory.residual):
         return np.zeros((1, 1))
     common[np.arange(len(common)), costs.memory.residual_of[here]] += 1
@@ -259,10 +260,10 @@ def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int)
 
 
 def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What each IPU held in region 0 beyond what its costs say, and which of them ran each Block.
+    """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
-    int64[IPU, tile] and int64[Block]. ``held``: of each IPU as profiled, the bytes in region 0 of
-    its tiles. Empty where the stages do not follow the order of the Blocks.
+    int64[IPU, tile] and int64[Block]. ``held``: for each IPU as profiled, the bytes in region 0 of
+    its tiles. Empty if the stages do not follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
@@ -277,10 +278,10 @@ def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.nda
 
 
 def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.ndarray:
-    """The most that these stages hold while they run, together: int64[tile].
+    """The most that these stages together hold while they run: int64[tile].
 
-    The IPU runs their forwards in order, then their backwards from the last one on. ``runs``,
-    bool[Block]: that are in one of them.
+    The IPU runs their forwards in order, then their backwards in reverse order. ``runs``,
+    bool[Block]: whether a Block is in one of them.
     """
     grown = [_grown(costs, part, runs) for part in parts]
     edges = [Edges.of(costs, np.array([part.first]), np.array([part.last]), runs) for part in parts]
@@ -315,8 +316,9 @@ def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Growing:
 class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes
-    that uses region 1, whose gap the stash fills. ``stash`` is a micro-batch's, all tiles.
+    It holds max(``plain`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
+    tile that uses region 1, where the stash fills the gap. ``stash`` is for one micro-batch, over
+    all tiles.
     """
 
     plain: np.ndarray
@@ -327,7 +329,7 @@ class IntervalMemory:
     exact: bool = True  # else ``plain`` is an upper bound of itself
 
     def fullest(self, depth: int) -> np.ndarray:
-        """Bytes of the fullest tile with this many micro-batches stashed."""
+        """Bytes of the fullest tile with this many stashed micro-batches."""
         depth = max(depth, self.least)
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
 
@@ -341,10 +343,10 @@ class IntervalMemory:
 def interval_memory(
     costs: BlockCosts, width: int, choice: Choice, enough: int | None = None
 ) -> IntervalMemory:
-    """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
+    """Memory of all stages of at most ``width`` Blocks; those beyond the last Block count as full.
 
-    ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit
-    for certain, ``plain`` is only an upper bound of itself, which spares the vectors over tiles.
+    ``enough``: the most bytes that any depth of stash adds to a tile. If all stages then certainly
+    fit, ``plain`` is only an upper bound, which avoids computing the vectors over tiles.
     """
     count = len(costs)
     width = min(width, count)
@@ -387,7 +389,7 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 def _upper_bound(
     costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """An upper bound: no tile holds more than the fullest tiles of the parts together."""
+    """An upper bound: no tile holds more than the sum of the parts' fullest tiles."""
     always = always.max(axis=1)
     if len(costs.memory.code):
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
@@ -408,8 +410,8 @@ def _upper_bound(
 def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.ndarray:
     """Bytes of the fullest tile without its stash, int64[first, width].
 
-    From where a stage of a first Block is too full, so are its longer ones: they are not looked at,
-    and are full.
+    If a stage is too full, so are the longer ones with the same first Block: they are not examined
+    and count as full.
     """
     count = len(costs)
     kind = _kind(costs, always, own)
@@ -422,7 +424,7 @@ def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.
 
 
 def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray) -> None:
-    """Write the stages that no other follows into ``plain``."""
+    """Write the stages that no other stage follows into ``plain``."""
     count, width = plain.shape
     begin = count - width
     kind = _kind(costs, always, own)
@@ -502,8 +504,8 @@ def _grow(
 def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
     """The code of each Block, int64[Block, tile].
 
-    And of each, the pieces that the last Block to have them, so many Blocks before it, shares with
-    it: a stage that has both has them once.
+    Also returns, for each Block, the pieces that it shares with the last earlier Block to have
+    them, and how many Blocks earlier that is: a stage with both holds them once.
     """
     if not len(costs.memory.code):
         return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}

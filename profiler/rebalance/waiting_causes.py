@@ -42,8 +42,8 @@ def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
         for k, ipu in reversed(list(zip(stages["stage"], stages["ipu"], strict=True)))
     }
     columns = ("pipeline_cycle", "ipu", "kind", "direction", "stage", "start", "end")
-    for _, mine in tasks.groupby("pipeline_cycle"):
-        rows = list(zip(*(mine[name].tolist() for name in columns), strict=True))
+    for _, of_cycle in tasks.groupby("pipeline_cycle"):
+        rows = list(zip(*(of_cycle[name].tolist() for name in columns), strict=True))
         busy = [row for row in rows if row[2] != "idle"]
         load: dict[int, int] = {}
         for _, ipu, _, direction, _, start, end in busy:
@@ -125,15 +125,18 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
     even = np.where(compute, steps["cycles"] * steps["tile_balance"].fillna(1.0), 0.0)
     shares: dict[tuple[int, str], dict[str, float]] = {}
     parts = steps.assign(even=even, uneven=np.where(compute, steps["cycles"] - even, 0.0))
-    for key, mine in parts.groupby(["stage", "direction"]):
+    for key, of_task in parts.groupby(["stage", "direction"]):
         stage, direction = int(str(key[0])), str(key[1])
-        total = float(mine["cycles"].sum())
+        total = float(of_task["cycles"].sum())
         if not total:
             continue
         if direction == Direction.RECOMPUTE:
             shares[stage, direction] = {"recompute": 1.0}
             continue
-        balanced, lost = float(mine["even"].sum()) / total, float(mine["uneven"].sum()) / total
+        balanced, lost = (
+            float(of_task["even"].sum()) / total,
+            float(of_task["uneven"].sum()) / total,
+        )
         shares[stage, direction] = {
             "compute": balanced,
             "tile imbalance": lost,

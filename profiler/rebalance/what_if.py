@@ -38,9 +38,9 @@ class Assignment:
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
-        """From each Block's stage, 0 ... in order.
+        """The assignment with this stage for each Block, with stages in order from 0.
 
-        ValueError where a stage is skipped or comes back.
+        Raises ValueError if a stage is skipped or returns.
         """
         stages_of = [int(k) for k in stage]
         stages = max(stages_of, default=-1) + 1
@@ -103,7 +103,7 @@ class Prediction:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Of at most `MOST_LAID_OUT` micro-batches, or four for each stage if that is more."""
+        """The schedule of at most `MOST_LAID_OUT` micro-batches, or 4 per stage if that is more."""
         count = _counted(self.costs, len(self.forward), self.legal)
         return laid_out(self.stage_costs, count, self.costs.pipelined)[0]
 
@@ -119,17 +119,17 @@ class Prediction:
 
     @property
     def bottleneck(self) -> int:
-        """Cycles a micro-batch of the busiest IPU, all its stages together."""
+        """Cycles per micro-batch of the busiest IPU, all its stages together."""
         return int(np.bincount(self.assignment.ipus, weights=self.stage_cycles).max())
 
     @property
     def stage_cycles(self) -> np.ndarray:
-        """Cycles a micro-batch of each stage: int64[stages]."""
+        """Cycles per micro-batch of each stage: int64[stages]."""
         return np.array(self.forward) + np.array(self.backward or [0] * len(self.forward))
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:
-    """Lay out the schedule of an assignment. ValueError if it does not name each Block once."""
+    """Lay out the schedule of an assignment. Raises ValueError unless it names each Block once."""
     spans = assignment.spans(len(costs))
     if (
         assignment.starts[:1] != (0,)
@@ -221,9 +221,9 @@ def laid_out(
 
 
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
-    """Forward and backward cycles of a stage, a micro-batch.
+    """Forward and backward cycles of a stage per micro-batch.
 
-    The ``final`` one stashes nothing, and recomputes only what checkpoints within it ask for.
+    The ``final`` stage stashes nothing, and recomputes only where its checkpoints ask for it.
     """
     some = slice(part.first, part.last + 1)
     forward, backward = (
@@ -240,8 +240,8 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
     """The placement for ``ipu-run --placement``, for `json.dump`.
 
-    Stages with Blocks and IPUs, how each saves memory, and what is predicted of it all: the promise
-    that ``ipu-report rebalance --verify`` holds against what came.
+    It has the stages with Blocks and IPUs, how each saves memory, and the predicted result, which
+    ``ipu-report rebalance --verify`` compares with the compiled one.
     """
     stages = [
         _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
@@ -281,8 +281,8 @@ def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str,
 def keeping_their_proportion(costs: Costs, part: Part, ipu: int) -> dict[str, float]:
     """Blocks of a stage that were profiled with another memory proportion than its IPU's.
 
-    Their plans, and so their cycles and bytes, are predicted as they are; to have them so the
-    placement file says it Block by Block.
+    Their plans, and so their cycles and bytes, are predicted unchanged; to keep them so, the
+    placement file gives their proportions Block by Block.
     """
     here = dict(costs.proportions).get(str(ipu), costs.usual_proportion)
     blocks = range(part.first, part.last + 1)
@@ -302,7 +302,7 @@ def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
 
 
 def _reduces(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Of each IPU, the cycles in which replicas exchange gradients; empty where they have none."""
+    """Cycles in which replicas exchange gradients, for each IPU; empty if there are none."""
     gradients = costs.gradients if len(costs.gradients) else np.zeros(len(costs), dtype=np.int64)
     cycles = costs.reduces(np.array(_per_ipu(gradients, spans, ipus)))
     return tuple(cycles.tolist()) if cycles.any() else ()
@@ -325,10 +325,10 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles that each IPU's exchange with the others takes.
+    """Cycles of each IPU's exchange with the others.
 
-    The latency of the farthest, then the busier way, each neighbour's bytes at the rate of the link
-    to it [JIA].
+    The latency of the farthest one, plus the busier direction, with each neighbour's bytes at the
+    rate of the link to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received

@@ -1,4 +1,4 @@
-"""Compare: two profiles side by side and as differences, operators matched by name."""
+"""Compare: two profiles side by side and their differences, with operators matched by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _figure(title: str, id: str) -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
 
     @app.callback(
         *(
@@ -144,7 +144,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _memory(report: Report, theme: Theme) -> Any:
-    """The fullest tile of each IPU; of many IPUs, of the fullest."""
+    """The fullest tile of each IPU; if there are many IPUs, of the fullest ones."""
     fullest = analysis.fullest_tiles(report)
     shown = memory_figures.fullest_ipus(fullest)
     return memory_figures.headroom(fullest[shown], report.target.bytes_per_tile, theme, shown)
@@ -172,7 +172,7 @@ def _measures(a: Report, b: Report) -> Any:
 
 
 def _waits(a: Report, b: Report) -> Any:
-    """The largest differences of what the two critical paths wait for, and the sum of the rest."""
+    """The largest differences in what the two critical paths wait for, and the sum of the rest."""
     frame = analysis.compare_waits(a, b)
     if not len(frame):
         return common.message("One of them holds no schedule.")

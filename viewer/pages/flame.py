@@ -1,4 +1,4 @@
-"""Flame graph: cycles or bytes over modules, operators and stages, of one profile or of two."""
+"""Flame graph: cycles or bytes by module, operator and stage, of one profile or of two."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def layout(view: View) -> Any:
 def leaves_of(
     profiles: Profiles, report: Report, measure: str, order: str, together: bool
 ) -> pd.DataFrame:
-    """The leaves of a report's tree, kept. None without a schedule where cycles are asked for."""
+    """The cached leaves of a report's tree. None for cycles if there is no schedule."""
 
     def make() -> pd.DataFrame:
         if measure == "bytes" or not len(report.runs):
@@ -78,7 +78,7 @@ def leaves_of(
 def tree_of(
     profiles: Profiles, report: Report, other: Report | None, *what: Any
 ) -> dict[Path, Node]:
-    """The tree of a report, beside that of another."""
+    """The tree of a report, compared with that of another if one is given."""
     before = leaves_of(profiles, other, *what) if other is not None else None
     key = ("tree", None if before is None else id(before), *what)
     return profiles.made(
@@ -98,7 +98,7 @@ function(click, at) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "at"), "value"),
@@ -155,7 +155,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any:
-    """Where this is, and what is directly in it, widest first; each a button that leads there."""
+    """The current node and its children, widest first; each is a button that opens it."""
     inside = [node for path, node in nodes.items() if len(path) == len(at) + 1]
     inside = [node for node in inside if node.path[: len(at)] == at and node.width]
     inside.sort(key=lambda one: -one.width)
@@ -191,7 +191,7 @@ def _below(nodes: dict[Path, Node], path: Path) -> Any:
 
 
 def _trail(at: Path) -> Any:
-    """From the root to here."""
+    """The path from the root to the current node."""
     steps: list[Any] = [_button((), "all")] if at else [html.B("all")]
     for depth in range(1, len(at) + 1):
         last = depth == len(at)

@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def layout(view: View) -> Any:
-    """The page; the callbacks draw its figures."""
+    """The page; its callbacks draw the figures."""
     tiles = view.report.target.tiles_per_ipu
     return [
         common.controls(
@@ -79,7 +79,7 @@ def layout(view: View) -> Any:
 
 
 def _over_time(view: View) -> list[Any]:
-    """What is live when, where the profile has a schedule."""
+    """The live bytes over time, if the profile has a schedule."""
     if not len(view.report.runs):
         return []
     return [
@@ -112,7 +112,7 @@ function(heat, steps) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     _register_time(app, profiles)
     app.clientside_callback(
@@ -228,7 +228,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _register_time(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of what is live over time."""
+    """Register the callbacks of the figure over time."""
     what = ("profile", "ipu", "run", "iteration")
 
     def rows_of(profile: Any, ipu: Any, run: Any, iteration: Any) -> tuple[Report, int, Trace]:
@@ -294,7 +294,7 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
 
 
 def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
-    """Where program steps (ids) stand in an IPU's program; waits are left out."""
+    """Positions of program steps (ids) in an IPU's program; waits are left out."""
     program = report.program_steps(ipu)
     in_program = program["step"].isin(np.unique(step[step >= 0]))
     return program.loc[in_program, "position"].to_numpy()
@@ -303,7 +303,7 @@ def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     """The chosen tile and step.
 
-    The fullest tile, and the step at which it is fullest, where none is chosen.
+    By default the fullest tile, and the step at which it is fullest.
     """
     by_tile = report.tiles(ipu)
     on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
@@ -321,7 +321,7 @@ def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bounds(window: tuple[float, float] | None, size: int) -> tuple[int, int]:
-    """A zoom as whole positions, at least one of them."""
+    """A zoom as whole positions, with at least one in range."""
     if window is None:
         return 0, size
     first = int(np.clip(np.floor(window[0]), 0, max(0, size - 1)))

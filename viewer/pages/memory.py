@@ -40,7 +40,7 @@ _VERTICES = (
 
 
 def layout(view: View) -> Any:
-    """The page; the callbacks draw its figures."""
+    """The page; its callbacks draw the figures."""
     tiles = view.report.target.tiles_per_ipu
     return [
         common.controls(
@@ -116,7 +116,7 @@ function(line, chip) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "tile"), "value"),
@@ -178,7 +178,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _fullest(memory: pd.DataFrame, chosen: int) -> pd.DataFrame:
-    """Of many IPUs, those that hold most, and the chosen one."""
+    """If there are many IPUs, those that hold the most and the chosen one."""
     held = memory.groupby("ipu")["bytes"].sum().sort_values(ascending=False, kind="stable")
     if len(held) <= FEW:
         return memory

@@ -127,7 +127,7 @@ def layout(view: View) -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     app.clientside_callback(
         """function(rows) {
             const chosen = rows && rows.length;
@@ -233,7 +233,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _links(op: Any, steps: pd.DataFrame) -> list[Any]:
-    """From an operator to its slices in the trace, what is live meanwhile, and others like it."""
+    """Links from an operator to its slices in the trace, to liveness, and to similar operators."""
     trace = common.query(ipu=op["ipu"], find=op["name"])
     alike = common.query(find=op["aten"])
     links = [
@@ -247,7 +247,7 @@ def _links(op: Any, steps: pd.DataFrame) -> list[Any]:
 
 
 def _filtered(frame: pd.DataFrame, direction: Any, stage: int, words: str) -> pd.DataFrame:
-    """Operators of a direction, a stage (-1: all), with these words in name, ATen or source."""
+    """Operators of a direction and a stage (-1: all), with these words in name, ATen or source."""
     if direction in _SHOWN:
         frame = frame[frame["direction"] == direction]
     if stage >= 0:
@@ -269,7 +269,7 @@ def _group_column(group: str) -> Column:
 
 
 def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Operators (`analysis.operators`) in sum by a column, most cycles first."""
+    """Operators (`analysis.operators`) summed by a column, most cycles first."""
     named = operators.assign(**{by: operators[by].astype(str).replace("", "none")})
     table = named.groupby(by, as_index=False, sort=False).agg(
         operators=("cycles", "size"),
@@ -303,7 +303,7 @@ def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
 
 
 def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
-    """Compute cycles of each tile in these steps, in sum: int64[tiles]."""
+    """Compute cycles of each tile, summed over these steps: int64[tiles]."""
     total = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
     for step in steps.tolist():
         cycles = report.step_tiles(int(step))["cycles"]
@@ -313,7 +313,7 @@ def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
 
 
 def _shown(steps: pd.DataFrame) -> pd.DataFrame:
-    """For a table: what is not a number is nothing."""
+    """The steps for a table, in which a missing tile balance is None."""
     return steps.assign(
         tile_balance=steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None)
     )

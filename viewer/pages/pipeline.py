@@ -1,6 +1,6 @@
-"""Pipeline: one lane an IPU, ramp-up to ramp-down.
+"""Pipeline: one lane per IPU, from ramp-up to ramp-down.
 
-What each IPU does when, and which one the others wait for.
+It shows what each IPU does when, and which one the others wait for.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def layout(view: View) -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     common.zooms(app, NAME, "pipeline-lanes")
 
     def asked(profile: Any, run: Any, iteration: Any, lanes: Any, opened: Any, pins: Any) -> Any:
-        """The report, its run, its iteration, and how its lanes are arranged."""
+        """The report, its run, its iteration, and the arrangement of the lanes."""
         report = profiles.get(common.whole(profile, 0))
         at = timeline.run_of(report, run)
         which = timeline.iteration_of(report, at, iteration)
@@ -166,7 +166,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 def task_details(
     report: Report, lanes: Lanes, point: tuple[float, float] | None, clock: Clock
 ) -> Any:
-    """The task at a point of the lanes, with the ways to its steps, operators and memory."""
+    """The task at a point of the lanes, with links to its steps, operators and memory."""
     position = None if point is None else figures.task_at(lanes, *point)
     if point is None or position is None:
         return common.message("Click a task in the pipeline.")

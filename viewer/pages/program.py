@@ -1,7 +1,7 @@
 """The program tree: what the machine runs, in order, linked to liveness and to the trace.
 
-The rows in sight are made here, from the nodes that are open: a page of thousands of nested
-elements would take the browser seconds.
+The visible rows are built on the server, from the nodes that are open: a page of thousands of
+nested elements would take the browser seconds.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ function(click, toggled, rows) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "toggled"), "value"),
@@ -170,7 +170,7 @@ def _leaves(report: Report) -> dict[int, dict[str, int]]:
 
 
 class Tree:
-    """The program tree with what its nodes cost. ``frame`` is `Report.program`, depth-first."""
+    """The program tree with the costs of its nodes. ``frame`` is `Report.program`, depth-first."""
 
     def __init__(self, report: Report) -> None:
         self.frame = report.program
@@ -191,7 +191,7 @@ class Tree:
     def shown(
         self, find: str, ipu: int, toggled: set[int]
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """Rows in sight, and how many nodes were found (None where nothing was looked for)."""
+        """The visible rows, and the number of search hits (None without a search)."""
         count = len(self.ids)
         hit = np.ones(count, dtype=bool)
         if find:

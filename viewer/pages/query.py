@@ -63,7 +63,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
 
 
 def layout(view: View) -> Any:
-    """The page; a statement in its address is asked at once."""
+    """The page; a statement in its address is run at once."""
     asked = view.params.get("sql", "")[:_MOST_CHARACTERS] or EXAMPLES[0][1]
     return [
         common.controls(
@@ -117,7 +117,7 @@ def layout(view: View) -> Any:
 
 
 def _column(view: View, name: str, label: str) -> Any:
-    """A choice whose options come with the answer."""
+    """A dropdown whose options come with the answer."""
     value = view.params.get(name)
     options = [{"value": value, "label": value}] if value else []
     return common.control(
@@ -129,7 +129,7 @@ def _column(view: View, name: str, label: str) -> Any:
 
 
 def _known() -> Any:
-    """What can be asked: every table and view with its columns."""
+    """What can be queried: every table and view with its columns."""
     tables = [
         (record.table, ", ".join(column.name for column in schema.columns(record)))
         for record in records.TABLES
@@ -139,7 +139,7 @@ def _known() -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     app.clientside_callback(
         "function(clicks, text) {"
         " return clicks && text ? text : window.dash_clientside.no_update; }",
@@ -198,7 +198,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def answer_of(profiles: Profiles, report: Report, sql: Any) -> queries.Answer:
-    """The answer to a statement, kept for table and chart. QueryError where there is none."""
+    """The answer to a statement, cached for table and chart. Raises QueryError if there is none."""
     words = str(sql or "").strip()
     if len(words) > _MOST_CHARACTERS:
         raise queries.QueryError(f"a statement may have {_MOST_CHARACTERS:,} characters")
@@ -210,7 +210,7 @@ def answer_of(profiles: Profiles, report: Report, sql: Any) -> queries.Answer:
 
 
 def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, str | None]:
-    """The columns of a chart: those asked for where they are, else the first that it can have."""
+    """The columns of a chart: those asked for if they exist, else the first suitable ones."""
     names = [str(name) for name in frame.columns]
     numbers = [name for name in names if answers.numeric(frame[name])]
     along = str(x) if x in names else names[0] if names else None
@@ -219,7 +219,7 @@ def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, st
 
 
 def drawn(frame: pd.DataFrame, x: Any, y: Any, form: Any, theme: Any) -> go.Figure:
-    """The chart, or why there is none."""
+    """The chart, or a message that says why there is none."""
     along, much = columns_to_draw(frame, x, y)
     if not len(frame) or along is None or much is None:
         return common.nothing(theme, "No column has numbers." if len(frame) else "No rows.")
@@ -229,7 +229,7 @@ def drawn(frame: pd.DataFrame, x: Any, y: Any, form: Any, theme: Any) -> go.Figu
 
 
 def _table(answer: queries.Answer, theme: Any) -> Any:
-    """The rows to sort and filter; columns go by their place, as a name may be anything."""
+    """The rows, to sort and filter; columns are identified by position, as any name is possible."""
     frame = answer.frame()
     columns = []
     for at, name in enumerate(frame.columns):
@@ -247,7 +247,7 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
 
 
 def _cell(value: object) -> object:
-    """A value as a browser takes it: beyond what it counts exactly, as text."""
+    """A value in a form the browser can show: integers beyond its exact range become text."""
     return str(value) if isinstance(value, int) and abs(value) > _EXACT else value
 
 

@@ -1,6 +1,6 @@
-"""Rebalance: move Blocks between stages and see at once what that would give.
+"""Rebalance: move Blocks between stages and see the predicted effect at once.
 
-The quickest split, whether it is proven to be the best, and its placement.
+It also shows the quickest split, whether it is proven to be the best, and its placement.
 """
 
 from __future__ import annotations
@@ -113,9 +113,10 @@ def profiled(costs: Costs) -> Assignment:
 
 
 def asked(costs: Costs, starts: Any) -> Assignment:
-    """The split that an address asks for; the profiled one where it asks for none that can be.
+    """The split that an address asks for; the profiled one if it asks for none that is valid.
 
-    First Blocks, and behind an @ the IPUs of the stages, where these are not one each.
+    The address has the first Blocks and, after an @, the IPUs of the stages unless there is one per
+    stage.
     """
     first_blocks, _, on_ipus = str(starts or "").partition("@")
     rows = [
@@ -151,7 +152,7 @@ def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[in
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
 
     @app.callback(
         Output(common.param_id(NAME, "starts"), "value"),
@@ -237,14 +238,14 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
-    """The fullest tile of each IPU; of many IPUs, of the fullest."""
+    """The fullest tile of each IPU; if there are many IPUs, of the fullest ones."""
     fullest = np.array(wanted.fullest, dtype=np.int64)
     shown = memory_figures.fullest_ipus(fullest)
     return memory_figures.headroom(fullest[shown], costs.machine.bytes_per_tile, theme, shown)
 
 
 def _levers(report: Report, advised: Advised) -> Any:
-    """What the advisor finds beside the split, and how to check it."""
+    """The advisor's proposals besides the split, and how to check them."""
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     if not every:
         return common.message("No other lever that is known gains anything.")
@@ -262,7 +263,7 @@ def _lever(one: Advice) -> Any:
 
 
 def _best(costs: Costs, count: int) -> Assignment:
-    """The quickest into so many stages; into as many as were profiled, also on fewer IPUs."""
+    """The quickest split into this many stages; for the profiled number, also onto fewer IPUs."""
     split = best_split(costs, count) if count != len(costs.ipus) else quickest(costs)
     return split.prediction.assignment
 
@@ -326,7 +327,7 @@ def _numbers(
 
 
 def _off(share: float) -> str:
-    """The error of a prediction against the profile, in words."""
+    """The error of a prediction relative to the profile, in words."""
     if abs(share) < 0.00005:
         return "the prediction is as many"
     return f"the prediction is {abs(share):.2%} {'more' if share > 0 else 'less'}"

@@ -1,4 +1,4 @@
-"""What is in a range of time and of lanes, in sum: by kind, operator, ATen and the like."""
+"""Sums over a range of time and of lanes: by kind, operator, ATen and the like."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_ROWS = 40
 
 
 def card(view: View, id: str) -> Any:
-    """The card that a callback fills by `table`."""
+    """The card that a callback fills with `table`."""
     return common.card(
         "In sum",
         common.choice(view, "by", "by", BY, "kind"),
@@ -45,10 +45,10 @@ def aggregated(
     by: str,
     lanes: Collection[int] | None = None,
 ) -> list[tuple[str, int, int]]:
-    """(name, cycles, slices) of what is shown by operator, ATen, module, Block or stage.
+    """(name, cycles, slices) of the visible part by operator, ATen, module, Block or stage.
 
-    Largest first; waits, copies and whatever no operator does are named by their kind. ``lanes``:
-    of these IPUs.
+    Largest first; waits, copies and whatever belongs to no operator are named by their kind.
+    ``lanes``: only these IPUs.
     """
     step, cycles, count = figures.by_step(rows, window, lanes)
     frame = report.program_steps().set_index("step").reindex(step)
@@ -79,7 +79,7 @@ def table(
     by: Any,
     clock: Clock,
 ) -> Any:
-    """What is selected, or else what is shown, in sum. ``lanes``: the IPUs selected, None: all."""
+    """Sums over what is selected, or else shown. ``lanes``: the IPUs selected, None: all."""
     count = units.count(int(rows.of_steps.sum()), "lane")
     window, words = shown, f"Of what is shown, {count}"
     if selection is not None:

@@ -29,7 +29,7 @@ MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
-    """The page, made once for each theme."""
+    """The page, built once for each theme."""
     report = view.report
     key = ("summary", view.theme.name)
     return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
@@ -145,18 +145,18 @@ def _how(one: Insight) -> str:
 
 
 def _iteration(report: Report) -> str:
-    """What one device iteration is called."""
+    """The word for one device iteration."""
     return "weight update" if report.meta["kind"] == "training" else "device iteration"
 
 
 def _shared(report: Report) -> list[tuple[str, Any]]:
-    """The instances of the script, where there are several."""
+    """The number of instances of the script, if there are several."""
     who = shared(report)
     return [("run by", str(who))] if who.instances > 1 else []
 
 
 def machine(report: Report) -> list[tuple[str, Any]]:
-    """What the model was compiled for, and what it became."""
+    """The machine for which the model was compiled, and the size of the result."""
     target, meta = report.target, report.meta
     size = report.path.stat().st_size
     return [
@@ -218,7 +218,7 @@ def _numbers(report: Report, clock: Clock) -> Any:
 
 
 def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:
-    """The fullest tile in words, and the chart of each IPU's; of many IPUs, of the fullest."""
+    """The fullest tile in words, and a chart of each IPU's; if there are many, of the fullest."""
     limit, at = report.target.bytes_per_tile, int(tiles.argmax())
     where = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
     shown = memory_figures.fullest_ipus(tiles)
@@ -258,7 +258,7 @@ def _options(view: View) -> Any:
 
 
 def _breaking(name: str) -> list[Any]:
-    """A dotted name that may be broken behind its dots, and nowhere else."""
+    """A dotted name that may be broken only after its dots."""
     parts: list[Any] = []
     for part in name.split("."):
         parts += [".", html.Wbr(), part] if parts else [part]
@@ -266,7 +266,7 @@ def _breaking(name: str) -> list[Any]:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Memory and insights take a moment: they come when the page is there."""
+    """Register the callbacks for memory and insights, which take a moment and follow the page."""
 
     @app.callback(
         Output("summary-fullest", "children"),

@@ -1,8 +1,8 @@
 """Shared by Pipeline, Execution trace and Liveness: time window, marks, selection and lanes.
 
-All of it is in the address, in cycles from the start of what is shown, so that it carries over from
-page to page. assets/timeline.js writes it: wheel and keys move the window, M sets marks, a drag
-with Shift selects, a click asks for details.
+All of it is in the address, in cycles from the start of what is shown, so it carries over from page
+to page. assets/timeline.js writes it: wheel and keys move the window, M sets marks, a drag with
+Shift selects, a click asks for details.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LANES = ("lanes", "opened", "pins")
 
 
 def hidden(view: View) -> list[Any]:
-    """State without a visible control."""
+    """Inputs without a visible control, which hold state."""
     return [common.hidden(view, name) for name in ("from", "to", "marks", "select", "at", "opened")]
 
 
 def lane_controls(view: View) -> list[Any]:
-    """Controls to fold equal lanes, and to pin IPUs in lanes of their own at the top."""
+    """Controls to fold equal lanes, and to pin IPUs to lanes of their own at the top."""
     count = view.report.target.num_ipus
     if count < 2:
         return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
@@ -63,17 +63,17 @@ def fold_default(report: Report) -> str:
 
 
 def inputs(page: str, *names: str) -> list[Input]:
-    """The window, the marks and the selection, after other parameters of the page."""
+    """Callback inputs of window, marks and selection, which follow the page's other parameters."""
     return common.param_input(page, *names, "from", "to", "marks", "select")
 
 
 def states(page: str, *names: str) -> list[State]:
-    """As `inputs`, for a callback that something else sets off."""
+    """The same as `inputs`, but as states for a callback with another trigger."""
     return [State(one.component_id, "value") for one in inputs(page, *names)]
 
 
 def pixels(where: Any) -> int:
-    """Columns of the figures: as the browser said its window is wide."""
+    """Pixel columns of the figures, from the window width that the browser reported."""
     width = common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 0, 8000)
     return max(300, width - MARGINS)
 
@@ -86,12 +86,12 @@ def numbers(value: Any, most: int) -> list[int]:
 
 
 def marks_of(value: Any, end: int) -> list[int]:
-    """The marked times, in order: cycles within what is shown."""
+    """The marked times in order: cycles from the start of what is shown."""
     return sorted(time for time in numbers(value, MOST_MARKS) if time <= end)
 
 
 def selection_of(value: Any, end: int) -> Selection | None:
-    """What is selected: ``low,high,first row,last row``, all rows without the last two."""
+    """The selection: ``low,high,first row,last row``; all rows if the last two are missing."""
     parts = [common.whole(part, -1) for part in str(value or "").split(",")[:4]]
     if len(parts) < 2 or not 0 <= parts[0] < parts[1]:
         return None
@@ -101,17 +101,17 @@ def selection_of(value: Any, end: int) -> Selection | None:
 
 
 def run_of(report: Report, run: Any) -> int:
-    """The run that a parameter says."""
+    """The run given by a parameter."""
     return common.whole(run, 0, 0, max(0, len(report.runs) - 1))
 
 
 def iteration_of(report: Report, run: int, iteration: Any) -> int:
-    """The device iteration of it that a parameter says."""
+    """The device iteration of a run given by a parameter."""
     return common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
 
 
 def in_time(low: Any, high: Any, end: int) -> list[Any]:
-    """A note about a window outside what is shown."""
+    """A message if the window is outside what is shown."""
     if not (str(low or "") and str(high or "")) or common.window(low, high, end) is not None:
         return []
     words = f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown."
@@ -123,7 +123,7 @@ def in_time(low: Any, high: Any, end: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which lanes there are: folded or not, which are opened, which IPUs are pinned."""
+    """How lanes are arranged: whether folded, which are opened, which IPUs are pinned."""
 
     fold: bool = False
     opened: tuple[int, ...] = ()
@@ -131,7 +131,7 @@ class Arrangement:
 
     @classmethod
     def of(cls, lanes: Any, opened: Any, pins: Any) -> Arrangement:
-        """As an address says."""
+        """The arrangement that an address describes."""
         fold = lanes == "folded"
         return cls(
             fold,
@@ -147,7 +147,7 @@ def lanes_of(
     iteration: int,
     arrangement: Arrangement = Arrangement(),
 ) -> Lanes:
-    """A device iteration ready to be drawn, with its steps where there is room for them."""
+    """A device iteration ready to be drawn, with its steps if there is room for them."""
 
     def make() -> Lanes:
         tasks = report.tasks(run, iteration=iteration)
@@ -183,9 +183,10 @@ def rows_of(
     form: str,
     arrangement: Arrangement = Arrangement(),
 ) -> Trace:
-    """The trace ready to be drawn, of one IPU or of all lanes, at the most `FEW` of them.
+    """The trace ready to be drawn, of one IPU or of all lanes, at most `FEW` of them.
 
-    ``iteration`` None: the whole call. ``form``: "flat", or "flame" by module path.
+    ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
+    path.
     """
 
     def make() -> Trace:
@@ -215,7 +216,7 @@ def rows_of(
 def _named(
     profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
 ) -> list[tuple[int, str]]:
-    """The IPUs that have a row, with its name; of many, those longest on the critical path."""
+    """The IPUs that have a row, with its name; of many, the longest on the critical path."""
     lanes = lanes_of(profiles, report, run, iteration, arrangement)
     length = lanes.path.end - lanes.path.start
     weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
@@ -233,7 +234,7 @@ def path_on_rows(
     rows: Trace,
     arrangement: Arrangement,
 ) -> CriticalPath | None:
-    """The critical path by the rows that are shown; None over a whole call."""
+    """The critical path on the rows that are shown; None for a whole call."""
     if iteration is None:
         return None
     path = waits.chain(profiles, report, run, iteration)
@@ -250,7 +251,7 @@ def _row_of_ipus(
     rows: Trace,
     arrangement: Arrangement,
 ) -> np.ndarray:
-    """The first row of each IPU, or of the one that is drawn for it; -1 where it has none."""
+    """The first row of each IPU, or of the IPU drawn in its place; -1 if it has none."""
     row = np.full(report.target.num_ipus, -1)
     ipus, first = np.unique(rows.ipu, return_index=True)
     row[ipus[ipus >= 0]] = first[ipus >= 0]
@@ -261,14 +262,14 @@ def _row_of_ipus(
 
 
 def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
-    """The counters of the rows, which ``key`` tells from others of the report."""
+    """The counters of the rows; ``key`` tells them from others of the report."""
     return profiles.made(
         report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
     )
 
 
 def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
-    """What the steps of the rows' IPUs hold, by IPU; replicas do as the first does."""
+    """The counters of the steps of the rows' IPUs, by IPU; replicas do as the first does."""
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
     in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
     tracks = [
@@ -309,21 +310,21 @@ def keep_zoom(
 
 
 def lanes_in(lanes: Lanes, rows: tuple[int, int] | None) -> list[int] | None:
-    """The IPUs that are drawn in a range of lanes; None for all."""
+    """The IPUs that are drawn in a range of lanes; None for all of them."""
     if rows is None:
         return None
     return lanes.shown[rows[0] : rows[1] + 1].tolist()
 
 
 def ipus_in(rows: Trace, selected: tuple[int, int] | None) -> list[int] | None:
-    """The IPUs of a range of a trace's rows; None for all."""
+    """The IPUs of a range of a trace's rows; None for all of them."""
     if selected is None:
         return None
     return np.unique(rows.ipu[selected[0] : selected[1] + 1]).tolist()
 
 
 def point_of(value: Any) -> tuple[float, float] | None:
-    """A click: the cycle, from the beginning of what is shown, and the row (with its fraction)."""
+    """The cycle of a click, from the start of what is shown, and its row (with fraction)."""
     try:
         cycle, row = (float(part) for part in str(value or "").split(","))
     except ValueError:
@@ -332,9 +333,9 @@ def point_of(value: Any) -> tuple[float, float] | None:
 
 
 def pin_button(begin: int, end: int) -> Any:
-    """A button that pins a slice: marks at both ends, kept in the address on every page of time.
+    """A button that pins a slice: marks at both ends, kept in the address on every timeline page.
 
-    Pressing it again removes them. Cycles are within what is shown.
+    Pressing it again removes them. Cycles are from the start of what is shown.
     """
     attributes: Any = {"data-pin": f"{begin},{end}"}
     return html.Button(
@@ -343,7 +344,7 @@ def pin_button(begin: int, end: int) -> Any:
 
 
 def measured(marks: Sequence[int], selection: Selection | None, clock: Clock) -> Any:
-    """The distance between marks, and the length of the selection."""
+    """The distance between the marks, and the length of the selection."""
     parts: list[Any] = []
     if marks:
         names = [chr(ord("A") + at) for at in range(len(marks))]

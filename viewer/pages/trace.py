@@ -1,6 +1,6 @@
 """Execution trace: every step of a device iteration or a whole call.
 
-Flat, or as a flame graph by module path.
+It is flat, or a flame graph by module path.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def layout(view: View) -> Any:
 
 
 def _host(view: View) -> list[Any]:
-    """The host's tracepoints beside the calls that they ran, where the program had any."""
+    """The host's tracepoints beside the calls that they ran, if the program had any."""
     if not len(view.report.host_events):
         return []
     lanes, ipus = host_lanes(view.report), view.report.target.ipus_per_replica
@@ -166,7 +166,7 @@ function(low, high, figure) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Callbacks of the page."""
+    """Register the callbacks of the page."""
     common.zooms(app, NAME, "trace-rows")
     app.clientside_callback(
         _SELECTED,
@@ -188,7 +188,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _figures(app: Dash, profiles: Profiles) -> None:
-    """What is drawn over time."""
+    """Register the callbacks of the figures over time."""
 
     @app.callback(
         Output("trace-rows", "figure"),
@@ -249,7 +249,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:
-    """What is in the shown part, and where the next hit of a search is."""
+    """Register the callbacks of the sums over the visible part and of the next search hit."""
 
     @app.callback(
         Output("trace-kinds", "children"),
@@ -286,7 +286,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
 
 
 def _details(app: Dash, profiles: Profiles) -> None:
-    """What is known about the clicked slice."""
+    """Register the callbacks of the clicked slice's details."""
 
     @app.callback(
         Output(common.param_id(NAME, "step"), "value"),
@@ -295,7 +295,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def clicked(at: Any, *what: Any) -> Any:
-        """The step that was clicked; none for a task, a module or a wait."""
+        """The step that was clicked; empty for a task, a module or a wait."""
         rows = what_is_asked(profiles, *what).rows
         position = slice_at(rows, timeline.point_of(at))
         return no_update if at in (None, "") else "" if position < 0 else _step_of(rows, position)
@@ -322,7 +322,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What an address asks for: the report, its rows, and the run they belong to."""
+    """What an address asks for: the report, its rows, and the run to which they belong."""
 
     report: Report
     rows: Trace
@@ -335,11 +335,11 @@ class Asked:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells these rows from others of the profile."""
+        """A key that tells these rows from others of the profile."""
         return self.run, self.iteration, self.ipu, self.form, self.arrangement
 
     def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
-        """The lanes that the rows are, for a click on a name; none in a flame."""
+        """The lanes of the rows, for a click on a name; none in a flame graph."""
         if self.ipu is not None or self.form == "flame":
             return ()
         lanes = timeline.lanes_of(
@@ -350,7 +350,7 @@ class Asked:
 
 
 def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
-    """The rows that the values of the parameters `_WHAT` say."""
+    """The rows that the values of the parameters `_WHAT` describe."""
     profile, run, iteration, span, ipu, form, lanes, opened, pins, unit = values
     report = profiles.get(common.whole(profile, 0))
     at = timeline.run_of(report, run)
@@ -392,7 +392,7 @@ def _slice(it: Asked, found: int) -> Any:
 
 
 def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:
-    """What is known of a program step: a row of `Report.program_steps`."""
+    """Details of a program step: a row of `Report.program_steps`."""
     op = report.ops.loc[step["op"]] if step["op"] in report.ops.index else None
     rows: list[tuple[str, Any]] = [
         ("name", step["name"]),
@@ -446,7 +446,7 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
 
 
 def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[Any]:
-    """From a step to its operator, its source, its busiest tile, and what is live meanwhile."""
+    """Links from a step to its operator, its source, its busiest tile, and liveness at the step."""
     ipu, links = int(step["ipu"]), []
     if op is not None:
         links.append(dcc.Link("operator", href=f"/operations?{common.query(op=step['op'])}"))
@@ -463,7 +463,7 @@ def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[An
 
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
-    """The tensors that a step moves over a chip's edge, and between whom."""
+    """The tensors that a step moves on or off a chip, with their sources and targets."""
     moved = report.moved_tensors
     tensors = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
     if not len(tensors):

@@ -26,7 +26,7 @@ class Waits(NamedTuple):
 
 
 def waits_of(profiles: Profiles, report: Report) -> Waits:
-    """Of the first run's first device iteration; all of them wait for the same."""
+    """The waits of the first run's first device iteration; all iterations wait for the same."""
 
     def make() -> Waits:
         path = critical_path(report)
