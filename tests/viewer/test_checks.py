@@ -52,8 +52,8 @@ class Compiler:
             prediction = what_if(costs, one)
             came.append(Verified(prediction, prediction.total + 7, prediction.fullest))
         assert self.go_on.wait(60)
-        found = list(progress(came, len(came)))
-        return sorted(found, key=lambda one: one.cycles)
+        verified = list(progress(came, len(came)))
+        return sorted(verified, key=lambda one: one.cycles)
 
 
 def finished(found: Checks) -> Any:
