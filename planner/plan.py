@@ -58,13 +58,13 @@ class Candidate:
 
     @property
     def _longer(self) -> float:
-        """By what the time that was predicted is to be divided: 1 where nothing was compiled."""
+        """The factor on predicted rates that a full compile gives, 1 where nothing was compiled."""
         off = self.off
         return 1 + off[0] if off is not None else 1.0
 
     @property
     def rate(self) -> float:
-        """Samples a second, from its full compile where it had one."""
+        """Samples per second, from its full compile where it had one."""
         return self.samples_per_second * self._longer
 
     @property

@@ -64,10 +64,11 @@ class Place:
         )
 
     def _rings(self, rings: RingsOf) -> Rings:
-        """Of these replicas. In parts, gradients are scattered and weights gathered.
+        """The rings of these replicas.
 
-        That moves as many bytes as an all-reduce, in more steps: small weights stay whole, with an
-        all-reduce of their own. How much longer it takes the compile has said.
+        With state in parts, gradients are scattered and weights gathered. That moves as many bytes
+        as an all-reduce, in more steps, as small weights stay whole with an all-reduce of their
+        own. How much longer it takes is known from the compile.
         """
         key, costs = self.priced.key, self.priced.costs
         whole = rings(key.shards, self.pipeline, self.replicas)

@@ -91,7 +91,7 @@ def look_into(
 
 
 def _in_order(promised: tuple[tuple[float, ...], Place]) -> tuple[float, ...]:
-    """By what is promised; of a list that comes back not before the one that does not."""
+    """The sort key of a place: its promise; of equal ones, the list with more stages is last."""
     bound, place = promised
     return (*bound, -len(place.ipus))
 

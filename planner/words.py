@@ -125,7 +125,7 @@ def kib(nbytes: int) -> str:
 def no_mapping(
     priced: Iterable[Priced], left_out: Iterable[str], question: Question, engine: Engine
 ) -> str:
-    """By how many bytes nothing fits, on what, and the nearest that would."""
+    """Say that no mapping fits, by how many bytes and on what, and name the nearest that would."""
     every = list(priced)
     reasons = "; ".join(left_out)
     if not every:

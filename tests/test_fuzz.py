@@ -122,7 +122,7 @@ def test_memory_does_not_follow_an_option(sound: Path, tmp_path: Path, key: str)
 def test_nothing_that_a_terminal_obeys_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In no form: text, CSV or JSON."""
+    """This holds for text, CSV and JSON output."""
     path = named(fuzz.small_profile(tmp_path / "profile.pop"), TERMINAL)
     readers = fuzz.surfaces(path)
     for name in sorted(set(readers) - {"frames", "libpva", "viewer"}):

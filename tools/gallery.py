@@ -32,7 +32,7 @@ class Exhibit:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """The name of its files."""
         return self.title.lower()
 
 

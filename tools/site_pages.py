@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: commands, Python's reference, house pages.
+"""Site pages made when it is built: the commands, the Python reference, and the root's pages.
 
 mkdocs calls `on_files` (mkdocs.yml, hooks).
 """
@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links that leave docs/ lead to the pages that are made of their files."""
+    """Point links that leave docs/ to the site's pages made from those files."""
     return (
         markdown.replace("](../CONTRIBUTING.md", "](contributing.md")
         .replace("](../CHANGELOG.md", "](changelog.md")
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def moved(name: str) -> str:
-    """A page of the repository's root, with links as from docs/."""
+    """A page from the repository's root, with its links rewritten as from docs/."""
     words = (ROOT / name).read_text().replace("](docs/", "](")
     return re.sub(r"\[([^]]+)\]\((?:LICENSE|README\.md)\)", r"\1", words)
 
@@ -65,7 +65,7 @@ def moved(name: str) -> str:
 
 
 def commands_page() -> str:
-    """Every command and option, read off the parsers."""
+    """The page of all commands and options, read from their parsers."""
     lines = ["# Commands", "", "Made from the parsers: what `--help` says, on one page.", ""]
     report = make_parser()
     lines += ["## ipu-report", "", *described(report)]
@@ -77,13 +77,13 @@ def commands_page() -> str:
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers of its subcommands, by name."""
+    """The parsers of a command's subcommands, by name."""
     (action,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     return dict(action.choices)
 
 
 def described(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """What the command is for, its usage, a table of its options, its examples."""
+    """Describe a command: its purpose, usage, table of options, and examples."""
     yield from (plain(parser.description or ""), "")
     usage = parser.format_usage().removeprefix("usage: ").rstrip()
     yield from ("```text", re.sub(r"\s+", " ", usage), "```", "")
@@ -95,13 +95,13 @@ def described(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def shown(action: argparse.Action) -> bool:
-    """Whether --help has it, and it says more than that there is a --help."""
+    """Whether --help lists the argument, apart from --help itself and the subcommands."""
     hidden = action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction)
     return not hidden and not isinstance(action, argparse._SubParsersAction)
 
 
 def row(action: argparse.Action) -> str:
-    """A row of the table: how it is written, and what it does."""
+    """A row of the options table: how the argument is written, and what it does."""
     value = ""
     if action.nargs != 0:
         value = str(action.metavar or "{" + ",".join(map(str, action.choices or ())) + "}")
@@ -113,7 +113,7 @@ def row(action: argparse.Action) -> str:
 
 
 def plain(words: str) -> str:
-    """Words as Markdown: nothing in them is markup, and a bar ends no cell."""
+    """Escape words for Markdown, so that nothing is markup and a bar does not end a cell."""
     return re.sub(r"([<>*_|])", r"\\\1", words)
 
 
@@ -121,7 +121,7 @@ def plain(words: str) -> str:
 
 
 def python_page() -> str:
-    """Directives for mkdocstrings, a module each."""
+    """The page of the Python reference: a mkdocstrings directive for each module."""
     promise = "[What is not here may change](../contributing.md#what-is-promised)."
     lines = ["# Python", "", f"Made from the docstrings. {promise}"]
     for module, words in REFERENCE.items():

@@ -1,9 +1,10 @@
-"""Builds wheel and sdist, checks them, and runs the wheel outside of the clone.
+"""Build wheel and sdist, check them, and run the wheel outside the clone.
 
 Run ``python -m tools.wheel`` (`make dist`). The wheel goes into an environment of its own, which
 borrows the packages of this one but not the clone: `ipu-run` profiles a script there, `ipu-report`
 and the viewer open what it wrote. Then the same without PyTorch: whatever reads a profile works,
-and `ipu-run` says what to install. Last, a program of somebody else's passes mypy's strict mode.
+and `ipu-run` says what to install. Finally, a program that uses the packages passes mypy's strict
+mode.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ ANSWERS = ("summary", "insights", "why", "stages", "timeline", "pipeline", "memo
 
 
 def main() -> int:
-    """Build, check and run; stops at the first command that fails."""
+    """Build, check and run, stopping at the first command that fails."""
     built = build()
     print(f"built {', '.join(file.name for file in built)}", flush=True)
     (wheel,) = [file for file in built if file.suffix == ".whl"]
@@ -112,7 +113,7 @@ def main() -> int:
 
 
 def build() -> list[Path]:
-    """Wheel and sdist in dist/, as PyPI would take them."""
+    """Build wheel and sdist in dist/, and check them as PyPI would."""
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(ROOT / "build", ignore_errors=True)  # of before: setuptools would take it along
@@ -123,7 +124,7 @@ def build() -> list[Path]:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """An environment with the wheel, and this one's packages but for the clone; its commands."""
+    """Install the wheel beside this environment's packages; returns the folder of its commands."""
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
@@ -132,18 +133,18 @@ def install(wheel: Path, environment: Path) -> Path:
 
 
 def borrow(environment: Path, packages: Path) -> None:
-    """Let the environment import what is in ``packages``, but for editable installs there."""
+    """Let the environment import what is in ``packages``, except editable installs there."""
     (packages_of(environment) / "borrowed.pth").write_text(f"{packages}\n")
 
 
 def packages_of(environment: Path) -> Path:
-    """Where the environment's packages are."""
+    """The folder of the environment's packages."""
     (folder,) = environment.glob("lib/python3.*/site-packages")
     return folder
 
 
 def profile_a_script(commands: Path, place: Path) -> None:
-    """Run a script, and hold that the wheel's own packages ran it."""
+    """Run a script, and check that the wheel's own packages ran it."""
     (place / "train.py").write_text(SCRIPT)
     where = run(commands / "python", "-c", "import ipu_exec; print(ipu_exec.__file__)", cwd=place)
     assert str(commands.parent) in where, f"ipu_exec came from {where}"
@@ -153,7 +154,7 @@ def profile_a_script(commands: Path, place: Path) -> None:
 
 
 def read_and_view(commands: Path, place: Path) -> None:
-    """Ask the profile, write its HTML report, and fetch a page of the viewer."""
+    """Query the profile, write its HTML report, and fetch a page of the viewer."""
     for name in ANSWERS:
         assert run(commands / "ipu-report", name, "out/training", cwd=place).strip()
     run(commands / "ipu-report", "html", "out/training", "-o", "report.html", cwd=place)
@@ -163,7 +164,7 @@ def read_and_view(commands: Path, place: Path) -> None:
 
 @contextmanager
 def viewer(commands: Path, place: Path) -> Iterator[str]:
-    """The viewer on a free port; its address."""
+    """Start the viewer on a free port; yields its address."""
     command = [commands / "ipu-report", "view", "--port", "0", "--no-browser", "out/training"]
     with subprocess.Popen(
         command, cwd=place, env=environment(), stdout=subprocess.PIPE, text=True
@@ -178,7 +179,7 @@ def viewer(commands: Path, place: Path) -> Iterator[str]:
 
 
 def until_it_answers(address: str, tries: int = 60) -> str:
-    """The address, once something listens there."""
+    """Wait until something listens at the address, and return it."""
     for _ in range(tries):
         try:
             urllib.request.urlopen(address, timeout=30).close()
@@ -189,7 +190,7 @@ def until_it_answers(address: str, tries: int = 60) -> str:
 
 
 def without_torch(commands: Path, place: Path) -> None:
-    """From here on the environment borrows everything but PyTorch and what is made for it."""
+    """Make the environment borrow everything except PyTorch and the packages built on it."""
     packages = place / "packages"
     packages.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
@@ -199,7 +200,7 @@ def without_torch(commands: Path, place: Path) -> None:
 
 
 def say_what_to_install(commands: Path, place: Path) -> None:
-    """Without PyTorch `ipu-run` and the import of the engine name the extra that brings it."""
+    """Without PyTorch, `ipu-run` and importing the engine name the extra to install."""
     for command in (
         [commands / "ipu-run", "train.py"],
         [commands / "python", "-c", "import ipu_exec"],
@@ -212,7 +213,7 @@ def say_what_to_install(commands: Path, place: Path) -> None:
 
 
 def check_types(commands: Path, place: Path) -> None:
-    """A program against the installed packages passes mypy's strict mode."""
+    """Check that a program using the installed packages passes mypy's strict mode."""
     (place / "downstream.py").write_text(DOWNSTREAM)
     python = commands / "python"
     words = ["--strict", "--python-executable", python, "downstream.py"]
@@ -220,12 +221,15 @@ def check_types(commands: Path, place: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without anything that would bring the clone back."""
+    """This process's environment variables without PYTHONPATH, which would find the clone."""
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Standard output of a command. Raises SystemExit with its whole output if it fails."""
+    """Run a command and return its standard output.
+
+    Raises SystemExit with its whole output if it fails.
+    """
     process = subprocess.run(
         list(command), cwd=cwd, env=environment(), capture_output=True, text=True, check=False
     )

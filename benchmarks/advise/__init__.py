@@ -1,1 +1,1 @@
-"""Scripts that `ipu-report advise` is tried on: docs/advice.md."""
+"""Scripts on which `ipu-report advise` is tried out (docs/advice.md)."""

@@ -37,7 +37,7 @@ class Published:
 
     @property
     def name(self) -> str:
-        """Of the row."""
+        """The name of the row."""
         return f"{self.model} {list(self.layers)}"
 
     def assignment(self, blocks: Sequence[str]) -> Assignment:

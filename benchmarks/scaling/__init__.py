@@ -1,1 +1,1 @@
-"""Throughput of real models over more and more replicas, beside what was published."""
+"""Throughput of real models as replicas increase, beside the published figures."""

@@ -32,7 +32,7 @@ from profiler.analysis.critical_path import critical_path
 
 @dataclass(frozen=True)
 class Result:
-    """A system's prediction: samples/s, and the update's cycles by cause (`CAUSES`)."""
+    """The prediction for a system: samples/s, and the cycles of an update by cause (`CAUSES`)."""
 
     model: str
     system: System
@@ -42,7 +42,7 @@ class Result:
 
 
 def predict(model: str, system: System) -> Result:
-    """Compile it, write its profile, and read that."""
+    """Compile the model for the system, write the profile, and read the prediction from it."""
     case = compiled(row(system))
     executable = case.executable
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def predict(model: str, system: System) -> Result:
 
 
 def _between_racks(waits: pd.DataFrame, moved: pd.Series, executable: Any) -> float:
-    """Cycles on the path in which collectives over all replicas cross from rack to rack."""
+    """Cycles of the critical path that global collectives spend on links between racks."""
     replicas, target = executable.options.replicas, executable.target
     apart = 1 << (executable.placement.num_ipus - 1).bit_length()
     everywhere = waits[(waits["cause"] == COLLECTIVE) & ~waits["name"].str.contains("groups")]

@@ -1,4 +1,4 @@
-"""The configurations of the page, and the throughputs that their owners published for them.
+"""The configurations on the page, and the throughputs published for them.
 
 Published values are medians over the logs of Graphcore's MLPerf v1.1 submission ([MLP],
 Graphcore/results): ResNet-50's over all epochs of five runs, 1,281,167 images by the time from an
@@ -69,7 +69,7 @@ PUBLISHED: dict[str, tuple[System, ...]] = {
 
 
 def row(system: System) -> Row:
-    """It as a row of `benchmarks.fidelity`, whose builders make the model."""
+    """The system as a row of `benchmarks.fidelity`, whose builders make the model."""
     unit = "images/s" if system.case.startswith("ResNet") else "sequences/s"
     return Row(
         f"scaling-{system.pod.lower()}",
@@ -88,9 +88,9 @@ SWEPT = tuple(1 << k for k in range(9))  # replicas: 1, 2, ... 256
 
 
 def sweep() -> Iterator[tuple[str, System]]:
-    """Each model on 1 to 256 replicas, everything else as on the smallest pod.
+    """Each model on 1 to 256 replicas, with everything else as on the smallest pod.
 
-    A global batch that grows with the replicas: what is lost is what the all-reduce takes.
+    The global batch grows with the replicas, so any efficiency lost goes to the all-reduce.
     """
     for replicas in SWEPT:
         single = RESNET.format(replicas=replicas, accumulation=10)

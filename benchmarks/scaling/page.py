@@ -1,4 +1,4 @@
-"""docs/scaling.md, and the chart of the sweep."""
+"""The page docs/scaling.md, and the chart of the sweep."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ less of it from streaming memory. `python -m benchmarks.scaling --html scaling.h
 
 
 def whole(published: Sequence[Result], swept: Sequence[Result]) -> str:
-    """The page."""
+    """The whole page as Markdown."""
     parts = [INTRODUCTION, PODS, table(published), SWEEP, table(swept)]
     return "".join(parts)
 
 
 def line(result: Result) -> str:
-    """One result, while the others are still to come."""
+    """One result in a line, for progress messages."""
     return f"{result.model}, {result.system.pod}: {result.throughput:,.0f} samples/s"
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: a row for each result."""
+    """A Markdown table with a row for each result."""
     shown = [cause for cause in SHOWN if any(_share(r, cause) >= 0.001 for r in results)]
     has_published = any(r.system.published for r in results)
     heads = ["model", "pod" if has_published else "replicas", "IPUs", "samples/s"]
@@ -110,7 +110,7 @@ def _share(result: Result, cause: str) -> float:
 
 
 def chart(swept: Sequence[Result]) -> go.Figure:
-    """Efficiency over replicas, a line a model, and what the update waits for below it."""
+    """Chart efficiency over replicas, a line per model, with the causes of waiting below."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 

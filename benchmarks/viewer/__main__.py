@@ -61,7 +61,7 @@ _REDRAWN = """
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds, but where the name says otherwise."""
+    """What was measured for one page, in milliseconds unless the name gives another unit."""
 
     what: str
     slices: int
@@ -75,7 +75,7 @@ class Result:
 
 
 def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Result:
-    """One profile in one page."""
+    """Measure one page of the viewer on one profile."""
     from playwright.sync_api import sync_playwright
 
     browser = find_browser()
@@ -129,7 +129,7 @@ def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Re
 
 
 def _open(tab: Any, address: str) -> None:
-    """Open a page as soon as the server listens; done when its words are there."""
+    """Open a page as soon as the server listens, and wait until its text is there."""
     for _ in range(1000):
         try:
             urllib.request.urlopen(address, timeout=10).close()
@@ -141,7 +141,7 @@ def _open(tab: Any, address: str) -> None:
 
 
 def _zooms(tab: Any, graph: str, zooms: int) -> tuple[list[float], list[float], list[float]]:
-    """(time to the redrawn picture, of the server's answer, kilobytes of it) of each zoom."""
+    """Zoom repeatedly; returns the times to redraw, the server's times and its kilobytes."""
     answers: list[tuple[float, float]] = []
 
     def answered(request: Any) -> None:
@@ -178,7 +178,7 @@ def _both(values: list[float]) -> tuple[float, float]:
 
 
 def _peak_memory(pid: int) -> float:
-    """Megabytes of memory the process had at the most."""
+    """The process's peak memory in megabytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return (
         next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3
@@ -186,7 +186,7 @@ def _peak_memory(pid: int) -> float:
 
 
 def table(results: list[Result]) -> str:
-    """The results as a page."""
+    """The results as a Markdown page."""
     heads = (
         "profile",
         "slices",

@@ -1,7 +1,7 @@
-"""What the viewer's server takes for every page's layout and each callback that fills it.
+"""CPU time of the viewer's server for the layout of every page and the callbacks that fill it.
 
-Without a browser (`viewer.first_answers`), in a process of its own for each opening: the first one
-works everything out, the second finds what was kept. CPU of the server.
+Measured without a browser (`viewer.first_answers`), in a separate process for each opening: the
+first computes everything, the second finds it in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Times = dict[str, tuple[float, int]]  # "page: callback" -> CPU seconds, bytes o
 
 
 def opening(path: Path, cache: Path) -> Times:
-    """Of a viewer that is started now."""
+    """Measure a viewer that is started now, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.viewer.pages", str(path)]
     done = subprocess.run(
         command,
@@ -32,7 +32,7 @@ def opening(path: Path, cache: Path) -> Times:
 
 
 def section(profiles: dict[str, Path]) -> list[str]:
-    """Lines of the page: a row a callback; the first profile is what the others are held against.
+    """Lines of the page, a row per callback; the other profiles are compared with the first.
 
     Callbacks that take less than a millisecond everywhere are left out.
     """

@@ -33,7 +33,7 @@ def bert_large(folder: Path) -> Path:
 
 
 def ipus_256(folder: Path) -> Path:
-    """The profile of 64 stages with four replicas (`benchmarks.profile` says of what)."""
+    """The profile of 64 stages on four replicas (the model is that of `benchmarks.profile`)."""
     folder.mkdir()
     path = folder / "profile.pop"
     write(compiled(max(CASES, key=lambda case: case.ipus * case.replicas)), path)
@@ -41,7 +41,7 @@ def ipus_256(folder: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the pictures; 1 where there is no browser."""
+    """Take the pictures; returns 1 if there is no browser."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.viewer.pictures", description=__doc__
     )

@@ -101,10 +101,16 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
             else torch.tensor(float(value))
         )
         own_arguments = ("reduce_fx", "add_dataloader_idx", "batch_size", "metric_attribute")
-        given = {name: settings[name] for name in own_arguments if name in settings}
+        own_settings = {name: settings[name] for name in own_arguments if name in settings}
         shown = {"prog_bar": prog_bar, "logger": logger is not False}
         results.log(
-            "predict_step", name, logged, on_step=bool(on_step), on_epoch=True, **shown, **given
+            "predict_step",
+            name,
+            logged,
+            on_step=bool(on_step),
+            on_epoch=True,
+            **shown,
+            **own_settings,
         )
 
     results.batch, results.batch_size = batch, None

@@ -42,8 +42,8 @@ def _try_on_chip(metric: Any, sent: list[torch.Tensor]) -> None:
         except ContentError:
             raise
         except Error:
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            sent.extend(given)
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+            sent.extend(tensors)
             metric._forward_cache = torch.zeros(())  # a number: nobody computes with it here
             return metric._forward_cache
 

@@ -150,7 +150,9 @@ class StageModel:
 
     def _forget(self, executor: SteppedExecutor) -> None:
         """Discard other paths after a recompile for another mode or other weights."""
-        self._compiled = {key: kept for key, kept in self._compiled.items() if kept is executor}
+        self._compiled = {
+            key: compiled for key, compiled in self._compiled.items() if compiled is executor
+        }
 
     # -- running ---
 
@@ -181,10 +183,10 @@ class StageModel:
         logs: list[Sequence[Logged]] = []
         for replica, (args, kwargs) in enumerate(parts):
             tensors = self.step.arguments(args, kwargs)
-            with collected(trainer) as found, executor.precision.model(replica):
+            with collected(trainer) as logged, executor.precision.model(replica):
                 buffers = self._buffers_of(replica)
                 returned.append(self._follow(executor, tensors, accumulation, buffers))
-            logs.append(found)
+            logs.append(logged)
         give(trainer, logs)
         return _joined(returned)
 
@@ -260,7 +262,7 @@ class StageModel:
         """
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
-        for executor in {id(kept): kept for kept in self._compiled.values()}.values():
+        for executor in {id(compiled): compiled for compiled in self._compiled.values()}.values():
             executor.destroy()
 
 

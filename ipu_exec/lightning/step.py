@@ -76,7 +76,7 @@ class StepModule(torch.nn.Module):
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """With the LightningModule, as itself: its forward adds nothing to an operator's name."""
+        """Yield the LightningModule as itself too: its forward adds nothing to operator names."""
         yield from super().named_modules(memo, prefix, remove_duplicate)
         yield prefix, vars(self)["_lightning"]
 

@@ -80,9 +80,9 @@ class StrategyOnIpu:
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        for kind, given in (("training_opts", training_opts), ("inference_opts", inference_opts)):
-            if given is not None:
-                checks.check_options(self.lib, given, kind)
+        for kind, opts in (("training_opts", training_opts), ("inference_opts", inference_opts)):
+            if opts is not None:
+                checks.check_options(self.lib, opts, kind)
         self.device_iterations = device_iterations
         directory = autoreport_dir if profile_dir is None else profile_dir
         self.autoreport = directory is not None if autoreport is None else autoreport

@@ -302,7 +302,7 @@ def test_rebatching_drops_less_of_an_iterable_dataset() -> None:
 
 
 def test_a_batch_sampler_that_is_its_own_iterator_is_gone_through_once() -> None:
-    """As Lightning's, which notes what it gave: asking it for an iterator starts it again."""
+    """Lightning's records its batches, and starts again when asked for an iterator."""
 
     class Noting:
         def __init__(self) -> None:

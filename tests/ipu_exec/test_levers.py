@@ -32,7 +32,7 @@ def test_what_is_no_lever_is_an_error_that_names_those_there_are(text: str) -> N
 
 
 def test_a_script_is_compiled_with_its_levers_pulled(tmp_path: Path) -> None:
-    """And the script itself is neither changed nor run."""
+    """The script itself is neither changed nor run."""
     levers = "half,micro-batch=4,micro-batches=16,recompute=no,outputs=loss,state=off-chip"
     process = ipu_run("--with", levers, "--profile-dir", "out", GPT, "--tiny", cwd=tmp_path)
     assert process.returncode == 0, process.stderr

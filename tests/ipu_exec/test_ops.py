@@ -51,7 +51,7 @@ def infer(function: Callable[..., Any], *args: torch.Tensor) -> Any:
 
 
 def infer_with_layers_outside(function: Callable[..., Any], *args: torch.Tensor) -> Any:
-    """Of a function that calls layers which the model has not: PopTorch refuses their weights."""
+    """Infer with a function whose layers are outside the model; PopTorch refuses their weights."""
     return poptorch.inferenceModel(run(function), options().lenient())(*args)
 
 

@@ -94,7 +94,7 @@ MODULE = """
 
 @pytest.mark.parametrize(("named", "module"), [("package.train", "train"), ("package", "__main__")])
 def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, named: str, module: str) -> None:
-    """With its own words behind it, and with poptorch known to the package it lies in."""
+    """It gets its own arguments, and the package it is in can import poptorch."""
     (tmp_path / "package").mkdir()
     write(tmp_path / "package" / "__init__.py", "import poptorch\nCONSTANT = poptorch.__name__\n")
     write(tmp_path / "package" / f"{module}.py", MODULE)

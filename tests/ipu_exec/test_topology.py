@@ -42,7 +42,7 @@ def test_a_ring_over_racks_is_cut_at_their_borders() -> None:
 
 
 def test_gateways_carry_what_a_rack_has_summed_up() -> None:
-    """By hand: 4 replicas to a rack in 4 racks, 1 MB. A quarter of it goes over gateways."""
+    """With 4 replicas in each of 4 racks, a quarter of 1 MB goes over gateways."""
     nbytes, clock = 1 << 20, MK2.clock_hz
     in_rack = 6 * nbytes / 4 / 2 / (27.7e9 / clock) + 6 * link_latency_cycles(MK2, 8)
     latency = link_latency_cycles(MK2, 32) + 2.5e-6 * clock

@@ -1,4 +1,4 @@
-"""Analysis and insights, held against the frames and the schedule they are made from."""
+"""Analyses and insights, compared with the frames and the schedule they are made from."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path)
 
 
 def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Path) -> None:
-    """``ipu-run --compile-only`` asks no less of it: the schedule knows what a run takes."""
+    """``ipu-run --compile-only`` is enough: the schedule knows what a run takes."""
     by_page = []
     for name, calls in (("compiled", False), ("ran", True)):
         options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / name)
@@ -192,7 +192,7 @@ def test_vertices_on_a_tile_are_those_of_its_steps(report: Report) -> None:
 
 
 def test_efficiency_is_cycles_times_balance(report: Report) -> None:
-    """Against the tiles' own cycles, added up step by step."""
+    """Efficiency agrees with the tiles' own cycles, added up step by step."""
     frame = analysis.efficiency(report).set_index("ipu")
     cycles = report.cycle_proportions(0).set_index("ipu")
     kinds = [name for name in cycles if name != "total"]
@@ -267,7 +267,7 @@ def test_balance_of_steps_by_their_tiles(report: Report) -> None:
 
 
 def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> None:
-    """Every frame of time is that of the first run, but for its name."""
+    """Every frame of cycles equals that of the first run; only the run's name differs."""
     compiled = open_report(synthetic_profile(tmp_path / "compiled.pop", runs=0))
     ran = open_report(synthetic_profile(tmp_path / "ran.pop", runs=2))
     assert (compiled.predicted, ran.predicted) == (True, False)
@@ -283,7 +283,7 @@ def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> 
 
 
 def test_what_of_the_difference_came_from_where_adds_up(tmp_path: Path) -> None:
-    """To that of the two updates; to that of a sample where they are not of as many samples."""
+    """It adds up to the difference of the updates, per sample if they differ in samples."""
     a = open_report(synthetic_profile(tmp_path / "a.pop"))
     b = open_report(synthetic_profile(tmp_path / "b.pop", seed=3))
     waits = analysis.compare_waits(a, b)

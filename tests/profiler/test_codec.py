@@ -1,6 +1,6 @@
 """The coding of integer arrays.
 
-Nothing is lost, small things stay small, and a hostile blob costs nothing.
+Nothing is lost, small arrays stay small, and a hostile blob costs nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_time_stamps_and_even_tiles_are_small():
 
 
 def bomb(declared: int | None) -> bytes:
-    """A GiB of zeros in a few kB, whose frame says how much it is, or does not."""
+    """Compress zeros to a few kB, in a frame that declares their size or does not."""
     compressor = zstandard.ZstdCompressor(level=19).compressobj(
         size=-1 if declared is None else declared
     )

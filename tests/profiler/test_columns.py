@@ -1,4 +1,4 @@
-"""Columns that are read when they are asked for, against the whole table cell by cell."""
+"""Columns that are read on demand, compared cell by cell with the whole table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""debug.cbor, held against the operations of its profile."""
+"""debug.cbor, compared with the operations of its profile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The file: what was written is read, a killed run costs nothing, and a hostile file is a clear
-error.
-"""
+"""The profile file: it reads back as written, and survives killed runs and hostile contents."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def copy(profile, tmp_path) -> Path:
 
 
 def alter(path: Path, sql: str, *values: object) -> Path:
-    """Change a profile without the library's knowledge."""
+    """Change a profile behind the library's back."""
     with sqlite3.connect(path, isolation_level=None) as connection:
         for statement in sql.split(";"):
             connection.execute(statement, values if "?" in statement else ())
@@ -49,7 +47,7 @@ def alter(path: Path, sql: str, *values: object) -> Path:
 
 
 def read_everything(path: Path) -> None:
-    """Every frame of a profile, as far as it has the IPUs and runs to ask for."""
+    """Read every frame of a profile that its IPUs and runs allow."""
     with open_report(path) as report:
         _ = (
             report.meta,
@@ -85,7 +83,7 @@ def read_everything(path: Path) -> None:
 
 
 def read_as_libpva(path: Path) -> None:
-    """The lists of libpva's model, the beginning of each, and what their entries have."""
+    """Read the beginning of each list in libpva's model, and the attributes of its entries."""
     report = pva.openReport(path)
     compilation = report.compilation
     for program in compilation.programs[:40]:
@@ -119,7 +117,7 @@ def read_as_libpva(path: Path) -> None:
 
 
 def row_strategy(record, length):
-    """Rows of a record with any content, ids aside; their vectors have ``length`` entries."""
+    """Rows of a record with any content but ids; their vectors have ``length`` entries."""
     vector = st.lists(st.integers(-(2**59), 2**59), min_size=length, max_size=length)
     kinds = {
         "int": st.integers(-(2**63), 2**63 - 1),

@@ -1,5 +1,6 @@
-"""Display names mean nothing: a profile whose bodies, steps, programs and variables have any other
-text gives the same answers and figures.
+"""Display names have no meaning: other names in a profile leave answers and figures the same.
+
+The names are those of bodies, steps, programs and variables.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False).minElements
 
 
 def profile(folder: Path, *, off_chip: bool) -> Path:
-    """A pipeline with stash, recomputation, streams and copies, on two replicas. ``off_chip``: its
-    optimiser state and accumulators are in streaming memory.
+    """A pipeline with stash, recomputation, streams and copies, on two replicas.
+
+    ``off_chip``: whether its optimiser state and accumulators are in streaming memory.
     """
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
     options.showCompilationProgressBar(False).deviceIterations(2).replicationFactor(2)
@@ -57,7 +59,7 @@ def profile(folder: Path, *, off_chip: bool) -> Path:
 def paths(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A profile, and the same with random text for every name."""
+    """A profile, and the same profile with random text for every name."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("names")
     path = profile(folder, off_chip=request.param)
@@ -83,7 +85,7 @@ def both(paths: tuple[Path, Path]) -> tuple[Report, Report]:
 
 
 def same(one: Any, other: Any, where: str) -> None:
-    """Equal, field by field; but for names."""
+    """Check that two values are equal field by field, except for names."""
     if is_dataclass(one):
         for field in fields(one):
             if field.name != "names":
@@ -103,7 +105,7 @@ def same_frame(one: pd.DataFrame, other: pd.DataFrame, *without: str) -> None:
 
 
 def test_the_profile_has_what_used_to_be_found_by_name(both: tuple[Report, Report]) -> None:
-    """Otherwise the other tests would show nothing."""
+    """Without these steps, the other tests would prove nothing."""
     report = both[0]
     steps, off_chip = report.program_steps(), Costs.from_report(report).offload
     wanted = {Purpose.STASH, Purpose.RESTORE, Purpose.STREAM_IN, Purpose.STREAM_OUT, Purpose.COPY}

@@ -28,7 +28,7 @@ IN_PARTS = ipu_exec.TensorLocationSettings().useReplicatedTensorSharding(True)
 
 
 def only_loss(model: nn.Module) -> nn.Module:
-    """The model without its first output."""
+    """Wrap the model so that it returns only its second output, the loss."""
     return model_of(lambda self, *inputs: self.model(*inputs)[1], model=model)
 
 
@@ -134,7 +134,7 @@ def a_sample(report: Report) -> float:
 
 
 def split_by_cause(report: Report) -> tuple[float, float]:
-    """Cycles a micro-batch before the weight update, and of it."""
+    """Cycles per micro-batch before the weight update, and in it."""
     cycles = report.pipeline_cycles(0, 0)
     update = int(cycles.loc[cycles["phase"] == "update", "cycles"].sum())
     pace = analysis.pace(report)
@@ -142,7 +142,7 @@ def split_by_cause(report: Report) -> tuple[float, float]:
 
 
 def obtained(one: Insight, before: Report, after: Report) -> float:
-    """What a weight update of as many samples takes less, of what the insight names as cause."""
+    """Cycles saved in a weight update of as many samples, by the cause that the insight names."""
     batches = analysis.pace(before).micro_batches
     if "gradientAccumulation" in one.change:
         cause = 1 if one.title.startswith("the weight update") else 0
@@ -154,9 +154,9 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
 def test_a_gain_is_what_a_second_compile_obtains(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cycles within a tenth of it and half a per cent of the update.
+    """The cycles gained are within a tenth of it, or half a per cent of the update.
 
-    Bytes on the fullest tile: no less than nine tenths of it, and at most a quarter more.
+    The bytes freed on the fullest tile are at least nine tenths of it, and at most a quarter more.
     """
     case = CASES[name]
     before = case.compiled(tmp_path / "before")
@@ -183,7 +183,7 @@ def test_a_gain_is_what_a_second_compile_obtains(
 
 
 def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
-    """The update that more share counts as no ramp; together they are what the change gains."""
+    """The gains from ramps and from the shared update add up to what the change gains."""
     case = CASES["digits, last outputs"]
     before = case.compiled(tmp_path / "before")
     by_accumulation = [
@@ -199,7 +199,7 @@ def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
 
 
 def test_what_is_so_already_is_not_advised(tmp_path: Path) -> None:
-    """Where only the last outputs come back, the transfer to leave out is named instead."""
+    """If only the last outputs are returned, advice names the transfer to leave out instead."""
     report = CASES["large outputs once"].compiled(tmp_path)
     (insight,) = (one for one in insights(report) if one.title.startswith("host I/O"))
     assert "OutputMode.Final" not in insight.action
@@ -211,7 +211,7 @@ def test_what_is_so_already_is_not_advised(tmp_path: Path) -> None:
 
 
 def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
-    """The cost is what a second compile takes longer; only a little one is advised."""
+    """The cost stated is what a second compile takes longer; moving is advised only if small."""
     for name, accumulation in (("dear", 1), ("cheap", 5000)):
         case = replace(CASES["much state"], gradientAccumulation=accumulation)
         before = case.compiled(tmp_path / name)
@@ -263,7 +263,7 @@ def test_a_tied_weight_that_travels_is_named_with_its_ends(tmp_path: Path) -> No
 
 
 def adds_up_and_is_spoken_of(report: Report) -> None:
-    """The critical path is the device iteration to the cycle, and insights know most of it."""
+    """Check that the critical path is the device iteration, and that insights cover most of it."""
     path, run = critical_path(report), report.runs.iloc[0]
     assert path["cycles"].sum() == run["cycles"] // run["iterations"]
     assert (path["cycles"] > 0).all()
@@ -322,7 +322,7 @@ def with_a_loss(self: Any, x: torch.Tensor, target: torch.Tensor) -> Any:
 
 
 def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> None:
-    """The line that is advised gives the levers that were not considered before."""
+    """Adding the advised line makes levers available that were not considered before."""
     by_begun = {}
     for begun in (False, True):
         model = model_of(with_a_loss, layer=nn.Linear(64, 64))
@@ -341,7 +341,7 @@ def test_a_model_without_blocks_is_told_how_to_have_advice(tmp_path: Path) -> No
 
 
 def test_what_speaks_of_nothing_accounts_for_nothing(tmp_path: Path) -> None:
-    """Each cycle counts once, however many insights speak of it."""
+    """Each cycle counts once, however many insights cover it."""
     path = critical_path(MNIST.compiled(tmp_path))
     host = Waits(causes=("host I/O",))
     share = path.loc[path["cause"] == "host I/O", "cycles"].sum() / path["cycles"].sum()

@@ -1,4 +1,4 @@
-"""Insights that were kept are what was worked out, and are made again where they cannot be read."""
+"""Cached insights equal computed ones, and are computed again if they cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs beside each other: processes that write into one directory do not eat each other's files."""
+"""Concurrent runs: processes that write into one directory keep each other's files whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(written, taken)
 
 @contextmanager
 def another(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that is writing the profile."""
+    """Start a process that is writing the profile."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITES, str(path)],
         cwd=ROOT,
@@ -87,7 +87,7 @@ def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:
 
 
 def test_writers_in_turn_lose_nothing(tmp_path: Path) -> None:
-    """Each profile that is ever there is one writer's whole one."""
+    """At any time, the profile in place is a complete one from a single writer."""
     path = tmp_path / "profile.pop"
     with ProfileWriter(path) as first:
         first.add([records.Option(f"{i}", "0") for i in range(20)])

@@ -1,4 +1,4 @@
-"""Names with numbers, by hand."""
+"""Names with numbers, compared with ones written by hand."""
 
 from __future__ import annotations
 

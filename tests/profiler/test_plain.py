@@ -1,6 +1,4 @@
-"""What plain SQL finds in a profile, held against what `profiler` reads from its vectors; and older
-formats.
-"""
+"""Plain SQL on a profile, compared with what `profiler` reads from vectors, and older formats."""
 
 from __future__ import annotations
 
@@ -132,7 +130,7 @@ def test_sql_written_for_the_vendors_file_runs(path, report):
 
 
 def test_waits_become_syncs_by_hand():
-    """Two waits before a sync are its own; one before work stays, and so does one at the end."""
+    """Two waits before a sync become part of it; one before work stays, as does one at the end."""
     ipu = np.array([0, 0, 0, 0, 0, 1, 1])
     start = np.array([0, 10, 15, 40, 46, 0, 46])
     end = np.array([10, 15, 40, 46, 60, 46, 50])
@@ -177,7 +175,7 @@ def test_runs_of_equal_bytes_by_hand():
 
 @pytest.fixture
 def old(path, tmp_path):
-    """The profile as format 1 had it: without the plain tables."""
+    """The profile in format 1, which has no plain tables."""
     there = tmp_path / "profile.pop"
     there.write_bytes(path.read_bytes())
     with closing(sqlite3.connect(there, isolation_level=None)) as connection:

@@ -1,4 +1,4 @@
-"""libpva's object model, against `Report` and against how programs for libpva use it."""
+"""libpva's object model, compared with `Report` and used as programs for libpva use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.synthetic import synthetic_profile
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A compiled model that was run twice, on two replicas."""
+    """The profile of a model that was run twice, on two replicas."""
     options = (
         ipu_exec.Options()
         .deviceIterations(2)
@@ -345,7 +345,7 @@ def test_lowered_variables_are_the_pieces_of_variables(report, plain):
 
 
 def test_arrays_have_what_attributes_have(report):
-    """Each of the names that libpva has not, held against the attributes that it stands for."""
+    """Each array that libpva lacks agrees with the attributes it stands for."""
     lowered = report.compilation.loweredVariables
     arrays = lowered.allBriefVarsArrays
     some = [*range(0, len(lowered.allBriefVars), 9_973)]
@@ -376,7 +376,7 @@ def test_arrays_have_what_attributes_have(report):
 
 
 def test_entries_by_index_are_those_of_a_walk(report):
-    """In order and out of it, over the ends of variables and from the end."""
+    """In order and out of order, across the ends of variables and counting from the end."""
     entries = report.compilation.loweredVariables.allBriefVars
     walked = [entry for entry, _ in zip(entries, range(4_000), strict=False)]
     assert [entries[at] for at in range(4_000)] == walked
@@ -437,7 +437,7 @@ def test_executed_steps_are_the_reports(report, plain):
 
 
 def test_what_ipus_do_together_is_one_step(report, plain):
-    """As programs do that look for the n-th global exchange to find where the pipeline is full."""
+    """Programs look for the n-th global exchange to find where the pipeline is full."""
     steps = report.execution.runs[0].steps
     exchanges = [step for step in steps if step.program.type == pva.Program.Type.GlobalExchange]
     cycles = plain.pipeline_cycles(0)
@@ -460,7 +460,7 @@ def test_what_ipus_do_together_is_one_step(report, plain):
 
 
 def test_an_external_sync_lasts_as_long_as_its_ipu_waits(report, plain):
-    """As on the machine, so that programs that leave syncs out are left with work."""
+    """It does so on the machine, so programs that leave out syncs are left with work."""
     syncs = Counter()
     for step in report.execution.runs[0].steps:
         if step.program.type == pva.Program.Type.Sync and step.program.name == "External":
@@ -474,8 +474,10 @@ def test_an_external_sync_lasts_as_long_as_its_ipu_waits(report, plain):
 
 
 def test_stages_cost_what_is_left_of_a_full_pipeline_cycle(report, plain):
-    """As ``pva_utils`` of the vendor's automatic pipelining finds the slowest IPU: what the steps
-    between two exchanges of the full pipeline are, without exchanges, syncs and streams.
+    """This is how ``pva_utils`` of the vendor's automatic pipelining finds the slowest IPU.
+
+    It adds up the steps between two exchanges of the full pipeline, without exchanges, syncs and
+    streams.
     """
     cycles = full_pipeline_compute(report, plain)
     stages = plain.stages
@@ -484,7 +486,7 @@ def test_stages_cost_what_is_left_of_a_full_pipeline_cycle(report, plain):
 
 
 def full_pipeline_compute(report, plain):
-    """Cycles of compute on each IPU of a replica in a pipeline cycle in which all of them work."""
+    """Compute cycles of each IPU of a replica, in a pipeline cycle in which all of them work."""
     steps = report.execution.runs[0].steps
     (at,) = np.flatnonzero(plain.pipeline_cycles(0)["phase"] == "steady")[:1]
     exchanges = [step for step in steps if step.program.type == pva.Program.Type.GlobalExchange]

@@ -1,4 +1,4 @@
-"""What the host does, as libpvti's tutorial says it, in profiles and in files of its own."""
+"""Host activity recorded as in libpvti's tutorial, in profiles and in files of its own."""
 
 from __future__ import annotations
 
@@ -140,8 +140,9 @@ def test_a_script_under_ipu_run_has_host_and_ipu_on_one_timeline(tmp_path):
 
 
 def test_host_and_ipus_are_on_one_timeline(tmp_path):
-    """Calls last as long as the IPUs take, the host's time between them stays, and what happened
-    during a call is within it.
+    """Calls last as long as on the IPUs, and the host's time between them is unchanged.
+
+    What happened during a call stays within it.
     """
     path = tmp_path / "profile.pop"
     with open_report(synthetic_profile(tmp_path / "known.pop", runs=2)) as known:

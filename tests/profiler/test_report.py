@@ -1,4 +1,4 @@
-"""The frames of a report against brute force, on a small profile."""
+"""The frames of a report, compared with brute force on a small profile."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_vertices_of_a_step(report):
 
 
 def naive_steps(report: Report, path: Path, run: int) -> list[tuple]:
-    """Every step of every task, straight from the stored rows."""
+    """List every step of every task, straight from the stored rows."""
     from profiler.reader import Reader
 
     reader = Reader(path)
@@ -364,7 +364,7 @@ def test_proportions_add_up_to_the_run(report):
 )
 @settings(max_examples=100, deadline=None)
 def test_slices_of_any_bodies_tile_their_tasks(lengths, tasks):
-    """A body is its steps' lengths; a task a body and how much longer than it the task is."""
+    """Bodies are lists of step lengths; a task is a body and how much longer the task takes."""
     steps = [np.arange(len(body)) for body in lengths]
     bodies = Bodies.make(
         steps, [np.cumsum([0, *body[:-1]]) if body else np.zeros(0, dtype=int) for body in lengths]
@@ -596,9 +596,7 @@ def test_the_fullest_tile_is_the_one_that_uses_most_or_overflows_most():
 
 
 def test_gaps_of_the_vendors_tutorial():
-    """[TUT4]: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
-    with gaps.
-    """
+    """Of 1,472 tiles, 1,400 use region 1, 6,400 bytes each: 307,309,104 bytes with gaps [TUT4]."""
     used = np.arange(1_472) < 1_400
     plain = np.where(used, 36_267, 160_304 // 72)
     total = memory.including_gaps(plain, np.where(used, 6_400, 0), 212_992)
@@ -621,7 +619,7 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
 
 
 def test_a_long_run_is_unrolled_without_a_loop(tmp_path):
-    """A quarter of a million slices in well under a second; a Python loop takes several."""
+    """A quarter of a million slices take well under a second; a Python loop takes several."""
     long = synthetic_profile(
         tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1
     )

@@ -1,4 +1,4 @@
-"""The schedule against its closed forms and against brute force (docs/pipeline-schedules.md)."""
+"""The schedule, compared with its closed forms and brute force (docs/pipeline-schedules.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.schedules import BACKWARD, BESIDE, FORWARD, IDLE, LOAD, STREAM_IN,
 
 
 def brute_force(forward: list[int], backward: list[int], micro_batches: int, overhead: int) -> int:
-    """Cycle by cycle, stage by stage, straight from the statement of the rule."""
+    """Apply the rule as stated, cycle by cycle and stage by stage."""
     stages, total = len(forward), 0
     for cycle in range(micro_batches + 2 * stages - 2):
         busy = []
@@ -95,9 +95,7 @@ def test_every_ipu_is_accounted_for_at_every_moment(
 
 
 def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> None:
-    """Each micro-batch's input is there before its forward begins, and its output leaves after that
-    ended.
-    """
+    """Each micro-batch's input arrives before its forward begins; its output leaves after it."""
     begun = {(k, m): s for k, m, s, _ in _tasks(schedule, FORWARD)}
     ended = {(k, m): e for k, m, _, e in _tasks(schedule, FORWARD)}
     for kind, streams in ((LOAD, costs.load), (STREAM_IN, costs.stream_in)):

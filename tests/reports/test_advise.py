@@ -60,7 +60,7 @@ def outcome(rate: float, path: Path | None = None) -> checks.Outcome:
 def test_a_search_goes_on_from_what_was_compiled_until_nothing_gains(
     profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each round is advised on the last one's profile, and adds to its levers."""
+    """Each round takes the advice for the last round's profile and adds to its levers."""
     asked: list[Levers] = []
 
     def compiled(self: object, name: str, levers: Levers, basis: object) -> checks.Outcome:
@@ -100,7 +100,7 @@ def test_code_fits_a_terminal_of_80_columns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No word of a statement is broken: joined again, the lines are the statement."""
+    """No word is broken across lines: joined again, the lines are the statement."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main([form, "--top", "0", str(profile)]) == 0
     out = capsys.readouterr().out

@@ -35,7 +35,7 @@ PRINTING = [
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as a run leaves it: training and inference."""
+    """A directory as a run leaves it, with a training and an inference profile."""
     root = tmp_path_factory.mktemp("runs")
     for seed, kind in enumerate(("training", "inference")):
         (root / kind).mkdir()
@@ -49,7 +49,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def say(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Standard output of a command that must succeed in silence."""
+    """Run a command that must succeed with no errors printed; returns its standard output."""
     assert main([str(word) for word in argv]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -57,7 +57,7 @@ def say(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 
 
 def complain(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> str:
-    """The one line on standard error of a command that must fail with the code."""
+    """Run a command that must fail with the code; returns its one line on standard error."""
     try:
         exit_code = main([str(word) for word in argv])
     except SystemExit as stop:
@@ -458,7 +458,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
 
 
 def completed(script: str, *words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Return the completions that bash offers for the last word."""
     quoted = " ".join(shlex.quote(word) for word in words)
     ask = f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _ipu_report"
     ask += '; printf "%s\\n" "${COMPREPLY[@]}"'
@@ -601,7 +601,7 @@ def test_wrong_usage_is_one_line_and_two(
 def test_a_compiled_profile_shows_the_schedule_of_one_call(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same numbers as of one that ran, marked as predicted."""
+    """It shows the same numbers as a profile that ran, marked as predicted."""
     path = synthetic_profile(tmp_path / "profile.pop", runs=0)
     for name in ("timeline", "pipeline"):
         (said,) = json.loads(say(capsys, name, "--json", path))

@@ -16,7 +16,7 @@ from tests.synthetic import synthetic_profile
 
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One as it was; slower; both also as compiled only; with more micro-batches."""
+    """A profile and a slower one, each run and only compiled, and one with more micro-batches."""
     root = tmp_path_factory.mktemp("compare")
     for name, runs in (("ran", 1), ("compiled", 0)):
         synthetic_profile(root / f"{name}.pop", runs=runs)
@@ -35,7 +35,7 @@ def changed(path: Path, *statements: str) -> Path:
 def compared(
     capsys: pytest.CaptureFixture[str], *argv: object
 ) -> tuple[int, dict[str, dict[str, float]], str]:
-    """The exit code, the measures by name, and what was complained of."""
+    """Run `ipu-report compare`; returns the exit code, the measures by name and standard error."""
     code = main(["compare", "--json", *map(str, argv)])
     captured = capsys.readouterr()
     (page,) = json.loads(captured.out)
@@ -47,7 +47,7 @@ def compared(
 def test_compiled_or_executed_a_rule_finds_what_is_slower(
     profiles: Path, capsys: pytest.CaptureFixture[str], a: str, b: str
 ) -> None:
-    """Of both the weight update is that of the schedule, and a rule fails where it is exceeded."""
+    """Both weight updates are those of the schedule, and a rule fails only where exceeded."""
     one, two = profiles / f"{a}.pop", profiles / f"{b}-slower.pop"
     with open_report(one) as first, open_report(two) as second:
         cycles = [analysis.pace(report).cycles for report in (first, second)]
@@ -69,7 +69,7 @@ def test_compiled_or_executed_a_rule_finds_what_is_slower(
 def test_updates_of_other_sizes_are_compared_by_the_sample(
     profiles: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """More micro-batches make a longer update that takes fewer cycles a sample."""
+    """More micro-batches make an update longer, but take fewer cycles per sample."""
     pair = profiles / "compiled.pop", profiles / "longer.pop"
     code, rows, err = compared(capsys, *pair, "--fail-if", "cycles>+400%")
     assert code == 1

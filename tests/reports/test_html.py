@@ -29,7 +29,7 @@ def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
 
 
 def test_it_says_why_and_what_to_do(demo: Path) -> None:
-    """And its heat maps are on one scale, whichever IPU is fuller."""
+    """The report gives reasons and advice, and all its heat maps share one scale."""
     with open_report(demo / "training") as report:
         sections = {section.title: section for section in html._sections(report)}
         waits = sections["What a weight update waits for"]
@@ -97,9 +97,9 @@ def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
 
 @pytest.mark.browser
 def test_a_strangers_names_run_nothing_and_call_nobody(chromium: Any, tmp_path: Path) -> None:
-    """The page names its own three scripts by their hashes.
+    """The page allows only its own three scripts, by hash.
 
-    A name that looks like a mark of the template stays one.
+    A name that looks like a placeholder of the template is shown as it is.
     """
     path = named(synthetic_profile(tmp_path / "profile.pop", tiles=8), HTML + "@@FIGURES@@")
     with open_report(path) as report:

@@ -1,4 +1,4 @@
-"""How stages save memory is said in the placement file, honoured, and held to what was promised."""
+"""Placement files say how stages save memory; runs follow them and match the prediction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS = ((True, True), (False, False), (True, False), (True, True))
 
 @pytest.fixture(scope="module")
 def mixed(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo with its stages saving memory each in its own way; beside it the file."""
+    """The demo, each of its stages saving memory in its own way, beside its placement file."""
     folder = tmp_path_factory.mktemp("mixed")
     stages = [
         {"ipu": k, "blocks": [f"B{k + 1}"], "recompute": again, "state_off_chip": off}
@@ -158,7 +158,7 @@ def test_the_files_accumulation_goes_before_the_scripts(tmp_path: Path) -> None:
 
 
 def test_blocks_that_move_keep_their_memory_proportion(tmp_path: Path) -> None:
-    """Of two IPUs that have 2 % and 60 %: cycles and tiles are those of the plans as profiled."""
+    """Blocks move between IPUs with 2 % and 60 %: cycles and tiles are those of the old plans."""
     torch.manual_seed(0)
     example = bert.example(replace(bert.TINY, hidden=256, intermediate=1024))
 

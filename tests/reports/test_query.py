@@ -1,4 +1,4 @@
-"""`ipu-report query`: a statement can hold up nothing, whoever wrote it or the file it reads."""
+"""`ipu-report query`: no statement can block it, whoever wrote the statement or the file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_statement_ends_with_its_memory(
 def test_a_files_own_views_do_not_answer_for_ours(
     copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A view under a documented name is the documented one, whatever the file has put there."""
+    """Under a documented name is the documented view, even if the file defines another."""
     with closing(sqlite3.connect(copy)) as base:
         base.execute("drop view stage_cycles")
         base.execute(f"create view stage_cycles as {ENDLESS} select x from n")

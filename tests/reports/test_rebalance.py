@@ -1,7 +1,4 @@
-"""From a profile to a placement, to a second profile, and back.
-
-The shell's way through the rebalancer.
-"""
+"""The rebalancer from the shell: from a profile to a placement, a second profile, and back."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tests.reports.test_cli import complain, say
 
 
 def script(*words: object) -> subprocess.CompletedProcess[str]:
-    """ipu-run on the example, one epoch."""
+    """Run the example with ipu-run for one epoch."""
     code = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
     command = [
         sys.executable,

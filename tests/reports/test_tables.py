@@ -1,4 +1,4 @@
-"""Terminal tables: names shrink, numbers never; what programs get is what was asked for."""
+"""Terminal tables: names are shortened, numbers never; programs get what they ask for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TABLES = (
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Names of 90 characters, and numbers of a large model."""
+    """A profile with names of 90 characters and the numbers of a large model."""
     path = synthetic_profile(tmp_path_factory.mktemp("wide") / "profile.pop", runs=1)
     with sqlite3.connect(path) as connection:
         for record in (records.Op, records.Variable, records.Step, records.Program):
@@ -84,7 +84,7 @@ def test_narrow_terminals_have_every_number(
 
 @pytest.mark.parametrize("name", ["variables", "ops"])
 def test_without_a_terminal_nothing_is_cut(profile: Path, name: str) -> None:
-    """A pipe has no width; neither has a file."""
+    """Neither a pipe nor a file has a width to fit."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     command = [sys.executable, "-m", "reports.cli", name, "--top", "5", str(profile)]
     process = subprocess.run(

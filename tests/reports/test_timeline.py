@@ -1,4 +1,4 @@
-"""The text timeline: who is drawn where, and that nothing is lost or too wide."""
+"""The text timeline: which IPU is drawn where, and that nothing is lost or too wide."""
 
 from __future__ import annotations
 

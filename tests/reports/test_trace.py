@@ -30,12 +30,12 @@ def found(report: Report) -> list[dict[str, Any]]:
 
 
 def in_perfetto(value: float) -> int:
-    """Nanoseconds as Perfetto reads microseconds: multiplied and cut off."""
+    """Convert microseconds to nanoseconds as Perfetto does: multiply and truncate."""
     return int(value * 1000)
 
 
 def spans(found: list[dict[str, Any]]) -> dict[Place, list[tuple[int, int, dict[str, Any]]]]:
-    """Of each thread its slices as (start, end, event), sorted. Units: nanoseconds."""
+    """Return the slices of each thread as (start, end, event), sorted, in nanoseconds."""
     by_place: dict[Place, list[tuple[int, int, dict[str, Any]]]] = {}
     for event in found:
         if event["ph"] == "X":
@@ -48,7 +48,7 @@ def spans(found: list[dict[str, Any]]) -> dict[Place, list[tuple[int, int, dict[
 
 
 def test_no_slices_overlap_by_even_a_nanosecond(found: list[dict[str, Any]]) -> None:
-    """Of all slices of the demo; and an IPU's tasks meet, for it always does something."""
+    """No two slices of the demo overlap, and an IPU's tasks leave no gaps."""
     count = 0
     for place, slices in spans(found).items():
         for (_, end, _), (start, _, _) in itertools.pairwise(slices):
@@ -87,7 +87,7 @@ def test_tracks_are_named_by_stage(found: list[dict[str, Any]]) -> None:
 
 
 def largest(found: list[dict[str, Any]], ipu: int, name: str) -> int:
-    """The most that a counter of an IPU reaches."""
+    """Return the largest value of a counter of an IPU."""
     values = [
         value
         for event in found
@@ -98,7 +98,7 @@ def largest(found: list[dict[str, Any]], ipu: int, name: str) -> int:
 
 
 def test_counters_are_the_reports(report: Report, found: list[dict[str, Any]]) -> None:
-    """The most of each is that of the steps that ran."""
+    """The maximum of each counter is that of the steps that ran."""
     ran = set(report.steps(0, iteration=0)["step"])
     program = report.program_steps()
     for ipu in range(4):
@@ -134,7 +134,7 @@ def test_stacks_add_up_to_the_device_iteration(report: Report, by: str) -> None:
 
 
 def test_stacks_by_module_and_by_source_line(report: Report, tmp_path: Path, capsys: Any) -> None:
-    """An operator's cycles over a device iteration, in both forms."""
+    """Both forms give an operator's cycles over a device iteration."""
     op = report.ops[report.ops["name"] == "layer1/conv/convolution"].iloc[0]
     steps = report.steps(0, iteration=0)
     spent = int(
@@ -170,8 +170,9 @@ def test_speedscope_has_a_profile_an_ipu(report: Report, tmp_path: Path) -> None
 
 
 def test_a_rank_a_file_for_holistic_trace_analysis(report: Report, tmp_path: Path) -> None:
-    """What it tells kernels by: a stream, and the beginnings of their names
-    (docs/trace-tools.md has what it then says).
+    """Holistic Trace Analysis recognises kernels by their stream and the prefix of their names.
+
+    docs/trace-tools.md shows what it then reports.
     """
     argv = ["export", str(report.path), "--format", "hta", "--iteration", "0"]
     assert main([*argv, "-o", str(tmp_path / "ranks")]) == 0

@@ -1,4 +1,4 @@
-"""Answers that are kept, and what a browser asks first."""
+"""Cached answers, and the requests that a browser makes first."""
 
 from __future__ import annotations
 

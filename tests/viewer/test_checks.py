@@ -1,4 +1,4 @@
-"""Rebalance's Check: which splits are compiled, with which script, and what the page says of it."""
+"""The Rebalance page's Check: the splits it compiles, its script, and what the page reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 class Compiler:
-    """In place of `verify`: what it was asked for; each split comes as it was predicted."""
+    """Stands in for `verify`: records the request, and returns each split as predicted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.script: Sequence[str] = ()
@@ -52,8 +52,8 @@ class Compiler:
             prediction = what_if(costs, one)
             came.append(Verified(prediction, prediction.total + 7, prediction.fullest))
         assert self.go_on.wait(60)
-        found = list(progress(came, len(came)))
-        return sorted(found, key=lambda one: one.cycles)
+        verified = list(progress(came, len(came)))
+        return sorted(verified, key=lambda one: one.cycles)
 
 
 def finished(found: Checks) -> Any:

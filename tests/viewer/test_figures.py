@@ -1,4 +1,4 @@
-"""The figures' level of detail and what they draw, held against the frames they were made from."""
+"""The figures' level of detail and content, compared with the frames they are made from."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ def test_colours_diverge_where_a_tile_has_too_much() -> None:
 
 
 def like_blocks(count: int, larger: int) -> Costs:
-    """Blocks of equal cycles, but for one."""
+    """Costs of Blocks with equal cycles, except for one larger Block."""
     costs = random_costs(np.random.default_rng(0), count, stages=count, micro_batches=2 * count)
     of_all = np.full(count, 1000)
     of_all[larger] = 3000
@@ -408,7 +408,7 @@ def test_of_many_ipus_the_fullest_are_drawn() -> None:
 
 
 def test_the_waterfall_has_room_for_its_shares(report: Report) -> None:
-    """Beside the bars stands 'share · cycles': about six pixels a letter."""
+    """The labels 'share · cycles' beside the bars take about six pixels per letter."""
     table = critical_path.waterfall(critical_path.critical_path(report))
     figure = waterfall.waterfall(table, Clock(report.target.clock_hz), theme.LIGHT)
     longest = max(len(note.text) for note in figure.layout.annotations)

@@ -1,6 +1,6 @@
-"""The boundary around the viewer (docs/security.md).
+"""The viewer's security boundary (docs/security.md).
 
-Whom it answers, what its pages may do, and that a stranger's profile is text on them.
+Which requests it answers, what its pages may do, and that the names in a profile stay text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_this_machines_names_are_answered(client: Any, host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/_dash-layout", "/_dash-dependencies", "/assets/viewer.js"])
 def test_another_name_is_not_answered(client: Any, host: str, path: str) -> None:
-    """A page elsewhere that points its own name at this machine learns nothing (DNS rebinding)."""
+    """A site that points its own host name at this machine learns nothing (DNS rebinding)."""
     answer = client.get(path, headers={"Host": host})
     assert answer.status_code == 403
     assert "--allow-host" in answer.text
@@ -158,7 +158,7 @@ def test_the_frame_escapes_the_title(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 def test_a_strangers_names_are_text_on_every_page(chromium: Any, tmp_path: Path) -> None:
-    """No script of the profile's runs, no foreign address is called or linked to."""
+    """No script from the profile runs, and no foreign address is requested or linked."""
     paths = [synthetic_profile(tmp_path / f"<b>{i}" / "profile.pop", tiles=8) for i in range(2)]
     one, two = (open_report(named(path, HTML)) for path in paths)
     asked: list[str] = []

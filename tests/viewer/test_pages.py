@@ -1,6 +1,6 @@
 """The viewer in a real browser, on the example's profile.
 
-Pages draw, addresses restore them, numbers are right.
+Pages are drawn, addresses restore them, and their numbers are right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def address(report: Report) -> Iterator[str]:
 
 
 class Tab:
-    """A page of the browser, with what it complained of."""
+    """A page of the browser, with the errors it reported."""
 
     def __init__(self, browser: Any, address: str) -> None:
         self.page = browser.new_page()
@@ -64,7 +64,7 @@ class Tab:
         }
 
     def plot(self, id: str, what: str) -> Any:
-        """A JavaScript expression about ``plot``, the figure in the graph of that id."""
+        """Evaluate JavaScript in which ``plot`` is the figure in the graph with that id."""
         return self.page.evaluate(
             f"() => {{ const plot = document.querySelector('#{id} .js-plotly-plot'); return"
             f" {what}; }}"
@@ -77,7 +77,7 @@ class Tab:
 
 @pytest.fixture(scope="module")
 def chromium(chromium: Any) -> Iterator[Any]:
-    """One context for all tabs, so that scripts are fetched once."""
+    """One browser context for all tabs, so that scripts are fetched only once."""
     context = chromium.new_context(color_scheme="light")
     yield context
     context.close()
@@ -85,7 +85,7 @@ def chromium(chromium: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tab(context: Any, address: str, color_scheme: str = "") -> Iterator[Tab]:
-    """A tab; with a colour scheme, in a context (and so a storage) of its own."""
+    """Open a tab; a colour scheme gives it a context, and so a storage, of its own."""
     own = context.browser.new_context(color_scheme=color_scheme) if color_scheme else None
     opened = Tab(own or context, address)
     try:
@@ -622,7 +622,7 @@ def test_nothing_but_the_given_profile_is_reachable(report: Report, tmp_path: Pa
 def test_a_compiled_model_shows_its_schedule_as_predicted(
     chromium: Any, tmp_path: Path, path: str
 ) -> None:
-    """The same figure as of a model that ran, with a line that says what it is."""
+    """It shows the figure of a model that ran, with a line saying that it is predicted."""
     compiled = synthetic_profile(tmp_path / "compiled.pop", runs=0)
     ran = synthetic_profile(tmp_path / "ran.pop", runs=1)
     spans, lines = [], []
@@ -680,7 +680,7 @@ def test_the_next_hit_of_a_search_is_shown(chromium: Any, address: str) -> None:
 def test_a_turn_of_the_wheel_moves_what_is_there_in_the_next_frame(
     chromium: Any, address: str
 ) -> None:
-    """And the server's answer takes its place, drawn anew without any stretching."""
+    """The server's answer then replaces it, drawn afresh without any stretching."""
     with tab(chromium, address) as view:
         page = view.open("/pipeline")
         box = page.locator("#pipeline-lanes .nsewdrag").bounding_box()
@@ -763,7 +763,7 @@ def test_a_part_of_the_flame_graph_is_opened_and_left(chromium: Any, address: st
 
 
 def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: str) -> None:
-    """By axe-core, in light and, where colours differ most, in dark."""
+    """axe-core finds none, in the light theme and, where colours differ most, in the dark one."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     grave = ("serious", "critical")
     faults = []
@@ -781,7 +781,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
 def test_a_directory_is_followed_from_one_profile_to_the_next(
     chromium: Any, demo: Path, tmp_path: Path
 ) -> None:
-    """Without a click: the newest is shown, with the one before it to compare."""
+    """Without a click, the newest profile is shown, with the previous one to compare."""
     profiles = FollowedProfiles(tmp_path)
     assert profiles.refresh() == ""
     _appear(demo / "training", tmp_path / "first" / "training")

@@ -1,4 +1,4 @@
-"""The page of a plan: its figure, its front and the commands it gives."""
+"""The plan page: its figure, its Pareto front and the commands it gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that pages of time share: parsed from any address, and what it makes of the lanes."""
+"""The state that the timeline pages share: parsing it from any address, and its lanes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _NOT_TESTS = ("generate_test_file.py", "test_doc_urls.py")  # the latter reads w
 
 
 def main() -> int:
-    """1 where a test failed that should pass."""
+    """Run the suite or print the results; returns 1 if a test failed that should pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, help="of graphcore/poptorch")
     parser.add_argument("files", nargs="*", help="of its tests/; all of them by default")
@@ -65,13 +65,13 @@ def main() -> int:
 
 
 def test_files(tests: Path) -> list[str]:
-    """Every file with tests, relative to the folder."""
+    """All files with tests, relative to the folder."""
     files = {*tests.rglob("*_test.py"), *tests.rglob("test_*.py")}
     return sorted(str(path.relative_to(tests)) for path in files if path.name not in _NOT_TESTS)
 
 
 def run(tests: Path, file: str, outcomes: Path) -> None:
-    """Run what is not done of one file, anew where its process was ended."""
+    """Run the remaining tests of one file, starting again whenever its process dies."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "poptorch.py").write_text(_STAND_IN)  # for what the tests start themselves
         library = tests.resolve().parent / "poptorch_geometric" / "python"
@@ -94,14 +94,14 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
 
 
 def _not_collected(file: str, outcomes: Path) -> None:
-    """Write down a file whose folders have a conftest.py that cannot be imported."""
+    """Record a file that cannot be collected because its conftest.py cannot be imported."""
     row = {"id": file, "when": "collect", "outcome": "failed", "text": "E   no conftest.py"}
     with outcomes.open("a") as rows:
         rows.write(json.dumps(row) + "\n")
 
 
 def print_causes(done: dict[str, results.Outcome], known: list[results.Reason]) -> None:
-    """Failures that are not excused: how many have the same last words, and the first of them."""
+    """Print the failures that are not excused by cause, each with its count and an example."""
     failed = [test for test in done.values() if test.kind in ("failed", "cut")]
     failed = [test for test in failed if not results.excused(test, known)]
     causes = Counter(results.cause(test.text) for test in failed)

@@ -1,4 +1,4 @@
-"""Outcomes of PopTorch's tests: a file of JSON lines, and what the lines add up to."""
+"""Outcomes of PopTorch's tests: reading the file of JSON lines, and its totals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one test: "passed", "failed", "skipped", or "cut" where it ended with its process.
+    """The outcome of one test: "passed", "failed", "skipped", or "cut" if its process died.
 
-    Of a file that imports what is not there: "not collected".
+    A file that cannot be imported has the outcome "not collected".
     """
 
     test: str
@@ -24,7 +24,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reason:
-    """Tests that need what IPUscope cannot have, as a regular expression of their names."""
+    """Why tests cannot pass on IPUscope, with a regular expression for their names."""
 
     tests: re.Pattern[str]
     why: str
@@ -55,18 +55,18 @@ def reasons(path: Path) -> list[Reason]:
 
 
 def excused(outcome: Outcome, known: Iterable[Reason]) -> str:
-    """Why the test cannot pass, "" where it should."""
+    """Why the test cannot pass, or "" if it should."""
     return next((reason.why for reason in known if reason.tests.search(outcome.test)), "")
 
 
 def cause(text: str) -> str:
-    """The last message of a failing test: its error, in one line."""
+    """The error of a failing test, in one line."""
     errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     return (errors[0] if errors else text.strip().splitlines()[-1] if text.strip() else "")[:140]
 
 
 def by_file(outcomes: Mapping[str, Outcome], known: Iterable[Reason]) -> dict[str, Counter[str]]:
-    """How many tests of each file have each outcome; failures that are excused as "internals"."""
+    """Count the outcomes in each file; excused failures count as "internals"."""
     known = list(known)
     counts: dict[str, Counter[str]] = {}
     for outcome in outcomes.values():

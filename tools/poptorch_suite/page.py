@@ -1,4 +1,4 @@
-"""docs/poptorch-suite.md."""
+"""The page docs/poptorch-suite.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(
     today: datetime.date,
     note: str = "",
 ) -> str:
-    """The whole page; ``note`` says more of how it was made."""
+    """The whole page; ``note`` adds to how it was made."""
     files = results.by_file(done, known)
     total = sum(files.values(), Counter())
     rate = total["passed"] / max(1, total["passed"] + total["failed"])

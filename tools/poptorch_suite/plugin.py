@@ -1,10 +1,10 @@
-"""pytest plugin for PopTorch's tests: stands in for PopTorch, and writes down what came of each.
+"""pytest plugin for PopTorch's tests: stands in for PopTorch, and records each outcome.
 
-Outcomes go as JSON lines to the file that ``IPUSCOPE_OUTCOMES`` names. Tests that are there are
-left out, so that a run goes on where the one before it stopped.
+Outcomes go as JSON lines to the file that ``IPUSCOPE_OUTCOMES`` names. Tests already in it are
+skipped, so that a run continues where the previous one stopped.
 
-The suite was written for PyTorch 2.0. Where later releases took away what it uses, they are asked
-for it: `torch.load` of whole modules, and a sampler's argument.
+The suite was written for PyTorch 2.0. The plugin restores what it uses and later releases changed:
+`torch.load` of whole modules, and a sampler's argument.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _as_in_torch_2_0() -> None:
 
 
 def _torchvision_without_its_library() -> None:
-    """For a wheel of torchvision whose compiled part does not load beside this torch."""
+    """Stand in for torchvision's compiled part where it does not load beside this torch."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -58,12 +58,12 @@ def _write(**row: Any) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """It began; where nothing follows, it took its process with it."""
+    """Record that a test began; if nothing follows, its process died with it."""
     _write(id=nodeid, when="start")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """It ended."""
+    """Record how a test ended."""
     if report.when != "call" and report.outcome == "passed":
         return
     row: dict[str, Any] = {"id": report.nodeid, "when": report.when, "outcome": report.outcome}
@@ -75,7 +75,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A file that cannot be collected is a failure too."""
+    """Record a file that cannot be collected as a failure."""
     if report.failed:
         _write(
             id=report.nodeid, when="collect", outcome="failed", text=report.longreprtext[-_KEPT:]
@@ -84,6 +84,6 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what is done."""
+    """Leave out the tests that already have an outcome."""
     done = outcomes.read(_path())
     items[:] = [item for item in items if item.nodeid.removeprefix("tests/") not in done]

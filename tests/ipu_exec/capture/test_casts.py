@@ -63,10 +63,7 @@ def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: to
 
 
 def test_float32_weights_are_trained_by_a_float16_forward() -> None:
-    """As PopTorch describes it.
-
-    Weights are stored and updated in float32, and cast where an input is float16.
-    """
+    """As PopTorch describes it, weights are stored in float32 and cast if an input is float16."""
     model = nn.Linear(4, 1, bias=False)
     nn.init.constant_(model.weight, 0.5)
     wrapped = poptorch.trainingModel(

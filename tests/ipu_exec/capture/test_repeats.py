@@ -77,7 +77,7 @@ def both(
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each capture, whether layers stood in."""
+    """Records for each capture whether layers stood in for equal ones."""
     outcomes: list[bool] = []
     finished = step._Run._finished
 

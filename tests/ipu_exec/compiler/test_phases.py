@@ -221,10 +221,10 @@ def place(parallel: bool, **needs: Any) -> schedules.Schedule:
 
 
 def test_groups_in_turn_load_while_the_other_computes() -> None:
-    """By hand.
+    """The schedule is the one worked out by hand, with compute of 5, 6 and 5.
 
-    Compute is 5, 6, 5. Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to 15, stores
-    to 17. Phase 2 loads 12-15, computes to 20, stores to 21.
+    Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to 15, stores to 17. Phase 2 loads
+    12-15, computes to 20, stores to 21.
     """
     schedule = place(parallel=True)
     work = schedule.kind == schedules.FORWARD
@@ -317,7 +317,7 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
 
 
 def test_accumulators_that_wait_are_reduced_one_after_another() -> None:
-    """With replicas: each comes to the chip for its own update, and none waits there for others."""
+    """With replicas, each is on the chip only for its own update, not to wait for others."""
     options = poptorch.Options().showCompilationProgressBar(False).replicationFactor(2)
     strategy = poptorch.SerialPhasedExecution("L0", "L1", "L2")
     strategy.setTensorsLiveness(Liveness.OffChipAfterEachPhase)

@@ -108,9 +108,9 @@ def test_a_skip_connection_pays_on_every_cut_it_crosses():
 
 
 def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
-    """As in Hugging Face's Bart.
+    """In Hugging Face's Bart, the decoder's embedding is in the encoder's Block.
 
-    The decoder's embedding is in the encoder's Block, and reads only the inputs.
+    It reads only the inputs.
     """
 
     def twice(back: bool) -> torch.nn.Module:

@@ -1,6 +1,4 @@
-"""nn.MultiheadAttention and nn.TransformerEncoderLayer compile in inference as in training, and
-compute the same.
-"""
+"""nn.MultiheadAttention and nn.TransformerEncoderLayer, in inference and in training."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class Attention(nn.Module):
 
 
 def both_ways(model: nn.Module) -> set[str]:
-    """Infer, then train one step, holding both against plain PyTorch.
+    """Infer, then train one step, comparing both with plain PyTorch.
 
     Returns the ATen names of the inference.
     """

@@ -1,4 +1,4 @@
-"""Convolutions against measurements on GC2 [JIA], and what every plan of one must keep."""
+"""Convolutions against measurements on GC2 [JIA], and invariants of their plans."""
 
 from __future__ import annotations
 
@@ -170,8 +170,9 @@ def test_a_bias_is_added_where_the_outputs_lie() -> None:
 
 
 def test_fp32_partials_of_fp16_operands_have_half_the_outputs() -> None:
-    """Sixteen units are for fp16 partials or fp32 operands ([PL,
-    lib/poplin/codelets/ConvPartial1x1Out.cpp]: hasAssembly).
+    """Only fp16 partials or fp32 operands have sixteen units.
+
+    See hasAssembly in [PL, lib/poplin/codelets/ConvPartial1x1Out.cpp].
     """
     outputs = {
         p: amp.unit_for(Machine(TARGETS["bow"], 1472, partials=p), "float16").out_group
@@ -190,7 +191,7 @@ def backward(
     mask: tuple[bool, ...],
     groups: int = 1,
 ) -> OpSpec:
-    """Gradients of a convolution without padding, in fp16."""
+    """The gradients of a convolution without padding, in fp16."""
     grad, x, w = (tensor(*shape, dtype="float16") for shape in (out, data, weight))
     arguments = (None, (stride, stride), (0, 0), (1, 1), False, (0, 0), groups, mask)
     gradients = tuple(
@@ -200,10 +201,10 @@ def backward(
 
 
 def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -> None:
-    """11 of 15 x 200 outputs of a 5 x 200 kernel.
+    """A 5 x 200 kernel over 15 x 200 has 11 outputs: 1.58 G multiply-accumulates.
 
-    1.58 G multiply-accumulates, which 1,472 tiles do in 34,000 cycles at 32 a cycle. Poplibs'
-    benchmark conv_5x200_1_in_100_out_bs1440 takes 277,606 for this and the two other passes.
+    1,472 tiles do these in 34,000 cycles at 32 per cycle. Poplibs' benchmark
+    conv_5x200_1_in_100_out_bs1440 takes 277,606 for this and the two other passes.
     """
     spec = backward(
         (1440, 1, 15, 200), (100, 1, 5, 200), (1440, 100, 11, 1), 1, (True, False, False)
@@ -215,7 +216,7 @@ def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -
 
 
 def test_the_gradient_of_a_strided_kernel_of_one_element_is_spread_out_afterwards() -> None:
-    """It costs what the same outputs cost without a stride, and the zeros between them."""
+    """It costs as much as the same outputs without a stride, plus the zeros between them."""
     strided = lower(
         backward((4, 512, 28, 28), (256, 512, 1, 1), (4, 256, 14, 14), 2, (True, False, False)), MK2
     )
@@ -235,9 +236,9 @@ def test_the_gradient_of_a_strided_kernel_of_one_element_is_spread_out_afterward
 
 
 def test_the_weight_gradient_of_groups_shares_out_the_rows_of_the_field() -> None:
-    """A depthwise gradient has few outputs.
+    """A depthwise gradient has few outputs, each a sum over 56 x 56.
 
-    Without its kernel split a tile would add up 56 x 56 for each of them.
+    Unless the rows were shared out, one tile would add up all of them.
     """
     spec = backward(
         (4, 128, 58, 58), (128, 1, 3, 3), (4, 128, 56, 56), 1, (False, True, False), 128
@@ -248,7 +249,7 @@ def test_the_weight_gradient_of_groups_shares_out_the_rows_of_the_field() -> Non
 
 
 def test_vertical_mac_as_poplibs_estimates_it() -> None:
-    """9 outputs of a 2 x 112 kernel, fp32 partials.
+    """With 9 outputs of a 2 x 112 kernel and fp32 partials, the cycles are Poplibs' estimate.
 
     A worker has 168 of the 1,008 products of a row, in two pieces.
     """
@@ -260,9 +261,9 @@ def test_vertical_mac_as_poplibs_estimates_it() -> None:
 
 
 def test_slic_takes_four_channels_at_once() -> None:
-    """3 rows of 20 outputs, 3 windows of 1 x 3.
+    """There are 3 rows of 20 outputs, and 3 windows of 1 x 3.
 
-    A row a worker, twice over the input with fp32 partials, once else.
+    Each worker takes a row, going over the input twice with fp32 partials and once with fp16 ones.
     """
     for partials, row in (("float32", 11 + 3 + 2 * 29), ("float16", 11 + 30)):
         unit = amp.unit_for(Machine(TARGETS["mk2"], 1472, partials=partials), "float16")
@@ -270,9 +271,7 @@ def test_slic_takes_four_channels_at_once() -> None:
 
 
 def test_groups_are_put_together_to_fill_the_unit() -> None:
-    """MK1 has no SLIC: a depthwise convolution is an AMP one of 16 groups at once, with zeros
-    between them.
-    """
+    """MK1 has no SLIC: AMP does a depthwise convolution, 16 groups at once with zeros between."""
     on = Machine(TARGETS["mk1"], 1216)
     depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on)
     assert "nx1" in depthwise.note

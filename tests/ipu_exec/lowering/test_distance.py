@@ -1,4 +1,4 @@
-"""Distances of pairs of rows, against arithmetic done by hand."""
+"""Distances between pairs of rows, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise operators, against arithmetic done by hand."""
+"""Elementwise operators, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 

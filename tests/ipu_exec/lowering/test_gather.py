@@ -1,4 +1,4 @@
-"""Looking up and updating rows, against arithmetic done by hand."""
+"""Looking up and updating rows, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a wor
 
 
 def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
-    """Token types: 2 rows of 768 halves lie on 24 tiles.
+    """The 2 rows of 768 halves of token types lie on 24 tiles.
 
-    1,472 // 24 = 61 copies take 4,096 lookups.
+    So there is room for 1,472 // 24 = 61 copies, which share 4,096 lookups.
     """
     table, indices, out = (
         tensor(2, 768, dtype="float16"),
@@ -50,7 +50,7 @@ def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
 def test_tables_are_copied_where_the_vendors_planner_copies_them(
     rows: int, width: int, lookups: int, several: bool
 ) -> None:
-    """Its own tests of the lookup split [PL, tests/popops/DynamicSlicePlanningTest.cpp]."""
+    """The cases are those of its own tests [PL, tests/popops/DynamicSlicePlanningTest.cpp]."""
     table, out = tensor(rows, width, dtype="float16"), tensor(lookups, width, dtype="float16")
     spec = op("aten.embedding.default", (table, tensor(lookups, dtype="int64")), out)
     plan = lower(spec, MK2)
@@ -76,7 +76,7 @@ def test_gradients_of_a_small_table_are_added_up_from_copies() -> None:
 
 
 def test_a_row_under_a_mask_is_a_select() -> None:
-    """wav2vec2's masked frames: one learned vector where the mask [batch, time] says so."""
+    """As in wav2vec2, whose masked frames [batch, time] are set to one learned vector."""
     x, mask, row = tensor(32, 46, 32), tensor(32, 46, dtype="bool"), tensor(32)
     x = replace(x, layout=linear_layout(x, 1472))
     spec = op("aten.index_put_.default", (x, (mask,), row), x)
@@ -125,7 +125,7 @@ def test_a_bag_is_a_lookup_and_a_sum_where_the_bag_lies() -> None:
 
 
 def test_many_lookups_of_a_small_table_are_shared_by_its_copies_whatever_they_do() -> None:
-    """T5's relative positions: 32 rows of 8 for each pair of 512 tokens."""
+    """As in T5's relative positions, which look up 32 rows of 8 for each pair of 512 tokens."""
     table, rows = (
         tensor(32, 8, dtype="float16", role="weight"),
         tensor(512, 512, 8, dtype="float16"),

@@ -1,4 +1,4 @@
-"""The CTC loss, against arithmetic done by hand."""
+"""The CTC loss, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 

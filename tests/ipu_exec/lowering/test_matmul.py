@@ -1,4 +1,4 @@
-"""The product planner against the vendor's own model [TUT4] and published measurements [PSP]."""
+"""The matmul planner against the vendor's own model [TUT4] and published measurements [PSP]."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_reduction_stages_cover_every_partial(depth: int, stages: int) -> None:
 
 
 def test_partials_that_lie_in_one_piece_are_added_in_fewer_cycles() -> None:
-    """Below a sixteenth of the tile, in whole memory elements: never on an MK1."""
+    """They lie so if below a sixteenth of the tile, in whole memory elements: never on an MK1."""
     mk2, mk1 = (TARGETS[name].bytes_per_tile for name in ("mk2", "mk1"))
     piecewise, whole = (
         int(amp.reduce_partials_cycles(240, 7, 4, tile_bytes=tile)) for tile in (mk1, mk2)
@@ -146,10 +146,10 @@ def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> N
 
 
 def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> None:
-    """16 rows are one part of output channels and 4,096 columns the field, as getConvParams
-    has it [PL, lib/poplin/MatMul.cpp].
+    """The 16 rows are output channels and the 4,096 columns the field.
 
-    With the rows as the field each block of weights would be loaded for three rows a worker.
+    getConvParams has it so [PL, lib/poplin/MatMul.cpp]. With the rows as the field, each block of
+    weights would be loaded for only three rows per worker.
     """
     machine = Machine(TARGETS["mk1"], 1216, partials="float32")
     plans = [
@@ -174,9 +174,9 @@ def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> N
 
 
 def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
-    """4,096 rows of 8 columns.
+    """Of 4,096 rows of 8 columns, a tile has more rows than columns.
 
-    A tile has more rows than columns, and needs no more of the bias than its columns.
+    It needs no more of the bias than its columns.
     """
     x, weight = tensor(4096, 32), tensor(8, 32, role="weight")
     plan = lower(

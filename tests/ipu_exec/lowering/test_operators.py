@@ -1,4 +1,4 @@
-"""The description of an operator is beside its lowering (ipu_exec.lowering.operators) only."""
+"""Operators are described only beside their lowering (ipu_exec.lowering.operators)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = {name.split(".")[1] for name in (*registered(), *operators._INFOS) if "a
 
 
 def strings(node: ast.AST) -> list[str]:
-    """Every text in a node, f-strings by how they begin, words of a long one apart."""
+    """List the words of all strings in a node, including the literal parts of f-strings."""
     names = [
         part.value
         for part in ast.walk(node)
@@ -51,7 +51,7 @@ def strings(node: ast.AST) -> list[str]:
 
 
 def members(node: ast.AST) -> list[str]:
-    """The texts that a collection, or a text of words that is split, has as its members."""
+    """List the strings in a collection, or the words of a string that is split."""
     if isinstance(node, ast.Dict):
         items: list[ast.expr | None] = list(node.keys)
     elif isinstance(node, (ast.Set, ast.List, ast.Tuple)):
@@ -64,7 +64,7 @@ def members(node: ast.AST) -> list[str]:
 
 
 def tables(source: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, names) of what looks like a table of ATen names."""
+    """Yield (line, names) for whatever looks like a table of ATen names."""
     for node in ast.walk(ast.parse(source)):
         simple = isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.Call))
         full = [text for text in strings(node) if text.startswith("aten.")] if simple else []

@@ -1,7 +1,7 @@
-"""Every module of torch.nn, and the functions models use, compile in inference and training without
-a guess.
+"""All modules of torch.nn, and the functions that models use, compile without guessed costs.
 
-What has no lowering is listed, with the reason: an operator that gets one leaves the list.
+This holds in inference and in training. What has no lowering is listed with the reason, and must
+leave the list once it has one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def signs(*shape: int) -> Tensor:
 
 
 def module(name: str, inputs: Inputs, *args: Any, **kwargs: Any) -> None:
-    """A case of a module of torch.nn; one that is there gets a number."""
+    """Add a case of a torch.nn module, with a number if the name is already taken."""
     module_class = partial(getattr(nn, name), *args, **kwargs)
     MODULES[
         name if name not in MODULES else f"{name} {sum(n.split()[0] == name for n in MODULES) + 1}"
@@ -236,7 +236,7 @@ MODULES["AdaptiveLogSoftmaxWithLoss"] = (
 
 
 def pool_and_back(d: int) -> nn.Module:
-    """Maximum pooling there and back."""
+    """Maximum pooling, followed by its inverse."""
     pool = getattr(nn, f"MaxPool{d}d")(2, return_indices=True)
     unpool = getattr(nn, f"MaxUnpool{d}d")(2)
     return model_of(lambda self, x: self.unpool(*self.pool(x)), pool=pool, unpool=unpool)
@@ -252,7 +252,7 @@ def function(inputs: Inputs, **cases: Callable[..., Any]) -> None:
 
 
 def named(inputs: Inputs, names: str) -> None:
-    """Functions of torch by name."""
+    """Add cases of torch functions by name."""
     for name in names.split():
         FUNCTIONS[name] = getattr(torch, name), inputs
 
@@ -474,7 +474,7 @@ function(
 
 
 class Probe(nn.Module):
-    """Calls a module or a function; in training its inputs depend on a weight, and it is summed."""
+    """Calls a module or function; in training, inputs depend on a weight and outputs are summed."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -500,7 +500,7 @@ class Probe(nn.Module):
 
 
 def compiled(call: Callable[..., Any], inputs: Inputs, training: bool) -> list[str]:
-    """Compile; returns the names of the operators whose cost is a guess."""
+    """Compile the call; returns the names of the operators whose cost is a guess."""
     torch.manual_seed(0)
     batch = inputs()
     if isinstance(call, nn.Module) and any(
@@ -518,7 +518,7 @@ def compiled(call: Callable[..., Any], inputs: Inputs, training: bool) -> list[s
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every plan made here keeps what every plan must keep."""
+    """Check the invariants of every plan that is made here."""
 
     def lower(spec: OpSpec, machine: Machine, really: Callable[..., Plan] = program.lower) -> Plan:
         plan = really(spec, machine)

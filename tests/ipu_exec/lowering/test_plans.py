@@ -380,8 +380,9 @@ def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
 
 
 def test_a_recurrent_layer_keeps_what_its_backward_needs_at_each_step() -> None:
-    """A GRU of 8 steps keeps its gates and the candidate's recurrent part, 4 x 64 of each of 2
-    samples.
+    """A GRU of 8 steps keeps its gates and the candidate's recurrent part.
+
+    These are 4 x 64 elements for each of 2 samples.
     """
     x, h = tensor(8, 2, 32), tensor(2, 64)
     weights = (
@@ -404,9 +405,7 @@ def test_a_recurrent_layer_keeps_what_its_backward_needs_at_each_step() -> None:
 
 
 def test_a_recurrent_layer_transposes_its_weights_once() -> None:
-    """Backward they are needed the other way round at all 8 time steps, and kept so until the last
-    one.
-    """
+    """The backward needs them transposed at all 8 time steps, and keeps them until the last."""
     state = tensor(1, 2, 64)
     operands = (
         tensor(8, 2, 32),
@@ -546,9 +545,9 @@ def test_every_vertex_type_has_code_and_state() -> None:
     "name", ["aten.div.Scalar", "aten.clone.default", "aten.ones_like.default"]
 )
 def test_a_result_that_repeats_one_element_lies_on_all_tiles(name: str) -> None:
-    """The gradient of a mean is its expanded scalar.
+    """A mean's gradient is an expanded scalar.
 
-    What is made of it must not lie where the scalar does.
+    What is computed from it must not stay on the scalar's tile.
     """
     scalar = linear(1, 4, 1472).layout("float32")
     repeated = Operand((1472, 64), "float32", (0, 0), 0, 1, scalar)

@@ -1,4 +1,4 @@
-"""Pooling: cycles by hand, and the split against all others."""
+"""Pooling: cycles counted by hand, and the chosen split compared with all others."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.operands import MK2, op, tensor
 
 
 def test_cycles_of_a_row_of_windows_are_those_counted_by_hand() -> None:
-    """Six outputs of four halves in a row, windows of two: a worker has one output.
+    """With six outputs of four halves in a row and windows of two, each worker has one output.
 
-    It begins with 43 cycles, fills one vector (4 + 1), enters a row (15), and for both positions of
+    It starts in 43 cycles, fills one vector (4 + 1), enters a row (15), and for both positions of
     the kernel (23) and the one group of channels (2) goes over one vector (3) with 4 + 3 cycles for
     one element.
     """
@@ -72,9 +72,9 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
 
 
 def test_windows_that_overlap_are_brought_to_every_tile_that_needs_them() -> None:
-    """3 x 3 windows two apart.
+    """For 3 x 3 windows two apart, a tile needs a border besides its own part of the input.
 
-    A tile needs a border besides its own; their gradient needs what the windows touch.
+    The gradient needs the outputs whose windows touch its part.
     """
     x, y = tensor(2, 64, 57, 57, dtype="float16"), tensor(2, 64, 28, 28, dtype="float16")
     args = (x, (3, 3), (2, 2))

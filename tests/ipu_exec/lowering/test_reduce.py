@@ -1,4 +1,4 @@
-"""Reductions, against arithmetic done by hand."""
+"""Reductions, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_cop
 
 
 def test_outputs_that_lie_side_by_side_are_reduced_8_bytes_at_a_time() -> None:
-    """A layer norm's gradient of its scale: 2 rows of 768 on a tile, of which one is left."""
+    """As in the gradient of a layer norm's scale: 2 rows of 768 on a tile are reduced to one."""
     cycles = reduce_cycles(np.array([2 * 768]), np.array([768]), 4, True)
     assert cycles == 6 * (
         15 + 10 * 64 + 128

@@ -1,4 +1,4 @@
-"""Interpolation and sampled grids, against arithmetic done by hand."""
+"""Interpolation and sampled grids, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sorting, cumulative sums, padding and joining, against arithmetic done by hand."""
+"""Sorting, cumulative sums, padding and joining, compared with arithmetic done by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_gradient_of_a_sort_does_not_send_every_index_to_every_tile() -> Non
 def test_the_steps_of_a_bitonic_sort() -> None:
     """Batcher's network has log n (log n + 1) / 2 steps.
 
-    For the best 5 of 100 sequences of 8 are sorted and merged.
+    The best 5 of 100 are obtained by sorting sequences of 8 and merging them.
     """
     assert len(bitonic_steps(1024, 1024)) == 10 * 11 // 2
     assert bitonic_steps(4, 4) == [(4, 1), (4, 2), (4, 1)]

@@ -62,7 +62,7 @@ def test_a_group_of_all_replicas_is_one_device_with_all_samples(replicas: int) -
 
 
 def test_groups_are_neighbours_and_others_do_not_matter() -> None:
-    """Of four replicas in groups of two, 0 and 1 compute the same whatever 2 and 3 are given."""
+    """In groups of two, replicas 0 and 1 compute the same whatever 2 and 3 are given."""
     x, y = batch(8)
     seen = []
     for rest in (x[4:], 3 * x[4:]):

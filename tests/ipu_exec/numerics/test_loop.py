@@ -703,7 +703,7 @@ def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:
 
 
 def test_a_trained_vector_may_be_written_under_a_mask() -> None:
-    """As in Wav2Vec2: PyTorch's gradient for it has a shape that depends on the mask."""
+    """Wav2Vec2 does so; PyTorch's gradient for it has a shape that depends on the mask."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         hidden = self.layer(x)

@@ -398,7 +398,7 @@ OF_TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @pytest.mark.parametrize("kind", OF_TORCH)
 def test_pytorchs_optimisers_update_float16_weights_in_float32(kind: str) -> None:
-    """As PopTorch converts them: PyTorch's own in float16 are NaN at once (Adam's eps)."""
+    """PopTorch converts them so; PyTorch's own in float16 give NaN at once (Adam's eps)."""
     model = line(torch.float16)
     optimizer = OF_TORCH[kind](model.parameters())
     quiet = poptorch.Options().showCompilationProgressBar(False)

@@ -150,7 +150,7 @@ def test_a_forged_value_is_an_error(saved: Path, tmp_path: Path, node: Any, says
 
 
 def test_a_field_of_another_kind_is_an_error(saved: Path, tmp_path: Path) -> None:
-    """As of a graph without storages, which the executor would trip over."""
+    """Such as in a graph without storages, which the executor would fail on later."""
 
     def change(program: dict[str, Any]) -> None:
         node = next(node for node in program["nodes"] if node[1:2] == ["ipu_exec.graph.Graph"])

@@ -22,7 +22,7 @@ LEAST, MOST, BYTES = 0.75, 1.5, 0.25
 
 
 class Wide(nn.Module):
-    """Two wide layers with a large output to return."""
+    """Two wide layers that return a large output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_what_gains_nothing_is_not_advised(report: Report) -> None:
 
 
 def test_memory_decides_with_speed(report: Report) -> None:
-    """No micro-batch is advised that would not fit, though it would be faster."""
+    """A micro-batch that would be faster but does not fit is not advised."""
     basis = Basis.of(report)
     most = max(one.levers.micro_batch for one in advise_on(basis).single)
     assert most > 8

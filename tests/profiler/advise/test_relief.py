@@ -16,7 +16,7 @@ from tests.models import Mlp
 
 
 def compiled(folder: Path, ipus: list[int]) -> tuple[Report, str]:
-    """Five layers of 4,096, on IPUs as said, whether they fit or not, and the error."""
+    """Compile five layers of 4,096 on the given IPUs; returns the profile and any error message."""
     model = Mlp([4096] * 6, ipus)
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
     options.showCompilationProgressBar(False).Training.gradientAccumulation(4)

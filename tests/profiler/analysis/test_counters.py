@@ -1,4 +1,4 @@
-"""Counters over time, held against slices counted one by one."""
+"""Counters over time, compared with slices counted one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ slices = st.lists(
 
 
 def laid_out(parts: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slices from (gap before, length, value)."""
+    """Lay out slices, each given as (gap before it, length, value)."""
     gaps, lengths, values = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gaps + lengths)
     return end - lengths, end, values

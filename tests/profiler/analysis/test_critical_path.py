@@ -19,7 +19,7 @@ from tests.synthetic import synthetic_profile
 
 
 def rank_of(schedule: schedules.Schedule) -> np.ndarray:
-    """As `critical.chain` takes it."""
+    """The rank of each task, as `critical.chain` expects it."""
     return np.where(schedule.kind == IDLE, 2, np.where(np.isin(schedule.kind, BESIDE), 1, 0))
 
 
@@ -30,7 +30,7 @@ def chain_of(schedule: schedules.Schedule) -> critical.Chain:
 
 @st.composite
 def costs(draw: st.DrawFn) -> Costs:
-    """Pipelines with streams, copies, updates and I/O tiles, one stage an IPU or returning."""
+    """Pipelines with streams, copies, updates and I/O tiles, whose last stage may be on IPU 0."""
     stages = draw(st.integers(1, 4))
     cycles = st.integers(1, 500)
     some = st.lists(cycles, min_size=stages, max_size=stages).map(tuple)
@@ -132,7 +132,7 @@ def test_a_profiles_path_adds_up_to_the_device_iteration(demo: Path, kind: str) 
 
 
 def test_the_steps_of_a_piece_last_as_long_as_the_piece(tmp_path: Path) -> None:
-    """Against the trace unrolled: cycles of each step on the path, one device iteration."""
+    """Cycles of each step on the path, compared with the unrolled trace of a device iteration."""
     report = profiler.open_report(synthetic_profile(tmp_path / "profile.pop"))
     tasks, path = critical.chain_of(report)
     pieces = tasks.iloc[path.task]

@@ -19,7 +19,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def busy(report: Report) -> int:
-    """Cycles that IPUs do not wait for in a device iteration."""
+    """Cycles of a device iteration in which IPUs are not waiting."""
     spent = report.cycle_proportions(0)
     iterations = int(report.runs["iterations"].iloc[0])
     return int((spent["total"] - spent["idle"]).sum()) // iterations

@@ -1,4 +1,4 @@
-"""Pipeline cycles and bubbles: what is read off a trace against the closed forms."""
+"""Pipeline cycles and bubbles read from a trace, compared with the closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of a pod: what each of its IPUs is like, and what that one does."""
+"""The map of a pod: where its IPUs lie, and what each of them does."""
 
 from __future__ import annotations
 

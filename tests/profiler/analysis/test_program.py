@@ -1,4 +1,4 @@
-"""What nodes of the program tree cost, held against the run and the stages."""
+"""The costs of the program tree's nodes, compared with the run and the stages."""
 
 from __future__ import annotations
 

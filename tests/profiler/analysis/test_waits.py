@@ -1,4 +1,4 @@
-"""The longest waits in words: who, what, which tensors, between whom."""
+"""The longest waits in words: which IPUs wait, for what, and for which tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> No
 
 
 def test_what_a_step_moves_adds_up_to_its_bytes(demo: Path) -> None:
-    """`moved_tensors` against bytes over tiles, of streams and of copies between IPUs."""
+    """`moved_tensors` agrees with the bytes over tiles, for streams and copies between IPUs."""
     report = profiler.open_report(demo / "training")
     steps = report.program_steps().set_index("step")
     by_step = report.moved_tensors.groupby("step")["bytes"].sum()

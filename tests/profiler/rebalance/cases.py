@@ -1,4 +1,4 @@
-"""Random costs of a few Blocks, small enough for brute force, and small models of equal layers."""
+"""Random costs of few enough Blocks for brute force, and small models of equal layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile that several files ask."""
+"""A profile that several test files share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least gradient accumulation for so small a share of ramps."""
+"""The least gradient accumulation that keeps the share of ramps below a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that equal Blocks share, in memory once an IPU."""
+"""Code that equal Blocks share is in memory once per IPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLITS = ((0,), (0, 3), (0, 1, 3, 5), tuple(range(8)))
 
 @pytest.fixture(scope="module")
 def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
-    """The same model in each of the splits."""
+    """Profiles of the same model in each of the splits."""
     names = list(EQUAL)
     return [
         deep(
@@ -30,7 +30,7 @@ def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
 
 
 def of_blocks_alone(costs: Costs) -> Costs:
-    """Without gaps, and without what the profile's own IPUs are known to hold besides."""
+    """The costs without gaps, and without what the profiled IPUs hold besides their Blocks."""
     memory = replace(costs.memory, residual=np.zeros((0, 0), dtype=np.int64))
     return replace(costs, memory=memory, machine=replace(costs.machine, region0_bytes=0))
 
@@ -39,10 +39,9 @@ def of_blocks_alone(costs: Costs) -> Costs:
 def test_code_that_equal_blocks_share_is_counted_once_an_ipu(
     equal_layers: list[Report], profiled: int
 ) -> None:
-    """From any split to any other, to more stages and to fewer.
+    """From any split, the memory predicted for any other is that of the other's own profile.
 
-    Memory is what the other's own profile has. Without gaps: in a model as small as this one they
-    hide it.
+    Gaps are left out: in a model this small they would hide the shared code.
     """
     costs = of_blocks_alone(Costs.from_report(equal_layers[profiled]))
     assert (costs.memory.code_users.sum(axis=1) >= 6).any()

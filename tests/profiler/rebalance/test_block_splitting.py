@@ -1,4 +1,4 @@
-"""A Block cut in two, against Blocks of their own and a second compile."""
+"""A Block cut in two, compared with separate Blocks and with a second compile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.profiler.rebalance.cases import deep
 
 
 def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, two: Report) -> None:
-    """Two Blocks taken for one and cut in two again cost what they did."""
+    """Two Blocks that are merged and cut in two again cost what they did before."""
     costs = Costs.from_report(two)
     halves = split_block(two, costs, 1, 1)
     assert halves.names == ("B1", "B2.1", "B2.2", "B3", "B4")

@@ -1,4 +1,4 @@
-"""Whole weight updates against brute force: totals of many splits, and the least of all."""
+"""Whole weight updates against brute force: the totals of many splits, and the least."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from profiler.rebalance.tile_memory import ipu_bytes
 
 
 def model(random: np.random.Generator, count: int, stages: int, full: float = 0.0) -> Costs:
-    """Costs with every feature that a schedule has, each now and then."""
+    """Random costs in which every feature of a schedule occurs now and then."""
     costs = random_costs(
         random,
         count,
@@ -85,12 +85,12 @@ def _streams(random: np.random.Generator, costs: Costs, count: int):  # type: ig
 
 
 def all_starts(count: int, stages: int) -> list[tuple[int, ...]]:
-    """First Blocks of the stages of every contiguous split."""
+    """The first Blocks of the stages, for every contiguous split."""
     return [(0, *cuts) for cuts in itertools.combinations(range(1, count), stages - 1)]
 
 
 def stage_lists(random: np.random.Generator, stages: int) -> tuple[int, ...]:
-    """One stage an IPU, or IPUs that stages come back to."""
+    """The IPUs of the stages: one for each, or some that stages return to."""
     if random.random() < 0.7:
         return tuple(range(stages))
     _, ipus = np.unique(random.integers(0, stages, stages), return_inverse=True)
@@ -121,7 +121,7 @@ def least_total(
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
 ) -> int | None:
-    """The fewest cycles of a weight update over all splits that fit."""
+    """The least cycles of a weight update over all splits that fit."""
     totals = []
     for tried in _all(costs, ipus, choices):
         stage = tried.stage_of(len(costs))
@@ -157,7 +157,7 @@ def _fits(costs: Costs, tried: Assignment) -> bool:
 
 
 def test_no_split_is_below_what_is_known_without_looking() -> None:
-    """Whatever all stages do to save memory: what they move and run again is in the bound."""
+    """However stages save memory, the bound counts what they move and run again."""
     random = np.random.default_rng(5)
     near = 0
     for number in range(200):
@@ -200,7 +200,7 @@ def test_the_least_update_is_brute_forces(seed: int) -> None:
 
 
 def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
-    """Accumulation of 2K - 1, where ramps are most of an update."""
+    """With an accumulation of 2K - 1, ramps are most of an update."""
     random = np.random.default_rng(9)
     for _ in range(1000):
         count = int(random.integers(3, 9))
@@ -215,7 +215,7 @@ def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
 
 
 def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With next to no ways kept the bound is below brute force's least, and the gap is said."""
+    """With almost no ways kept, the bound stays at or below the least, and any gap is reported."""
     monkeypatch.setattr(search, "_ALL", 0)
     monkeypatch.setattr(search, "_WAYS", (2, 3))
     random = np.random.default_rng(1)
@@ -258,7 +258,7 @@ def test_the_example_of_five_blocks_is_least() -> None:
 
 
 def test_stage_lists_that_return_are_searched_for() -> None:
-    """A large weight that first and last Block read: only one IPU may have both."""
+    """The first and last Block read a large weight, so it is best to have both on one IPU."""
     costs = random_costs(np.random.default_rng(3), 8, 4, stages=3, micro_batches=12)
     tied = 1 << 26
     copy = np.full(8, 100 + tied)

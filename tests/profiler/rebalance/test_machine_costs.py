@@ -1,4 +1,4 @@
-"""Copies between IPUs of a board and of two."""
+"""Copies between IPUs on one board and on two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profiler.rebalance.cuts import Cuts
 
 
 def test_copies_between_boards_are_as_slow_as_their_links() -> None:
-    """Six stages, two IPUs a board: by hand, and as the engine's own copies (ipu_exec.machine)."""
+    """Six stages on boards of two IPUs, by hand and by the engine (`ipu_exec.machine`)."""
     costs = random_costs(np.random.default_rng(4), 6, 4, stages=6)
     costs = replace(
         costs,

@@ -1,4 +1,4 @@
-"""A schedule of many micro-batches: what is laid out, and what is only multiplied."""
+"""Schedules of many micro-batches: which part is laid out, and which is only multiplied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed against memory: the splits that no other one beats in both."""
+"""Speed against memory: the splits that no other split beats in both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes hold, and totals of what is nearly alike, against sums made step by step."""
+"""Memory that passes hold, and totals of sets that differ a little, against step-by-step sums."""
 
 from __future__ import annotations
 

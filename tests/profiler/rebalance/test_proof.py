@@ -1,4 +1,4 @@
-"""Why no split is quicker, in sentences that name what is in the way."""
+"""Why no split is quicker, in sentences that name the obstacle."""
 
 from __future__ import annotations
 

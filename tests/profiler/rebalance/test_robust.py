@@ -15,7 +15,7 @@ from tests.profiler.rebalance.test_split import brute_force, splits
 
 
 def test_the_least_regret_is_brute_forces() -> None:
-    """Against all corners of the box, each Block up or down; without recomputation it is exact."""
+    """Compared with every Block's cost being high or low; exact without recomputation."""
     random = np.random.default_rng(4)
     better = 0
     for _ in range(12):

@@ -1,6 +1,4 @@
-"""The rebalancer's optima against brute force on thousands of small models, and an integer
-programme on larger ones.
-"""
+"""The rebalancer's optima against brute force on small models, and HiGHS on larger ones."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from profiler.rebalance.what_if import stage_cycles
 
 
 def splits(count: int, stages: int) -> Iterator[list[tuple[int, int]]]:
-    """(first, last) Block of each stage, of every contiguous split."""
+    """Yield every contiguous split, as the (first, last) Block of each stage."""
     for cuts in itertools.combinations(range(1, count), stages - 1):
         bounds = [0, *cuts, count]
         yield [(a, b - 1) for a, b in itertools.pairwise(bounds)]
@@ -36,8 +34,9 @@ def brute_force(
     together: Sequence[Sequence[int]] = (),
     copies: bool = False,
 ) -> int | None:
-    """The least cycles a micro-batch of the busiest IPU (and the copies between them), over all
-    splits that fit.
+    """The least cycles per micro-batch of the busiest IPU, over all splits that fit.
+
+    With ``copies``, those between the IPUs count too.
     """
     count, stages = len(costs), len(ipus)
     best = None
@@ -69,7 +68,7 @@ def brute_force(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]]) -> int:
-    """Of the busiest link, one stage an IPU: out and in, both ways over both cuts."""
+    """Cycles of the busiest link's copies, both ways over both cuts, with one stage per IPU."""
     busiest = 0
     for k, (first, last) in enumerate(spans):
         ahead = int(costs.cuts.ahead[last]) if k < len(spans) - 1 else 0
@@ -225,7 +224,7 @@ def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:
 
 
 def test_the_choices_reach_what_each_alone_cannot() -> None:
-    """With little memory, some stages have to recompute and others need not."""
+    """With little memory, some stages have to recompute while others do not."""
     random = np.random.default_rng(6)
     mixed = 0
     for _ in range(60):
@@ -253,7 +252,7 @@ def _keep_in_order(
     begins: np.ndarray,
     constrain: Callable[[dict[int, float], float, float], None],
 ) -> None:
-    """Each Block is in one stage: its predecessor's or the next one, which it then begins.
+    """Constrain each Block to its predecessor's stage or to the next one, which it then begins.
 
     ``inside`` and ``begins`` are numbers of variables: int64[Block, stage].
     """
@@ -271,7 +270,7 @@ def _keep_in_order(
 
 
 def _own(costs: Costs, kind: Pass, b: int, t: int, final: bool) -> float:
-    """What a Block that was profiled with recomputation holds; the last stage does none."""
+    """Bytes that a Block profiled with recomputation holds; the last stage never recomputes."""
     memory = costs.memory
     if kind == Pass.BACKWARD:
         otherwise = memory.peak[kind, b, t] + memory.saved[b, t]
@@ -384,9 +383,9 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
 
 
 def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """Memory of 1,472 tiles included; benchmarks/rebalance has the time.
+    """With the memory of 1,472 tiles, it takes less than a limit that a busy machine can keep.
 
-    Here a bound that a busy machine keeps.
+    benchmarks/rebalance measures the actual time.
     """
     costs = random_costs(
         np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256

@@ -35,7 +35,7 @@ from reports.cli import main as ipu_report
 
 @pytest.fixture(scope="module")
 def pod16(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """A toy of public BERT on a POD16: the head comes back to IPU 0, state is in parts."""
+    """A tiny version of public BERT on a POD16: the head returns to IPU 0, state is sharded."""
     folder = tmp_path_factory.mktemp("pod16")
     bert_pod16.main(["--tiny", "--profile-dir", str(folder)])
     return open_report(folder / "training")
@@ -52,7 +52,7 @@ def test_the_profiled_split_holds_what_the_profile_holds(pod16: Report) -> None:
 
 
 def test_a_split_that_just_fits_and_one_byte_less(pod16: Report) -> None:
-    """As BERT-Large on a POD16: 99 % full, and refused by what its Blocks say of it."""
+    """A split as full as BERT-Large's on a POD16 (99 %) fits, but not with one byte less."""
     costs = Costs.from_report(pod16)
     fullest = max(what_if(costs, profiled(costs)).fullest)
     just = costs.with_tile_bytes(fullest)
@@ -106,7 +106,7 @@ def test_json_says_whether_it_fits(pod16: Report, capsys: pytest.CaptureFixture[
 
 
 def test_a_tied_weight_lies_once_on_an_ipu(pod16: Report) -> None:
-    """Of the embedding and of the head: one IPU's, though two of its stages read it."""
+    """The embedding's and head's weight is on an IPU once, though two of its stages read it."""
     weights = pod16.variables[pod16.variables["role"] == "weight"]
     tied = weights[weights["name"].str.startswith("embedding.word.weight")]
     assert tied[["ipu", "stage"]].to_numpy().tolist() == [[0, 0]]
@@ -115,7 +115,7 @@ def test_a_tied_weight_lies_once_on_an_ipu(pod16: Report) -> None:
 
 
 def test_a_head_that_leaves_takes_a_copy_of_the_weight(pod16: Report) -> None:
-    """In its forward, and in recomputation; none where the embedding is beside it."""
+    """A head on another IPU holds a copy of the weight; beside the embedding it needs none."""
     costs = Costs.from_report(pod16)
     ((home, reader),) = costs.cuts.ties.blocks
     (nbytes,) = costs.memory.copies
@@ -126,7 +126,7 @@ def test_a_head_that_leaves_takes_a_copy_of_the_weight(pod16: Report) -> None:
 
 
 def test_all_stages_at_once_hold_what_each_does_alone() -> None:
-    """With tensors that Blocks hand on, some over others, and every way to save memory."""
+    """Holds with tensors passed between Blocks, some past others, and all ways to save memory."""
     random = np.random.default_rng(0)
     blocks, tiles = 7, 5
     for closed in (False, True):
@@ -141,7 +141,7 @@ def test_all_stages_at_once_hold_what_each_does_alone() -> None:
 
 
 def test_stages_on_ipus_of_their_own_hold_what_each_does_alone() -> None:
-    """Of unequal lengths, each with its own way to save memory, with residuals and shared code."""
+    """Stages differ in length and way to save memory, and have residuals and shared code."""
     random = np.random.default_rng(1)
     blocks, tiles = 9, 5
     for starts in ((0, 1, 2, 5, 6), (0, 4, 7), (0,), tuple(range(blocks))):
@@ -186,7 +186,7 @@ def _handing_on(random: np.random.Generator, costs: Costs, closed: bool) -> Cost
 
 
 def test_memory_of_splits_far_from_the_profiled_one(tmp_path: Path) -> None:
-    """Within the margin of what a compile says of them, the head beside the embedding or not."""
+    """Within the margin of a compile, whether the head is beside the embedding or not."""
     example = bert.example(replace(bert.TINY, hidden=128, intermediate=512, vocabulary=4096))
     splits = [((0, 1, 3, 5), (0, 1, 2, 0)), ((0, 2, 4), (0, 1, 2)), ((0, 4), (0, 1))]
     reports = [open_report(_compiled(example, *split, tmp_path)) for split in splits]

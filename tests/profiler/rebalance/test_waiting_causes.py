@@ -1,4 +1,4 @@
-"""Whose work IPUs wait for."""
+"""Which work it is that IPUs wait for."""
 
 from __future__ import annotations
 

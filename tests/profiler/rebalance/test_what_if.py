@@ -28,7 +28,7 @@ def profiled(
     choice: Choice = Choice(True, False),  # noqa: B008
     ipus: tuple[int, ...] | None = None,
 ) -> Report:
-    """The example's network cut as said, compiled and run once."""
+    """Split the example's network as given, compile it and run it once."""
     names = ["B1", "B2", "B3", "B4"]
     bounds = [*starts, 4]
     stages = [
@@ -113,7 +113,7 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """A profile without a pipeline has no stash and no sync: they are the machine's constants."""
+    """Without a pipeline a profile has no stash or sync: they are the machine's constants."""
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
     for starts in ((0, 2), (0, 1, 2, 3)):
