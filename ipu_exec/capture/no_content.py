@@ -48,7 +48,7 @@ def without_content() -> Iterator[None]:
 
 
 def _copied(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """``copy.deepcopy`` is a clone. Metrics (torchmetrics) and ``self.log`` copy tensors so."""
+    """``copy.deepcopy`` as a clone; metrics (torchmetrics) and ``self.log`` copy tensors so."""
 
     def clone(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         if id(tensor) not in memo:
