@@ -172,9 +172,9 @@ def _library_operator(
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             results: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if pairs and wanted:
-                ends, given = [o for o, _ in pairs], [g for _, g in pairs]
+                ends, seeds = [o for o, _ in pairs], [g for _, g in pairs]
                 results = torch.autograd.grad(
-                    ends, wanted, given, allow_unused=True, materialize_grads=True
+                    ends, wanted, seeds, allow_unused=True, materialize_grads=True
                 )
             remaining = iter(results)
         return [

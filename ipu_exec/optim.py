@@ -263,15 +263,15 @@ class Optimizer:
 
         An argument that is None was not given. Which were given is what may change later.
         """
-        given = {
+        passed = {
             name: value
             for name, value in arguments.items()
             if value is not None and name not in ("self", "params", "__class__")
         }
         super().__init__(  # type: ignore[call-arg]
-            params, **{name: value for name, value in given.items() if name not in self._own}
+            params, **{name: value for name, value in passed.items() if name not in self._own}
         )
-        self._keep(given)
+        self._keep(passed)
 
     def _keep(self, given: Mapping[str, Any]) -> None:
         for name, default in self._own.items():
@@ -289,11 +289,11 @@ class Optimizer:
         """
         if self._ipu_names is not None and self.host_state_is_dirty:
             self.read_ipu_state()
-        kept = (*self._own, "variable_attrs")
+        names = (*self._own, "variable_attrs")
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
         return {
             **state,
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in names},
             "_state_dict": dict(self._state_dict),
             "ipu_state_is_dirty": self.has_state(),
         }
@@ -507,10 +507,10 @@ class LAMB(_OneByOne):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if value is not None}
+        arguments = {name: value for name, value in locals().items() if value is not None}
         groups: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
         groups["weight_decay"] = 1e-2
-        groups |= {name: given[name] for name in groups if name in given}
+        groups |= {name: arguments[name] for name in groups if name in arguments}
         least = min(groups[name] for name in ("lr", "eps", "weight_decay"))
         if least < 0 or not all(0 <= beta < 1 for beta in groups["betas"]):
             raise Error(
@@ -518,7 +518,7 @@ class LAMB(_OneByOne):
                 f" not {groups}"
             )
         torch.optim.Optimizer.__init__(self, params, groups)
-        self._keep(given)
+        self._keep(arguments)
 
     max_weight_norm: float | None
 

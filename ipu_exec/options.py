@@ -1044,9 +1044,9 @@ class Options(_Group):
         engine: dict[str, Any] = {"autoReport.directory": self.profiling_directory}
         if self.profiling_enabled:
             engine["autoReport.all"] = "true"
-        given = dict(self._Popart.engineOptions)
-        given |= _engine_options_of(os.environ if environment is None else environment)
-        engine |= given
+        overrides = dict(self._Popart.engineOptions)
+        overrides |= _engine_options_of(os.environ if environment is None else environment)
+        engine |= overrides
         everything = _engine_flag(engine, "autoReport.all", False)
         graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
         execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
@@ -1057,13 +1057,13 @@ class Options(_Group):
                 f" {count!r}"
             )
         # Only where the engine's own options ask for it: ``autoreport`` alone writes one file.
-        all_given = _engine_flag(given, "autoReport.all", False)
+        all_given = _engine_flag(overrides, "autoReport.all", False)
         return Profiling(
             graph or execution,
             Path(engine["autoReport.directory"]),
             execution,
             int(count),
-            _engine_flag(given, "autoReport.outputDebugInfo", all_given),
+            _engine_flag(overrides, "autoReport.outputDebugInfo", all_given),
         )
 
     def modelName(self, name: str) -> Self:
@@ -1123,11 +1123,11 @@ class Options(_Group):
             calls = json.loads(string)
         except json.JSONDecodeError as error:
             raise UsageError(f"options are no JSON ({error}): {string!r}") from None
-        for name, given in calls.items():
+        for name, value in calls.items():
             method: Any = self
             for part in name.split("."):
                 method = getattr(method, part)
-            arguments = given if isinstance(given, list) else [given]
+            arguments = value if isinstance(value, list) else [value]
             method(*(_member(argument) for argument in arguments))
         return self
 
@@ -1248,5 +1248,5 @@ _CONSTRUCTORS = (
 def _member(value: Any) -> Any:
     """The member of an enumeration that a string names; other values as they are."""
     kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
-    found = getattr(enums, kind, None) if member else None
-    return found[member] if isinstance(found, type) and issubclass(found, Enum) else value
+    enum = getattr(enums, kind, None) if member else None
+    return enum[member] if isinstance(enum, type) and issubclass(enum, Enum) else value

@@ -92,12 +92,12 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     if not isinstance(promise, dict):
         raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
     shares = _shares(path, "memory_proportion", content.get("memory_proportion", {}))
-    kept = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
+    stage_shares = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
     return PlacementFile(
         places,
         choices,
         {_ipu(path, name): share for name, share in shares.items()},
-        {block: share for one in kept for block, share in one.items()},
+        {block: share for one in stage_shares for block, share in one.items()},
         _accumulation(path, content.get("accumulation")),
         promise,
         _mapping(path, content.get("mapping")),

@@ -96,7 +96,7 @@ def styles_of_modules(
     """
     plan = _own_plan(model) if isinstance(sharding.plan, str) else sharding.plan
     names = [name for name, _ in model.named_modules() if name]
-    found: dict[str, list[Any]] = {}
+    module_styles: dict[str, list[Any]] = {}
     for pattern, style in plan.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched and pattern != "":
@@ -106,9 +106,9 @@ def styles_of_modules(
                 " part of a name"
             )
         for name in matched or [""]:
-            found.setdefault(name, []).append(style)
+            module_styles.setdefault(name, []).append(style)
     order = ["", *names]
-    return {name: tuple(found[name]) for name in order if name in found}
+    return {name: tuple(module_styles[name]) for name in order if name in module_styles}
 
 
 def _own_plan(model: torch.nn.Module) -> Mapping[str, Any]:

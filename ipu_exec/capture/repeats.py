@@ -299,15 +299,15 @@ class Repeats:
                 raise NotRepeatable("a layer adds to a gradient that no other adds to")
 
     def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
-        given, like = stand_in.gradients_out, stand_in.like
+        gradients, like = stand_in.gradients_out, stand_in.like
         outside = [] if like is None else self._from_outside(like)
-        own = [value for value in op.inputs if value in given]
+        own = [value for value in op.inputs if value in gradients]
         if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(own) != 1:
             raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
         (others,) = (value for value in op.inputs if value != own[0])
         total = op.outputs[0]
         assert total is not None
-        return Sum(op.id, given.index(own[0]), outside[0], others, total)
+        return Sum(op.id, gradients.index(own[0]), outside[0], others, total)
 
     def _from_outside(self, like: Layer) -> list[int]:
         """The gradients that a layer's backward reads and that do not come through its results."""
@@ -412,35 +412,35 @@ class _Standing:
         recorder = self.repeats.recorder
         inputs = tuple(recorder.value(tensor) for tensor in tensors)
         with recorder.paused():
-            made = tuple(
+            results = tuple(
                 torch.empty_strided(shape, stride, dtype=dtype)
                 for shape, stride, dtype, _ in self.given.tensors
             )
-        op = recorder.stand_in(FORWARD, inputs, made)
-        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, made)), op)
+        op = recorder.stand_in(FORWARD, inputs, results)
+        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, results)), op)
         self.repeats.stand_ins.append(self.found)
-        return made
+        return results
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """The gradient of each input, with the shape that the layer that ran returned."""
-        repeats, recorder, found = self.repeats, self.repeats.recorder, self.found
+        repeats, recorder, stand_in = self.repeats, self.repeats.recorder, self.found
         like = repeats.backward_of(self.group)
         came = {index for index, gradient in enumerate(gradients) if gradient is not None}
-        if found is None or came != like.gradients_in.keys():
+        if stand_in is None or came != like.gradients_in.keys():
             raise NotRepeatable(f"other results of {self.place.path} are used than of its like")
         known = [None if g is None else recorder.value(g) for g in gradients]
         values = recorder.graph.values
-        given: list[torch.Tensor | None] = []
+        results: list[torch.Tensor | None] = []
         with recorder.paused():
             for index in range(self.inputs):
                 value = like.gradients_out.get(index)
-                given.append(None if value is None else _empty(values[value]))
-        found.backward_op = recorder.stand_in(
-            BACKWARD, [v for v in known if v is not None], [g for g in given if g is not None]
+                results.append(None if value is None else _empty(values[value]))
+        stand_in.backward_op = recorder.stand_in(
+            BACKWARD, [v for v in known if v is not None], [g for g in results if g is not None]
         )
-        found.gradients_in = tuple(known)
-        found.gradients_out = tuple(None if g is None else recorder.value(g) for g in given)
-        return given
+        stand_in.gradients_in = tuple(known)
+        stand_in.gradients_out = tuple(None if g is None else recorder.value(g) for g in results)
+        return results
 
 
 def _empty(value: Any) -> torch.Tensor:
@@ -453,15 +453,15 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, standing: _Standing, *tensors: torch.Tensor) -> Any:
         ctx.standing, ctx.count = standing, len(tensors)
         ctx.set_materialize_grads(False)
-        made = standing.forward(tensors[: standing.inputs])
-        about = zip(made, standing.given.tensors, strict=True)
+        results = standing.forward(tensors[: standing.inputs])
+        about = zip(results, standing.given.tensors, strict=True)
         ctx.mark_non_differentiable(*(one for one, (*_, requires) in about if not requires))
-        return made
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        given = ctx.standing.backward(gradients)
-        return (None, *given, *[None] * (ctx.count - len(given)))
+        results = ctx.standing.backward(gradients)
+        return (None, *results, *[None] * (ctx.count - len(results)))
 
 
 def _about(leaf: Any) -> Hashable:

@@ -233,9 +233,9 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
         if operand.shape != shape or any(expanded(operand)):
             continue
         tiles = 0 if operand.layout is None else int(np.count_nonzero(operand.layout.bytes))
-        mine = (2 * (operand.layout is not None) + is_dense(operand), tiles)
-        if mine > score:
-            best, score = index, mine
+        rank = (2 * (operand.layout is not None) + is_dense(operand), tiles)
+        if rank > score:
+            best, score = index, rank
     return best
 
 
@@ -323,7 +323,7 @@ def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarra
     pad = len(lead.shape) - len(operand.shape)
     extents = (1,) * pad + operand.shape
     axes = tuple(
-        mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True)
+        extent == whole and whole > 1 for extent, whole in zip(extents, lead.shape, strict=True)
     )
     need = touched(lead, axes, spread.elements, spread.run)
     return np.minimum(need, prod(operand.shape))

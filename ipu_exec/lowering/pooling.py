@@ -227,14 +227,14 @@ def _pooling(
 ) -> Pooling:
     kernel, stride = _spatial(spec, position, data, pooled)
     rank = len(kernel)
-    made, read = (data, pooled) if backward else (pooled, data)
-    batch = prod(made.shape[: -rank - 1])
-    channels = made.shape[-rank - 1] if len(made.shape) > rank else 1
+    output, source = (data, pooled) if backward else (pooled, data)
+    batch = prod(output.shape[: -rank - 1])
+    channels = output.shape[-rank - 1] if len(output.shape) > rank else 1
     return Pooling(
         batch,
         channels,
-        made.shape[-rank:],
-        read.shape[-rank:],
+        output.shape[-rank:],
+        source.shape[-rank:],
         kernel,
         stride,
         max(1, 8 // data.item_bytes),

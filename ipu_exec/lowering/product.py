@@ -374,13 +374,13 @@ def _finishing_cycles(
     radices = amp.reduction_stages(depth)
     held, left = partials // unit.partial_bytes, depth
     for stage, radix in enumerate(radices):
-        made = ceil_div(ceil_div(held, radix), grain) * grain
+        summed = ceil_div(ceil_div(held, radix), grain) * grain
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
         cycles += phase + held * unit.partial_bytes / 4
         cycles += amp.reduce_partials_cycles(
-            made, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
+            summed, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
         )
-        held, left = made, -(-left // radix)
+        held, left = summed, -(-left // radix)
     return cycles
 
 
@@ -474,9 +474,9 @@ def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array
     (``block``), so that exchange needs less code ([PL, lib/poplin/Convolution.cpp], mapWeights;
     splitRegions gives each tile the same number, and the last ones the remainder).
     """
-    taken = share.ins * share.outs * taps * share.groups
-    each = ceil_div(ceil_div(taken, block), splits.rows * splits.cols) * block
-    return np.clip(taken - share.field_index * each, 0, each)
+    used = share.ins * share.outs * taps * share.groups
+    each = ceil_div(ceil_div(used, block), splits.rows * splits.cols) * block
+    return np.clip(used - share.field_index * each, 0, each)
 
 
 def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
@@ -705,15 +705,15 @@ class _ProductSteps:
         become channels on the way. Returns the bytes of the copy on each tile.
         """
         build, name = self.build, self.name
-        mine = apportion(total, wanted)
-        nbytes = mine * self.unit.item_bytes
+        elements = apportion(total, wanted)
+        nbytes = elements * self.unit.item_bytes
         unique = apportion(min(int(lying.sum()), int(nbytes.sum())), lying)
         step = build.exchange(
             f"{name}/rearrange {what}", nbytes, lying, messages(nbytes, unique, 2)
         )
         if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(mine))
+            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(elements))
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
         return nbytes
 
@@ -912,24 +912,24 @@ def _reduce(
     for stage, radix in enumerate(radices):
         left = -(-depth // radix)
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
-        mine = piece(padded * left, share.in_index, splits.ins, unit.out_group)
-        arriving = mine * (radix - 1)  # one of the partials is there
+        summed = piece(padded * left, share.in_index, splits.ins, unit.out_group)
+        arriving = summed * (radix - 1)  # one of the partials is there
         step = build.exchange(
             f"{name}/exchange",
-            (arriving + mine) * partial,
+            (arriving + summed) * partial,
             held * partial,
             np.where(arriving > 0, radix - 1, 0),
         )
         build.compute(
             name,
             f"poplin::ReduceAdd<{types[out_bytes]},{types[partial]}>",
-            amp.reduce_partials_cycles(mine, radix, partial, out_bytes, tile_bytes),
+            amp.reduce_partials_cycles(summed, radix, partial, out_bytes, tile_bytes),
             int(arriving.sum()),
         )
         done = build.next - 1
         build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
         build.hold(f"{name}/arriving partials", arriving * partial, step, done)
-        held, depth, since = mine, left, done
+        held, depth, since = summed, left, done
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:

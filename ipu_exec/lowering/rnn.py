@@ -190,16 +190,16 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
         assert result.layout is not None
         build.hold(f"{name}/units", result.layout.bytes, begin - 1, step)
         build.map(f"{name}/add", "add_", states.elements * gates, dtype)
-    mine = states.elements
-    _cell(build, mine, gates, dtype)
+    state_elements = states.elements
+    _cell(build, state_elements, gates, dtype)
     workspace = spec.outputs[3]
     if workspace is not None and workspace.dtype == dtype and workspace.elements:
-        saved_bytes = apportion(workspace.elements // steps, mine) * data.item_bytes
+        saved_bytes = apportion(workspace.elements // steps, state_elements) * data.item_bytes
         build.compute("keep", f"popops::DynamicUpdateSlice1d<{kind}>", slice_cycles(saved_bytes))
     build.compute(
         "write output",
         f"popops::DynamicUpdateSlice1d<{kind}>",
-        slice_cycles(mine * data.item_bytes),
+        slice_cycles(state_elements * data.item_bytes),
     )
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
@@ -207,7 +207,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
         spread = (
             None
             if out is None
-            else Spread(("states", 0, digest(states.key)), apportion(out.elements, mine))
+            else Spread(("states", 0, digest(states.key)), apportion(out.elements, state_elements))
         )
         layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
     return build.plan(

@@ -234,13 +234,13 @@ def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
     which the better k' remain [PL, lib/popops/BitonicTopK.cpp]. With k' no less than ``extent`` it
     is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
     """
-    log_most, kept = (most - 1).bit_length(), 1 << (most - 1).bit_length()
+    log_most, rounded = (most - 1).bit_length(), 1 << (most - 1).bit_length()
     steps = []
     for merge in range((extent - 1).bit_length()):
         distance = min(merge, log_most)
         steps.append((extent, 1 << distance))
-        if merge >= log_most and extent > kept:
-            extent = extent // (2 * kept) * kept + min(extent % (2 * kept), kept)
+        if merge >= log_most and extent > rounded:
+            extent = extent // (2 * rounded) * rounded + min(extent % (2 * rounded), rounded)
         steps += [(extent, 1 << (distance - 1 - step)) for step in range(distance)]
     return steps
 

@@ -22,8 +22,8 @@ def _launch() -> Launch:
 
 def _together() -> Instances | None:
     """The instances once they have met; None where there is one only."""
-    mine = _launch()
-    return connect(mine.rank, mine.size) if mine.size > 1 else None
+    current = _launch()
+    return connect(current.rank, current.size) if current.size > 1 else None
 
 
 def isPopdistEnvSet() -> bool:
@@ -111,12 +111,12 @@ def execute_on_instances(
 
     Gives what it returned, and None on the others.
     """
-    mine, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
+    index, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
     if strange:
         raise UsageError(
             f"execute_on_instances: there is no instance {min(strange)}: they are 0 to"
             f" {getNumInstances() - 1}"
         )
-    result = function(*args, **kwargs) if mine in instances else None
+    result = function(*args, **kwargs) if index in instances else None
     synchronize()
     return result
