@@ -207,7 +207,7 @@ def takes_statistics(name: str, args: Sequence[Any]) -> bool:
 
 @lowering(*aten(_BATCH_NORMS), norm=True)
 def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
-    """Over batch and field; in training the running statistics are updated too (a few elements)."""
+    """Norm over batch and field; training also updates the running statistics (a few elements)."""
     training = takes_statistics(spec.name, spec.args)
     rank = len(spec.operands[0].shape)
     dims = (0, *range(2, rank))
