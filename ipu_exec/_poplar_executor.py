@@ -1,4 +1,4 @@
-"""PopTorch's module of this name: its executor, and what libraries have replaced in models."""
+"""PopTorch's module of this name: its executor, and libraries' replacements in models."""
 
 from __future__ import annotations
 

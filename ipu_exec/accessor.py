@@ -224,7 +224,7 @@ class _Job:
 
 
 def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
-    """Put (epoch, kind, item) into the queue until the process is ended or its parent is gone."""
+    """Put (epoch, kind, item) into the queue until the process or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     # `_end` sends this: leave in order, so that a data loader's own workers end before the files
     # that they share go
