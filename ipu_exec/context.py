@@ -115,7 +115,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
 
 
 def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around forward and backward: copy what the backward needs before it changes in place."""
+    """Around forward and backward: copy what the backward needs before an in-place change."""
     return (
         torch.autograd.graph.allow_mutation_on_saved_tensors()
         if mutates

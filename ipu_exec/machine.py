@@ -1,4 +1,4 @@
-"""The modelled machine: constants of each IPU generation, and costs that no operator changes.
+"""The modelled machine: constants of each IPU generation, and operator-independent costs.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.

@@ -103,7 +103,7 @@ _OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
-    """Error for what PopTorch has no update of, so that a script that runs here runs there."""
+    """Error for settings that PopTorch cannot update, so that what runs here runs there too."""
     for name, what in (
         ("amsgrad", "amsgrad"),
         ("maximize", "maximize=True"),

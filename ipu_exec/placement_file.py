@@ -35,7 +35,7 @@ class StageChoice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMapping:
-    """What a plan (``ipu-run --plan ... --write``) says beside stages, for models of its ``kind``.
+    """The part of a plan (``ipu-run --plan ... --write``) besides stages, for models of a ``kind``.
 
     ``kind``: "training" or "inference"; ``shards`` t, ``replicas`` r, ``micro_batch`` samples,
     ``accumulation`` micro-batches of a weight update (device iterations in inference),
