@@ -1,4 +1,4 @@
-"""What is asked of PopTorch's own ``_impl`` by its tests and by libraries made for it."""
+"""The parts of PopTorch's own ``_impl`` that its tests and libraries for it use."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ __all__ = [
 
 
 def isDispatchTracing() -> bool:
-    """False: tensors of a model that is captured are on the CPU, and so are those it makes."""
+    """False: tensors of a captured model, and those it creates, are on the CPU."""
     return False
 
 
 def unwrapIfWrapped(model: Any) -> Any:
-    """The user's model: wrapping it leaves it as it is."""
+    """The user's model, which wrapping does not change."""
     return model.model if isinstance(model, PoplarExecutor) else model
 
 
 def isWrapped(obj: Any) -> bool:
-    """Whether it is a module that a training model was made of."""
+    """Whether a training model was created from this module."""
     return is_wrapped(obj)
 
 
 def _restoreWrapperIfNecessary(obj: Any) -> Any:
-    """Its argument: copies and files have plain objects here, which nothing has to restore."""
+    """Return the argument: copies and files contain plain objects here, with nothing to restore."""
     return obj
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
     """Do nothing.
 
-    PopTorch marks a wrapped model's parameters and buffers, and takes the marks off here (Hugging
-    Face's optimum-graphcore asks for it around generation); ours are plain tensors all the time.
+    PopTorch marks a wrapped model's parameters and buffers, and removes the marks here (Hugging
+    Face's optimum-graphcore calls it around generation); ours are always plain tensors.
     """
 
 
 def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Nothing: see `unwrapModelIfNecessary`."""
+    """Do nothing: see `unwrapModelIfNecessary`."""

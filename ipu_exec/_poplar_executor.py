@@ -1,4 +1,4 @@
-"""PopTorch's module of this name: its executor, and what libraries have replaced in models."""
+"""PopTorch's module of this name: its executor, and libraries' replacements in models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["PoplarExecutor", "registerPostCompileHook", "registerPreCompileHook"
 
 
 class _OverwriteContextManager:
-    """What is other while a model runs as on an IPU. ``poptorch_geometric`` adds to it."""
+    """The replacements while a model runs as on an IPU. ``poptorch_geometric`` adds to it."""
 
     @staticmethod
     def registerSubsitutionManager(manager_type: type[AbstractContextManager[object]]) -> None:
-        """Have each model compile and run inside one of these (PopTorch spells it so)."""
+        """Compile and run each model inside one of these (PopTorch spells it so)."""
         if manager_type not in substitutions:
             substitutions.append(manager_type)

@@ -1,6 +1,6 @@
-"""What libraries made for PopTorch take from its ``_utils``.
+"""The parts of PopTorch's ``_utils`` that libraries for it use.
 
-Nested tensors, taken apart and joined; ``poptorch_geometric`` is one of the libraries.
+Nested tensors, flattened and rebuilt; ``poptorch_geometric`` is one of the libraries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def reconstructTensorStructure(
     values: Iterable[torch.Tensor],
     filter_fn: Callable[[torch.Tensor], bool] = lambda tensor: True,
 ) -> Any:
-    """``structure`` with ``values`` in place of its tensors, those that ``filter_fn`` takes."""
+    """``structure`` with its tensors that ``filter_fn`` accepts replaced by ``values``."""
     learn(structure)
     coming = iter(values)
     leaves, nested = tree_flatten(structure)
@@ -54,7 +54,7 @@ def combined_batch_generator(
 ) -> Iterator[Any]:
     """Batches joined along dimension 0, ``num_batches_to_combine`` of the iterator's in each.
 
-    A last one of fewer is left out, or given with ``drop_last=False``.
+    A smaller last one is dropped, or returned with ``drop_last=False``.
     """
     waiting: list[list[torch.Tensor]] = []
     batch = None

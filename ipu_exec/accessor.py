@@ -1,4 +1,4 @@
-"""``AsynchronousDataAccessor``: batches made by a process of their own while the model runs."""
+"""``AsynchronousDataAccessor``: batches created by a process of their own while the model runs."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class AsynchronousDataAccessor:
 
     The dataset is a data loader, a dataset or any other iterable.
 
-    The process starts at once and its first item is awaited: an Error says where the dataset cannot
-    be iterated. The others are made when the first iteration begins, or at once with
-    ``early_preload``; at the end of the dataset it goes on with the next epoch
-    (``load_indefinitely``) or waits for that to begin. Breaking off an iteration is fine: the next
-    starts anew. Random numbers there are seeded from PyTorch's generator here.
+    The process starts at once and its first item is awaited: an Error if the dataset cannot be
+    iterated. The others are created when the first iteration begins, or at once with
+    ``early_preload``; at the end of the dataset it continues with the next epoch
+    (``load_indefinitely``) or waits for that to begin. An iteration may be broken off: the next
+    starts anew. Random numbers there are seeded from this process's PyTorch generator.
 
-    ``sharing_strategy``: Fork takes this process as it is. The others fork a clean server process,
-    so that the dataset is pickled; FileSystem passes tensors in files rather than shared memory.
-    ``miss_sleep_time_in_ms`` is not needed: whoever waits is woken. ``rebatched_size``: items are
-    joined, and cut along dimension 0, to that size.
+    ``sharing_strategy``: Fork forks this process. The others fork a clean server process, so that
+    the dataset is pickled; FileSystem passes tensors in files rather than shared memory.
+    ``miss_sleep_time_in_ms`` is not needed, because a waiting process is woken. ``rebatched_size``:
+    items are joined, and split along dimension 0, to that size.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def _end(worker: Any, items: Any) -> None:
 
 
 class Rebatched:
-    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each.
+    """The items of ``dataset``, joined and split along dimension 0 to ``size`` samples each.
 
     Nested items stay nested.
     """
@@ -224,7 +224,7 @@ class _Job:
 
 
 def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
-    """Put (epoch, kind, item) into the queue until the process is ended or its parent is gone."""
+    """Put (epoch, kind, item) into the queue until the process or its parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
     # `_end` sends this: leave in order, so that a data loader's own workers end before the files
     # that they share go

@@ -1,8 +1,8 @@
-"""Blocks say which part of a model an operator belongs to.
+"""Blocks, which assign operators to parts of a model.
 
-Strategies say how Blocks become stages on IPUs.
+Strategies assign Blocks to stages on IPUs.
 
-What is open is kept in `ipu_exec.capture.open_blocks`.
+`ipu_exec.capture.open_blocks` keeps track of what is open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class NameScope:
-    """Puts a name before those of the operators inside, in the profile.
+    """Prefixes the names of the operators inside, in the profile.
 
     ``with NameScope("Attention"): ...``
     """
@@ -52,7 +52,7 @@ class Attribute:
 
     ``with Attribute(__outline={"layer": "embedding"}): ...``
 
-    They are kept with the operators. Of their effects one is modelled: operators, and their
+    They are kept with the operators. One of their effects is modelled: operators, and their
     gradients, that differ in ``__outline`` do not share their code.
     """
 
@@ -99,10 +99,10 @@ def _checked(
 class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
-    Operators after it stay in it until the next Block begins, and the compile says so; with
+    Operators after it stay in it until the next Block begins, and the compile reports that; with
     AutoStage.AutoIncrement they are an Error, as in PopTorch. Inside another ``with Block`` they
-    return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they
-    are met.
+    return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order in
+    which they begin.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -160,8 +160,8 @@ def BeginBlock(
 ) -> Callee:
     """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
 
-    Takes a module (annotated in place and returned) or a function (returned wrapped). Error where
-    the module begins a Block already.
+    Takes a module (annotated in place and returned) or a function (returned wrapped). Error if the
+    module begins a Block already.
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
@@ -192,7 +192,7 @@ def begins_block(module: torch.nn.Module) -> bool:
 
 
 class _BeginsBlock:
-    """A function that begins a Block when it is called; can be pickled where the function can."""
+    """A function that begins a Block when it is called; it can be pickled if the function can."""
 
     def __init__(
         self, function: Callable[..., Any], user_id: str | int | None, ipu_id: int | None
@@ -205,12 +205,12 @@ class _BeginsBlock:
         return self._function(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        """A method of a class, as the function would be."""
+        """Bind as a method of a class, as the function would."""
         return self if instance is None else types.MethodType(self, instance)
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """What PyTorch prints for a module, with the Blocks that its layers begin.
+    """PyTorch's text for a module, with the Blocks that its layers begin.
 
     A layer that begins a Block is followed by ``BeginBlock(user_id=..., ipu_id=...)``.
     """
@@ -250,7 +250,7 @@ def BlockFunction(
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Take off what `BeginBlock` put on ``module`` and the modules inside it."""
+    """Undo `BeginBlock` on ``module`` and the modules inside it."""
     for layer in module.modules():
         for key, hook in list(layer._forward_pre_hooks.items()):
             if isinstance(hook, _Begin):
@@ -258,7 +258,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 
 class Stage:
-    """The Blocks that one IPU runs as one stage. ``Stage("B1", "B2").ipu(0)`` says which."""
+    """The Blocks that one IPU runs as one stage. ``Stage("B1", "B2").ipu(0)`` sets the IPU."""
 
     def __init__(self, *block_ids: str) -> None:
         if not block_ids:
@@ -278,11 +278,11 @@ class Stage:
 
     @property
     def ipu_id(self) -> int | None:
-        """The IPU it was given to; None: the strategy deals them out in order."""
+        """The IPU it was assigned to; None: the strategy assigns them in order."""
         return self._ipu
 
     def ipu(self, ipu: int) -> Stage:
-        """Put the stage on that IPU (of each replica). Error where it is on another already."""
+        """Put the stage on that IPU (of each replica). Error if it is on another already."""
         if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
             raise UsageError(f"{self}.ipu takes the number of an IPU, 0 or more, not {ipu!r}")
         if self._ipu not in (None, ipu):
@@ -298,7 +298,7 @@ class Stage:
 
 
 class ExecutionStrategy:
-    """How Blocks become stages. ``stages`` is empty where ``auto_stage`` decides."""
+    """How Blocks become stages. ``stages`` is empty if ``auto_stage`` decides."""
 
     kind: ClassVar[str]
 
@@ -332,7 +332,7 @@ class ExecutionStrategy:
         )
 
     def stage(self, block_id: str) -> Stage:
-        """The stage that names the Block. Error where none does."""
+        """The stage that names the Block. Error if none does."""
         for stage in self.stages:
             if block_id in stage.blocks:
                 return stage
@@ -350,9 +350,9 @@ class ExecutionStrategy:
 class PipelinedExecution(ExecutionStrategy):
     """Stages work at the same time, each on its own micro-batch. PopTorch's default strategy.
 
-    Given `Phase`s, it has a pipeline for each, one after the other: a phase's weights come from
-    streaming memory, all micro-batches of the weight update go through its stages, and what they
-    leave waits in streaming memory for the next phase and for the backward, which takes the phases
+    With `Phase`s, there is a pipeline for each, one after the other: a phase's weights are loaded
+    from streaming memory, all micro-batches of the weight update pass through its stages, and their
+    results wait in streaming memory for the next phase and for the backward, which runs the phases
     in reverse. (PopTorch's has no phases.)
     """
 
@@ -374,7 +374,7 @@ class PipelinedExecution(ExecutionStrategy):
         return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
-        """Where a stage of a phase is that nobody put anywhere: its place in the phase."""
+        """The default IPU of a stage of a phase: its position in the phase."""
         of = self.phase_of_stages()
         return stage - of.index(of[stage])
 
@@ -391,7 +391,7 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class Phase:
-    """Stages that work at the same time, one an IPU.
+    """Stages that work at the same time, one per IPU.
 
     ``Phase("A", "B")`` is one stage of two Blocks.
     """
@@ -407,11 +407,11 @@ class Phase:
             )
 
     def stage(self, idx: int) -> Stage:
-        """The stage of that position."""
+        """The stage at that position."""
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> Phase:
-        """Put each stage on an IPU. Error where there are not as many."""
+        """Put each stage on an IPU. Error if the numbers of stages and IPUs differ."""
         if len(ipus) != len(self.stages):
             raise UsageError(
                 f"{self} has {len(self.stages)} stages, but {len(ipus)} IPUs were given"
@@ -425,12 +425,12 @@ class Phase:
 
 
 class PhasedExecution(ExecutionStrategy):
-    """Phases one after another; what a phase needs comes from streaming memory and goes back there.
+    """Phases run one after another, with their data loaded from streaming memory and stored there.
 
     Weights are loaded before each phase and their gradients kept in streaming memory until the
-    weight update; ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness` says
-    what becomes of the activations that a phase's backward reads. Give phases, lists of stages, or
-    lists of Blocks (one stage each).
+    weight update; ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness`
+    determines where the activations that a phase's backward reads are kept. Pass phases, lists of
+    stages, or lists of Blocks (one stage each).
     """
 
     kind = "phased"
@@ -460,7 +460,7 @@ class PhasedExecution(ExecutionStrategy):
         return Phase(*item) if isinstance(item, (list, tuple)) else Phase(item)
 
     def phase(self, phase: int) -> Phase:
-        """The phase of that number. Error where there is none."""
+        """The phase with that number. Error if there is none."""
         if (
             isinstance(phase, bool)
             or not isinstance(phase, int)
@@ -487,7 +487,7 @@ class PhasedExecution(ExecutionStrategy):
         return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
 
     def default_ipu(self, stage: int) -> int:
-        """Where a stage is that nobody put anywhere."""
+        """The default IPU of a stage."""
         of = self.phase_of_stages()
         place = stage - of.index(of[stage])
         return 2 * place + of[stage] % 2 if self.parallel else place
@@ -507,7 +507,7 @@ class SerialPhasedExecution(PhasedExecution):
     parallel = False
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """Where activations are between a phase's forward and backward."""
+        """Set where activations are kept between a phase's forward and backward."""
         if not isinstance(liveness, Liveness):
             raise UsageError(f"setTensorsLiveness takes a Liveness, not {liveness!r}")
         self.liveness = liveness

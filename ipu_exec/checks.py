@@ -11,7 +11,7 @@ from ipu_exec.errors import UsageError
 
 
 def check_proportion(place: str, proportion: float) -> float:
-    """The proportion as a float; Error where it is not in 0 ... 1 (exclusive of 0)."""
+    """The proportion as a float; Error if it is not in 0 ... 1 (exclusive of 0)."""
     if (
         isinstance(proportion, bool)
         or not isinstance(proportion, (int, float))
@@ -24,14 +24,14 @@ def check_proportion(place: str, proportion: float) -> float:
 
 
 def check_tensor(place: str, *values: Any) -> None:
-    """Error where a value is no tensor."""
+    """Error if a value is not a tensor."""
     for value in values:
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
 
 
 def count(words: str) -> int:
-    """The number that an option is given: whole, and above 0."""
+    """The integer value of an option; Error unless it is above 0."""
     if not words.isdecimal() or not int(words):
         raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
     return int(words)

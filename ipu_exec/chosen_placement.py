@@ -1,4 +1,4 @@
-"""The placement that `ipu-run --num-ipus` chooses: the quickest by the profile of a compile."""
+"""The placement that `ipu-run --num-ipus` chooses: the fastest by the profile of a compile."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ where module returns its loss last, in place of zero_grad, backward and step"""
 
 
 def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on that many IPUs, or of its model's layers.
+    """The path of a placement of the script's Blocks, or of its model's layers, on that many IPUs.
 
-    The file lasts as long as this process. Error where the script does not compile or no such split
+    The file exists as long as this process. Error if the script does not compile or no such split
     can run.
     """
     from profiler import ProfileError, open_report
@@ -79,10 +79,10 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
 
 
 def quickest(costs: Costs, ipus: int) -> Split:
-    """The quickest split onto so many IPUs.
+    """The fastest split onto that many IPUs.
 
-    Where a tied weight travels, splits are tried too whose last stage returns to the first IPU and
-    that keep the Blocks of each tied weight on one. ValueError where no split fits.
+    If a tied weight is sent between IPUs, splits are also tried whose last stage returns to the
+    first IPU and that keep the Blocks of each tied weight on one. ValueError if no split fits.
     """
     from profiler.rebalance import best_split
 
@@ -120,7 +120,7 @@ def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> Non
 
 
 def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
-    """What was chosen, and what to write into the script for it."""
+    """The choice, and the script lines for it."""
     assignment = split.prediction.assignment
     spans = assignment.spans(len(costs))
     stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)

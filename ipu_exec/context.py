@@ -1,6 +1,6 @@
-"""What is different while a model runs as on an IPU.
+"""The context in which a model runs as on an IPU.
 
-That it does so can be asked, and some of torch's functions are replaced.
+Callers can ask whether it is active, and it replaces some of torch's functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _depth = 0
 class on_ipu:
     """Inside, the model is being compiled or run for the modelled IPUs.
 
-    A class, for it is entered twice a micro-batch, and a generator takes longer.
+    A class, because it is entered twice per micro-batch, and a generator is slower.
     """
 
     def __enter__(self) -> None:
@@ -43,7 +43,7 @@ substitutions: list[type[contextlib.AbstractContextManager[object]]] = []
 
 @contextlib.contextmanager
 def substituted() -> Iterator[None]:
-    """Inside, what `substitutions` has is replaced."""
+    """Inside, the replacements of `substitutions` are active."""
     with contextlib.ExitStack() as stack:
         for manager in substitutions:
             stack.enter_context(manager())
@@ -55,7 +55,7 @@ _refusing = False
 
 @contextlib.contextmanager
 def refusing(what_only_an_ipu_forbids: bool) -> Iterator[None]:
-    """Inside, `refuse` raises, or warns only."""
+    """Inside, `refuse` raises, or only warns."""
     global _refusing
     before, _refusing = _refusing, what_only_an_ipu_forbids
     try:
@@ -65,7 +65,7 @@ def refusing(what_only_an_ipu_forbids: bool) -> Iterator[None]:
 
 
 def refuse(message: str, location: str = "") -> None:
-    """Error for what runs here and not on an IPU; a warning where that is to pass."""
+    """Error for operations that run here but not on an IPU; a warning if those are allowed."""
     if _refusing:
         raise Error(
             f"{message}. Options.lenient() and ipu-run --lenient let it pass", location=location
@@ -75,7 +75,7 @@ def refuse(message: str, location: str = "") -> None:
 
 @contextlib.contextmanager
 def no_weights() -> Iterator[None]:
-    """Inside, modules are made without memory for their weights, on torch's device "meta".
+    """Inside, modules are created without memory for their weights, on torch's device "meta".
 
     Such a model compiles, however large it is, and its profile is that of the model with weights.
     It computes nothing: compile it (``compile``, or ``ipu-run --compile-only``).
@@ -85,7 +85,7 @@ def no_weights() -> Iterator[None]:
 
 
 def check_weights(model: torch.nn.Module) -> None:
-    """Error where a weight or buffer has no memory: there are no numbers to compute with."""
+    """Error if a weight or buffer has no memory, and so no values to compute with."""
     named = (*model.named_parameters(), *model.named_buffers())
     name = next((name for name, tensor in named if tensor.device.type == "meta"), None)
     if name is not None:
@@ -99,10 +99,10 @@ def check_weights(model: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) -> Iterator[None]:
-    """Inside, these functions are what their names stand for in torch's modules.
+    """Inside, these functions replace those of the same names in torch's modules.
 
-    Replaced where callers find them, not by a TorchFunctionMode: none is open in a backward that
-    runs a checkpointed layer again.
+    They are replaced where callers find them, not by a TorchFunctionMode: none is active in a
+    backward that runs a checkpointed layer again.
     """
     before = {name: getattr(modules[0], name) for name in functions}
     for module in modules:
@@ -115,7 +115,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
 
 
 def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around forward and backward: copy what the backward needs before it changes in place."""
+    """Around forward and backward: copy what the backward needs before an in-place change."""
     return (
         torch.autograd.graph.allow_mutation_on_saved_tensors()
         if mutates

@@ -1,10 +1,10 @@
 """Operators that PyTorch does not have.
 
-They are users' own (``custom_op``), and work that the host does amid the model (``CPU``).
+Users' own (``custom_op``), and work that the host does within the model (``CPU``).
 
-PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives
-it: what it computes, as a function of tensors, and, if it is more than the PyTorch operators that
-it is made of, a lowering.
+PopTorch loads the code of a custom operator from a shared library for the IPU. Here the user
+supplies it: its computation as a function of tensors and, if it is more than the PyTorch operators
+that it consists of, a lowering.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def register_custom_op(
     lowering: Lowering | None = None,
     backward_lowering: Lowering | None = None,
 ) -> None:
-    """Say what `custom_op` of that name and domain computes, and what it costs.
+    """Define the computation and the cost of the `custom_op` with that name and domain.
 
-    ``compute(*inputs, **attributes)`` gives a tensor or several, by differentiable PyTorch
-    operators. Without ``lowering`` those are what the compiler sees. With it the operator is one,
-    called ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where
+    ``compute(*inputs, **attributes)`` returns one or more tensors, by differentiable PyTorch
+    operators. Without ``lowering`` those are what the compiler sees. With it the operator is a
+    single one, called ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where
     ``spec.args[0]`` holds the operands and ``spec.args[1]`` the attributes as JSON;
     ``backward_lowering`` gets inputs and then gradients in ``spec.args[0]``, and without it
     training stops with an error that says so. The last registration of a name wins.
@@ -77,11 +77,11 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: Mapping[str, Any] | None = None,
 ) -> list[torch.Tensor]:
-    """Run a custom operator that `register_custom_op` has made known.
+    """Run a custom operator that was registered with `register_custom_op`.
 
     ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers,
-    texts, or lists of one of them, by name. Error where the operator is unknown or returns others
-    than the examples.
+    texts, or lists of one of them, by name. Error if the operator is unknown or its outputs do not
+    match the examples.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
     attribute_values = dict(attributes or {})
@@ -144,9 +144,9 @@ _counts: dict[str, int] = {}
 
 
 def _unique(name: str) -> str:
-    """A name not yet taken.
+    """A name that is not in use.
 
-    An operator of torch.library stays for good, also when it is registered anew.
+    An operator of torch.library is permanent, even if it is registered again.
     """
     _counts[name] = _counts.get(name, -1) + 1
     return f"{name}_{_counts[name]}" if _counts[name] else name
@@ -155,7 +155,7 @@ def _unique(name: str) -> str:
 def _library_operator(
     name: str, domain: str, compute: Compute, forward: Lowering, backward: Lowering | None
 ) -> Any:
-    """One operator to the compiler, and its gradient another."""
+    """One operator as the compiler sees it, with another as its gradient."""
     short = _unique(_torch_name(domain, name))
     schema = "(Tensor[] inputs, str attributes) -> Tensor[]"
 
@@ -172,9 +172,9 @@ def _library_operator(
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             results: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if pairs and wanted:
-                ends, given = [o for o, _ in pairs], [g for _, g in pairs]
+                ends, seeds = [o for o, _ in pairs], [g for _, g in pairs]
                 results = torch.autograd.grad(
-                    ends, wanted, given, allow_unused=True, materialize_grads=True
+                    ends, wanted, seeds, allow_unused=True, materialize_grads=True
                 )
             remaining = iter(results)
         return [
@@ -225,13 +225,13 @@ def _library_operator(
 
 
 class CPU:
-    """Runs ``layer_to_call`` on the host amid an inference model.
+    """Runs ``layer_to_call`` on the host within an inference model.
 
     ``self.host = CPU(function, "name")``.
 
-    The profile has the way of the arguments to the host and of the results back (latency and rate
-    of the host's link); how long the host takes is not modelled. Shapes of results come from one
-    call on zeros when compiling.
+    The profile contains the transfers of the arguments to the host and of the results back (latency
+    and rate of the host's link); the host's own time is not modelled. Shapes of results come from
+    one call on zeros when compiling.
     """
 
     def __init__(self, layer_to_call: Compute, ID: str) -> None:
@@ -243,7 +243,7 @@ class CPU:
         self._operator: Any = None
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        """What the layer returns for these tensors."""
+        """The layer's results for these tensors."""
         if not isRunningOnIpu():
             return self._layer(*inputs)
         check_tensor(f"CPU {self._name!r}", *inputs)
@@ -314,11 +314,11 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
 def _fast_gather_last_dim(
     data: torch.Tensor, index: torch.Tensor, **attributes: Any
 ) -> torch.Tensor:
-    """Entries of the last dimension, rows apart.
+    """Select entries of the last dimension, separately for each row.
 
-    The custom operator that PopTorch brings along ([POPTORCH,
+    The custom operator that is included in PopTorch ([POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]; Hugging Face's DeBERTa uses
-    it). Its attributes are names for debugging and an axis that is the last.
+    it). Its attributes are names for debugging and an axis, which is the last.
     """
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""``DataLoader``: PyTorch's, giving the samples of one call at a time."""
+"""``DataLoader``: PyTorch's, returning the samples of one call at a time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class DataLoader(torch.utils.data.DataLoader):
 
     That is ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas.
 
-    All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives
-    micro-batches, and as many as a call has are collated each for itself and joined. ``drop_last``
-    is True by default, because what does not fill a call cannot run, unless ``collate_fn`` pads it.
-    In a distributed run each process gets its own part of the dataset, of each epoch's own order
-    with ``shuffle``. Freezes ``options``. Error where the dataset cannot fill one batch.
+    All keyword arguments of `torch.utils.data.DataLoader` are accepted; a ``batch_sampler`` returns
+    micro-batches, which are collated one by one and joined to calls. ``drop_last`` is True by
+    default, because an incomplete call cannot run unless ``collate_fn`` pads it. In a distributed
+    run each process gets its own part of the dataset; with ``shuffle`` each epoch has an order of
+    its own. Freezes ``options``. Error if the dataset cannot fill one batch.
 
-    Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as
-    PopTorch does ([EX, vision/cnns/pytorch/datasets/dataset.py] hands them over in
-    every mode). Async makes them in a process ahead of that (`AsynchronousDataAccessor`, which
-    takes ``async_options``); AsyncRebatched too, where workers make pieces of
+    Modes: Sync creates batches in this process on request, and ignores the settings of the other
+    modes, as PopTorch does ([EX, vision/cnns/pytorch/datasets/dataset.py] passes them in every
+    mode). Async creates them ahead in another process (`AsynchronousDataAccessor`, which takes
+    ``async_options``). So does AsyncRebatched, where workers create pieces of
     ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that
     less is dropped at the end of iterable datasets.
     """
@@ -101,24 +101,25 @@ class DataLoader(torch.utils.data.DataLoader):
 
     @property
     def combinedBatchSize(self) -> int | None:
-        """Samples of one call; None where ``batch_size`` is None."""
+        """Samples of one call; None if ``batch_size`` is None."""
         return self._combined
 
     @property
     def options(self) -> Options:
-        """The options it was made with."""
+        """The options it was created with."""
         return self._options
 
     def terminate(self) -> None:
-        """End the process that makes batches in the asynchronous modes."""
+        """End the process that creates batches in the asynchronous modes."""
         if self._accessor is not None:
             self._accessor.terminate()
 
 
 def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
-    """The process that makes batches ahead.
+    """The process that creates batches ahead.
 
-    None, with a warning, where the dataset cannot go to another process: batches are made here.
+    None, with a warning, if the dataset cannot be sent to another process: this one creates
+    batches.
     """
     if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
         try:
@@ -133,7 +134,7 @@ def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDat
 
 
 class _Joined(torch.utils.data.Sampler[list[list[int]]]):
-    """As many micro-batches of a batch sampler as a call has, at a time."""
+    """A batch sampler's micro-batches, joined to those of one call."""
 
     def __init__(self, sampler: Iterable[list[int]], count: int, drop_last: bool) -> None:
         self._sampler, self._count, self._drop_last = sampler, count, drop_last
@@ -155,7 +156,7 @@ class _Joined(torch.utils.data.Sampler[list[list[int]]]):
 
 
 class _MicroBatches(torch.utils.data.Dataset[Any]):
-    """A dataset whose index is a list of indices, and whose item the collated micro-batch."""
+    """A dataset whose index is a list of indices, and whose item is the collated micro-batch."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -165,7 +166,7 @@ class _MicroBatches(torch.utils.data.Dataset[Any]):
 
 
 def _join(parts: list[Any]) -> Any:
-    """Micro-batches joined along dimension 0; what is no tensor is the first one's."""
+    """Micro-batches joined along dimension 0; values other than tensors are the first one's."""
     learn(parts)
     structure = tree_flatten(parts[0])[1]
     columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
@@ -177,7 +178,7 @@ def _join(parts: list[Any]) -> Any:
 
 
 def _check_arguments(options: Any, mode: Any, batch_size: Any) -> None:
-    """UsageError where an argument of `DataLoader` is not of its kind."""
+    """UsageError if an argument of `DataLoader` has the wrong type."""
     if not isinstance(options, Options):
         raise UsageError(
             f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}"
@@ -232,9 +233,9 @@ def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any], who
 
 
 def _is_shared_out(sampler: Any, options: Options) -> bool:
-    """Whether a sampler gives each process a part of the data already.
+    """Whether a sampler already gives each process a part of the data.
 
-    UsageError for a DistributedSampler that is another process's.
+    UsageError for a DistributedSampler of another process.
     """
     if not isinstance(sampler, torch.utils.data.DistributedSampler):
         return False
@@ -249,9 +250,9 @@ def _is_shared_out(sampler: Any, options: Options) -> bool:
 
 
 class _SharedShuffle(torch.utils.data.Sampler[int]):
-    """The part of a process of all samples, which all processes shuffle alike, and anew each epoch.
+    """One process's part of all samples, which all processes shuffle alike, again for each epoch.
 
-    What an epoch leaves over comes first in the next.
+    The remainder of an epoch comes first in the next.
     """
 
     def __init__(self, samples: int, part: range, options: Options) -> None:

@@ -1,9 +1,10 @@
 """``poptorch.distributed``: the names of PopTorch's wrapper around ``vipu-cli``.
 
-That tool makes partitions of real IPUs.
+That tool creates partitions of real IPUs.
 
-There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` says so, and
-the rest is an Error. Which process of how many this is, ``Options.Distributed`` says.
+There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` returns
+False, and the rest raises an Error. ``Options.Distributed`` says which of how many processes this
+is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ipu_exec.errors import Error
 
 @dataclass
 class Partition:
-    """A partition as it would be made."""
+    """A partition as it would be created."""
 
     num_ipus: int
     num_gcds: int = 1

@@ -16,7 +16,7 @@ class OutputMode(IntEnum):
 
 
 class ReductionType(IntEnum):
-    """How gradients of micro-batches and replicas become one."""
+    """How gradients of micro-batches and replicas are combined."""
 
     Sum = 0
     Mean = 1
@@ -33,7 +33,7 @@ class MeanReductionStrategy(IntEnum):
 
 
 class AutoStage(IntEnum):
-    """How Blocks get stages where the strategy names none."""
+    """How Blocks are assigned to stages if the strategy names none."""
 
     SameAsIpu = 0  # the stage of a Block is its ipu_id
     AutoIncrement = 1  # every new Block starts a new stage
@@ -56,7 +56,7 @@ class SyncPattern(IntEnum):
 
 
 class DataLoaderMode(IntEnum):
-    """Where batches are made. All give the same batches in the same order."""
+    """Where batches are created. All modes return the same batches in the same order."""
 
     Sync = 0
     Async = 1
@@ -73,7 +73,7 @@ class SharingStrategy(Enum):
 
 
 class CommGroupType(IntEnum):
-    """Which replicas make a group."""
+    """Which replicas form a group."""
 
     All = 0
     Consecutive = 1  # 0 ... g-1, then g ... 2g-1
@@ -92,7 +92,7 @@ class VariableRetrievalMode(IntEnum):
 
 
 class HalfFloatCastingBehavior(IntEnum):
-    """What an operator on float16 and float32 computes in."""
+    """The dtype in which an operator on float16 and float32 computes."""
 
     FloatDowncastToHalf = 0
     HalfUpcastToFloat = 1  # as PyTorch
@@ -100,7 +100,7 @@ class HalfFloatCastingBehavior(IntEnum):
 
 
 class MatMulSerializationMode(Enum):
-    """Which dimension of a matrix multiplication is cut into parts run one after another."""
+    """Which dimension of a matrix multiplication is split into parts that run one after another."""
 
     InputChannels = "input_channels"
     ReducingDim = "reducing_dim"
@@ -109,7 +109,7 @@ class MatMulSerializationMode(Enum):
 
 
 class OverlapMode(Enum):
-    """How far host I/O may overlap computing."""
+    """How far host I/O may overlap with compute."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"

@@ -10,9 +10,9 @@ from functools import cache
 
 
 class Error(RuntimeError):
-    """Anything the engine refuses.
+    """Any error that the engine raises on purpose.
 
-    ``message`` says what is wrong and the way out; ``location`` where.
+    ``message`` says what is wrong and how to fix it; ``location`` where.
     """
 
     def __init__(self, message: str, *, type: str | None = None, location: str = "") -> None:
@@ -23,10 +23,10 @@ class Error(RuntimeError):
 
 
 class UsageError(Error, AssertionError, TypeError, ValueError):
-    """A call or an argument that is refused.
+    """A call or an argument that is rejected.
 
-    PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to
-    place: whoever expects one of them meets it in this.
+    PopTorch raises AssertionError, TypeError, ValueError or its own Error, depending on the place.
+    This class derives from all of them, so code that catches one of them still works.
     """
 
 
@@ -39,7 +39,7 @@ class PipelineDepthError(UsageError):
 
 
 class FrozenError(Error, AttributeError):
-    """Options that are in use were to be changed."""
+    """An attempt to change options that are in use."""
 
 
 class RecoverableError(Error):
@@ -51,7 +51,7 @@ class UnrecoverableError(Error):
 
 
 class OutOfMemoryError(Error):
-    """A tile holds more than it has. The profile was saved first: ``profile_path``."""
+    """A tile holds more than its memory. The profile was saved first: ``profile_path``."""
 
     def __init__(self, message: str, *, profile_path: str = "", location: str = "") -> None:
         super().__init__(message, location=location)
@@ -59,7 +59,7 @@ class OutOfMemoryError(Error):
 
 
 class ContentError(Error):
-    """The model asks what a tensor holds where nothing is known of it."""
+    """The model reads the content of a tensor whose content is unknown."""
 
 
 class LoweringError(Error):
@@ -68,5 +68,5 @@ class LoweringError(Error):
 
 @cache
 def warn_once(message: str) -> None:
-    """Warn, but not again of the same."""
+    """Warn, but only once for the same message."""
     warnings.warn(message, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Tracebacks that show what the user wrote, and not how we came there.
+"""Tracebacks that show the user's code, without this package's frames.
 
 ``IPUSCOPE_TRACEBACK=full`` shows everything.
 """
@@ -28,7 +28,7 @@ _TORCH = os.fspath(Path(torch.__file__).parent) + os.sep
 
 
 def without_our_frames(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let errors out of ``function`` show the caller's frames, and those of the user's model."""
+    """Let errors from ``function`` show the caller's frames, and those of the user's model."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -42,9 +42,9 @@ def without_our_frames(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def hide(error: BaseException | None) -> None:
-    """Take our frames from the traceback of an error, and of those that led to it.
+    """Remove our frames from the traceback of an error, and of its causes.
 
-    An error that we did not mean to raise keeps them: they are where it is mended.
+    An error that we did not raise on purpose keeps them, because they show where to fix it.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen and os.environ.get(VARIABLE) != "full":

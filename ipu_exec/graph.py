@@ -1,7 +1,7 @@
-"""The captured step: what one micro-batch and one weight update compute, before anything is placed.
+"""The captured step: the computation of a micro-batch and a weight update, before placement.
 
-Made by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by identity),
-storages are memory: a view or an in-place result is a new value on an old storage.
+Created by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by
+identity), storages are memory: a view or an in-place result is a new value on an old storage.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ValueRef:
-    """Stands for a tensor among an operator's arguments."""
+    """A placeholder for a tensor among an operator's arguments."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAttributes:
-    """What the model asks for one operator."""
+    """The attributes that the model sets for one operator."""
 
     # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
     proportion: float = 0.0
@@ -60,7 +60,7 @@ class OperatorAttributes:
     popart: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `Attribute`
 
     def __str__(self) -> str:
-        """For the profile; "" where nothing is asked for."""
+        """The text for the profile; "" if nothing is set."""
         said = [
             f"available memory {self.proportion:g}" if self.proportion else "",
             f"{self.partials} partials" if self.partials else "",
@@ -72,7 +72,7 @@ class OperatorAttributes:
 
     @property
     def outline(self) -> tuple[tuple[str, str, str], ...]:
-        """Attributes that keep operators apart which would share their code."""
+        """Attributes that prevent operators from sharing their code."""
         return tuple(item for item in self.popart if item[0].endswith("__outline"))
 
 
@@ -80,10 +80,10 @@ class OperatorAttributes:
 class OpNode:
     """One ATen call.
 
-    ``args``/``kwargs`` are the call's, tensors replaced by ValueRef and lists by tuples.
+    ``args``/``kwargs`` are the call's, with tensors replaced by ValueRef and lists by tuples.
     ``direction`` is "forward", "backward" or "update"; ``block`` an index into ``Graph.blocks``
-    (-1: before the first block); ``forward_op`` the forward operator that a backward one was made
-    by (-1: unknown).
+    (-1: before the first block); ``forward_op`` the forward operator that a backward one belongs to
+    (-1: unknown).
     """
 
     id: int
@@ -107,8 +107,8 @@ class OpNode:
 class BlockInfo:
     """A Block as the model opened it.
 
-    ``user_id`` is what the model calls it, "" for ``name``. One that it begins on several IPUs is
-    a Block on each, and the names tell them apart: "0", "0@IPU2".
+    ``user_id`` is its name in the model, or "" if that is ``name``. If the model begins it on
+    several IPUs, there is a Block on each, with distinct names: "0", "0@IPU2".
     """
 
     id: int
@@ -147,10 +147,10 @@ class Graph:
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:
-        """Whether a call is free: every output lies in an input's storage and nothing is written.
+        """Whether a call is free: every output is in an input's storage and nothing is written.
 
         So is every call of a view (`ipu_exec.lowering.is_view`), and a call of any other operator
-        that gave back what it was given.
+        that returned its argument.
         """
         read = {self.values[v].storage for v in op.inputs}
         return (

@@ -1,7 +1,8 @@
-"""What a process knows of the launch that it is part of: ``ipu-run --instances`` or ``poprun``.
+"""A process's knowledge of its launch by ``ipu-run --instances`` or ``poprun``.
 
-torchrun tells its processes in the environment which of how many they are; the launch adds how many
-replicas all of them have. A process that nobody launched so is one instance with its own replicas.
+torchrun passes each process its number and the number of processes in the environment; the launch
+adds the total number of replicas. A process that was not launched that way is one instance with its
+own replicas.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """The launch that this process is part of, or None where there is none.
+    """The launch that this process belongs to, or None if there is none.
 
-    Raises UsageError where its variables are not numbers.
+    Raises UsageError if its variables are not numbers.
     """
     if REPLICAS_VARIABLE not in os.environ:
         return None
@@ -67,13 +68,13 @@ def launched(options: Options) -> bool:
 
 
 def hosts(options: Options) -> int:
-    """Hosts that the instances run on, as far as the launch knows."""
+    """The number of hosts that the instances run on, as far as the launch knows."""
     launched = launch()
     return 1 if launched is None or options.Distributed.numProcesses == 1 else launched.nodes
 
 
 def tell_as_open_mpi() -> None:
-    """Set what Open MPI would tell this process, from what torchrun told it."""
+    """Set the variables that Open MPI would set for this process, from torchrun's."""
     for theirs, ours in _OPEN_MPI.items():
         if ours in os.environ:
             os.environ[theirs] = os.environ[ours]

@@ -1,8 +1,8 @@
-"""Several instances of one script: started, watched and ended by torchrun.
+"""Several instances of one script: started, monitored and ended by torchrun.
 
-`torch.distributed.launcher` starts the processes, marks their lines, passes signals on, and ends
-all of them when one has failed. How hosts find each other are torchrun's rendezvous options, by its
-own names.
+`torch.distributed.launcher` starts the processes, prefixes their lines, forwards signals, and ends
+all of them when one has failed. Hosts find each other by torchrun's rendezvous options, which keep
+their names.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def add_rendezvous(group: argparse._ActionsContainer) -> None:
 
 
 def wanted(args: argparse.Namespace) -> Wanted:
-    """What the arguments of `add_arguments` ask for. UsageError where that cannot be."""
+    """The launch that the arguments of `add_arguments` request. UsageError if it is impossible."""
     endpoint, backend = args.rdzv_endpoint, args.rdzv_backend
     if args.master_addr or args.master_port is not None:
         if endpoint:
@@ -125,10 +125,10 @@ def wanted(args: argparse.Namespace) -> Wanted:
 
 
 def launch(asked: Wanted, program: Sequence[str], arguments: Sequence[str]) -> int:
-    """Run the program of these words in every instance of this host; the exit status.
+    """Run the program of these words in every instance of this host; returns the exit status.
 
-    0 where all ended well, else that of the first that failed (128 + the signal that killed it).
-    Error where the hosts do not meet.
+    0 if all ended well, else that of the first that failed (128 + the signal that killed it). Error
+    if the hosts do not connect.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,14 +155,14 @@ def launch(asked: Wanted, program: Sequence[str], arguments: Sequence[str]) -> i
 
 
 def _quieten() -> None:
-    """Torchrun's own words about processes that end: we say which, and how."""
+    """Silence torchrun's messages about processes that end: ours say which, and how."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _set_environment(asked: Wanted) -> None:
-    """What the instances inherit."""
+    """Set the environment that the instances inherit."""
     os.environ[REPLICAS_VARIABLE] = str(asked.replicas)
     os.environ[IPUS_VARIABLE] = str(asked.ipus_per_replica)
     # what this process imports from where, they do too
@@ -173,7 +173,7 @@ def _set_environment(asked: Wanted) -> None:
 
 
 def _configuration(asked: Wanted, logs: str) -> LaunchConfig:
-    """torchrun's, of this host."""
+    """Torchrun's configuration for this host."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig as Configuration
 
@@ -227,7 +227,7 @@ def _no_meeting(asked: Wanted, error: BaseException) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[str]:
-    """What an error says, and what those say that it came of: a line each."""
+    """An error's message, and those of its causes: one line each."""
     while error is not None:
         yield (str(error).splitlines() or [type(error).__name__])[0]
         error = error.__cause__

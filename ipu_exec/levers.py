@@ -1,8 +1,8 @@
-"""Levers: what of a script another compile may have otherwise, without changing the script.
+"""Levers: changes that another compile makes to a script's settings, without editing the script.
 
-``ipu-run --with half,micro-batch=8,outputs=loss train.py`` compiles what the script would be with
-these changes made, and ends there. ``ipu-report advise --check`` holds its predictions against
-such compiles. What is meant by a lever in a script's own words, `profiler.advise.code` says.
+``ipu-run --with half,micro-batch=8,outputs=loss train.py`` compiles the script as if these changes
+had been made, and ends there. ``ipu-report advise --check`` compares its predictions with such
+compiles. `profiler.advise.code` expresses a lever in a script's own terms.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _RECOMPUTATION = {"yes": 3, "no": 0}  # PopART's RecomputationType: Pipeline, No
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """What is to be otherwise; a default leaves it as the script has it.
+    """The changes; a default leaves the script's setting.
 
-    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` a weight update
-    (a device iteration's in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state`` as
-    `parse` takes them.
+    ``precision`` "half" or "float"; ``micro_batch`` in samples; ``micro_batches`` per weight update
+    (device iteration in inference); ``recompute`` "yes" or "no"; ``outputs`` and ``state`` as
+    `parse` accepts them.
     """
 
     precision: str = ""
@@ -50,7 +50,7 @@ class Levers:
 
 
 def parse(text: str) -> Levers:
-    """Levers as ``--with`` takes them: words between commas. Error for what is none."""
+    """Levers as ``--with`` accepts them, separated by commas. Error for an unknown one."""
     levers = Levers(said=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
         pulled = _one(word)
@@ -60,7 +60,7 @@ def parse(text: str) -> Levers:
 
 
 def _is_option(name: str) -> bool:
-    """Whether a dotted name is a method of the options, as "Training.gradientAccumulation"."""
+    """Whether a dotted name is a method of the options, such as "Training.gradientAccumulation"."""
     place: Any = Options()
     for part in name.split("."):
         if part.startswith("_") or (not hasattr(type(place), part) and part not in vars(place)):
@@ -84,12 +84,12 @@ def _one(word: str) -> dict[str, Any]:
 
 
 def asked() -> Levers:
-    """What ``ipu-run --with`` said for this process."""
+    """The levers of ``ipu-run --with`` for this process."""
     return parse(os.environ.get(LEVERS_VARIABLE, ""))
 
 
 def changed_options(options: Options, levers: Levers, training: bool) -> Options:
-    """A copy of the options with the levers pulled that are options."""
+    """A copy of the options, with the levers applied that are options."""
     options = options.clone()
     for name, value in levers.options:
         *groups, method = name.split(".")

@@ -1,4 +1,4 @@
-"""How much is said, by PopTorch's names of levels, and what it says of hardware."""
+"""Log levels by PopTorch's names, and its questions about hardware."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _POPART_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
 
 
 class _OnStderr(logging.StreamHandler[TextIO]):
-    """Writes to what ``sys.stderr`` is at the time of the message.
+    """Writes to the value of ``sys.stderr`` at the time of the message.
 
-    Pytest puts another one there for each test.
+    Pytest replaces it for each test.
     """
 
     @property
@@ -43,7 +43,7 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 
 
 class _AsPopTorch(logging.Formatter):
-    """Lines as PopTorch has them: ``[12:00:00.250] [ipu_exec] [debug] ...``."""
+    """Lines in PopTorch's format: ``[12:00:00.250] [ipu_exec] [debug] ...``."""
 
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
@@ -80,21 +80,21 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str) -> None:
-    """Checked, with no effect: PopART is not here."""
+    """The level is checked but has no effect, because there is no PopART."""
     if level not in _POPART_LEVELS:
         raise UsageError(f"Level must be one of {', '.join(_POPART_LEVELS)}, not {level!r}")
 
 
 def from_environment() -> None:
-    """Set the level that ``POPTORCH_LOG_LEVEL`` asks for."""
+    """Set the level that ``POPTORCH_LOG_LEVEL`` requests."""
     if os.environ.get(LEVEL_VARIABLE):
         setLogLevel(os.environ[LEVEL_VARIABLE])
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """True: the modelled machine stands for the hardware, with as many IPUs as are asked for.
+    """True: the modelled machine replaces the hardware, with as many IPUs as requested.
 
-    Scripts ask this to choose between an IPU and leaving the work out, so that False would profile
+    Scripts use this to choose between an IPU and skipping the work, so that False would profile
     nothing.
     """
     return True
@@ -111,9 +111,9 @@ def hasMLIRSupportOnPlatform() -> bool:
 def ipuHardwareVersion() -> int:
     """The generation of the modelled machine.
 
-    2 (Mk2, C600, Bow), or 1 where ``ipu-run --target mk1`` asked for it.
+    2 (Mk2, C600, Bow), or 1 if ``ipu-run --target mk1`` selected it.
 
-    Applications stop where it is not theirs [EX, nlp/bert/pytorch/ipu_options.py].
-    ``Options.target`` is not seen: there are no options yet when this is asked.
+    Applications stop if it is not theirs [EX, nlp/bert/pytorch/ipu_options.py]. ``Options.target``
+    is not taken into account: there are no options yet at this point.
     """
     return int(machine.target(Options().target_name).architecture.removeprefix("ipu"))

@@ -1,4 +1,4 @@
-"""The modelled machine: constants of each IPU generation, and costs that no operator changes.
+"""The modelled machine: constants of each IPU generation, and operator-independent costs.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.
@@ -15,7 +15,7 @@ from ipuscope.words import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One generation of IPU. ``target("mk2")`` gives one by name."""
+    """One generation of IPU. ``target("mk2")`` returns one by name."""
 
     name: str
     architecture: str
@@ -55,7 +55,7 @@ class Target:
         return self.gateway_bytes_per_second / self.clock_hz
 
     def seconds(self, cycles: float) -> float:
-        """Seconds that so many cycles take."""
+        """Seconds that this number of cycles takes."""
         return cycles / self.clock_hz
 
 
@@ -88,7 +88,7 @@ EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
 
 
 def header(target: Target) -> dict[str, float]:
-    """What the header of a profile says of the machine: cycles, and bytes a cycle one way."""
+    """The machine's entries in a profile's header: cycles, and bytes per cycle one way."""
     return {
         "external_sync": EXTERNAL_SYNC_CYCLES,
         "stream_step": STREAM_STEP_CYCLES,
@@ -118,7 +118,7 @@ def target(name: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a lowering may use: one IPU's tiles and the planner's knobs."""
+    """The resources of a lowering: one IPU's tiles and the planner's settings."""
 
     target: Target
     tiles: int  # available for compute (I/O tiles taken off)
@@ -132,29 +132,29 @@ class Machine:
 
     @property
     def product_tiles(self) -> int:
-        """Tiles that a product may use: in a multi-convolution only a part of them."""
+        """Tiles that a product may use: only part of them in a multi-convolution."""
         return self.part or self.tiles
 
     @property
     def io_tiles(self) -> int:
         """Tiles set aside for I/O.
 
-        They are the IPU's last: which ones GCL takes is not public, and what an exchange costs
+        They are the IPU's last: which ones GCL uses is not public, and the cost of an exchange
         hardly depends on it (`exchange_latency` is a mean over rows).
         """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the tiles that compute as one over all tiles of the IPU.
+        """A vector over the compute tiles, extended to all tiles of the IPU.
 
-        I/O tiles have none of it.
+        It is zero on I/O tiles.
         """
         return (
             np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
         )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words go.
+        """``total`` bytes over the I/O tiles, as evenly as whole words allow.
 
         A vector over all tiles of the IPU.
         """

@@ -1,4 +1,4 @@
-"""What happens when a script imports a package: names that are answered, and what is done then.
+"""Actions when a script imports a package: modules that we provide, and callbacks after an import.
 
 `ipu_exec.stand_in` uses it for Lightning, which is not imported before the script does so.
 """
@@ -16,7 +16,7 @@ Contents = Callable[[str], Mapping[str, Any]]  # a module's name to what is in i
 
 
 class _Answers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of a package that is not there, or not to be taken."""
+    """Finds the modules of a package that is not installed, or is to be replaced."""
 
     def __init__(self, modules: Mapping[str, bool], contents: Contents) -> None:
         self.modules, self._contents = modules, contents
@@ -37,7 +37,7 @@ class _Answers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Watches(importlib.abc.MetaPathFinder):
-    """Finds a module as it would be found without this, and calls back when it was imported."""
+    """Finds a module as without this class, and calls back once it is imported."""
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self.name, self.then = name, then
@@ -56,7 +56,7 @@ class _Watches(importlib.abc.MetaPathFinder):
 
 
 class _Then(importlib.abc.Loader):
-    """A module's own loader, and what waits for it."""
+    """A module's own loader, and the callbacks that wait for it."""
 
     def __init__(self, loader: Any, waiting: Sequence[Callable[[], object]]) -> None:
         self._loader, self._waiting = loader, waiting
@@ -75,10 +75,10 @@ class _Then(importlib.abc.Loader):
 
 
 def answer(modules: Mapping[str, bool], contents: Contents) -> bool:
-    """From now on these modules are ours, whether or not others of the name are installed.
+    """From now on provide these modules, whether or not others of the name are installed.
 
-    ``modules``: name to whether it is a package. ``contents`` is asked when one is imported. False
-    where they were ours already.
+    ``modules``: name to whether it is a package. ``contents`` is called when one is imported. False
+    if they were ours already.
     """
     finders = [finder for finder in sys.meta_path if isinstance(finder, _Answers)]
     if any(finder.modules == modules for finder in finders):
@@ -88,7 +88,7 @@ def answer(modules: Mapping[str, bool], contents: Contents) -> bool:
 
 
 def after(name: str, then: Callable[[], object]) -> None:
-    """Call ``then`` when the module has been imported; at once where it was."""
+    """Call ``then`` when the module has been imported, or at once if it was."""
     if name in sys.modules:
         then()
     else:

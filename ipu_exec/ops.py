@@ -26,8 +26,9 @@ Body = Callable[..., Any]
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     """Mark ``x`` as the loss to differentiate, after reducing it: "sum", "mean" or "none".
 
-    "none" takes what is one number already. Return the result from the model: a training model
-    finds its loss among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work too.
+    "none" takes a value that is already one number. Return the result from the model: a training
+    model finds its loss among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work
+    too.
     """
     name = (
         {0: "sum", 1: "mean", 2: "none"}.get(reduction) if isinstance(reduction, int) else reduction
@@ -50,11 +51,11 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass where a stage recomputes its activations.
+    """Keep ``tensors`` for the backward pass if a stage recomputes its activations.
 
     Numbers do not depend on it.
 
-    Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only
+    Returns its argument: a tensor, a tuple of several, or the list or tuple that is its only
     argument.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
@@ -67,13 +68,13 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that made ``tensor`` within this share of a tile's memory.
+    """Plan the operator that created ``tensor`` within this share of a tile's memory.
 
-    The share is above 0 and at most 1; it holds for the gradients too.
+    The share is above 0 and at most 1; it applies to the gradients too.
 
     For matrix products and convolutions, also through views, casts and the addition of a bias.
-    Gathers and scatters take it and cost what they did; for what any other operator made it does
-    nothing. Numbers do not depend on it.
+    Gathers and scatters accept it, but their cost does not change; it has no effect on the result
+    of any other operator. Numbers do not depend on it.
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
@@ -87,12 +88,12 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on what it returned before.
+    """Run ``body`` ``count`` times, each time on its previous results.
 
-    ``inputs`` are not changed by it.
+    ``inputs`` are not changed.
 
-    Error in a training model: PopART differentiates no loop. The profile has the body's operators
-    once for each time; their code is there once.
+    Error in a training model: PopART cannot differentiate loops. The profile has the body's
+    operators once per iteration, but their code only once.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise UsageError(f"for_loop: count is a whole number, 0 or more, not {count!r}")
@@ -116,13 +117,13 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not.
+    """``then_body`` if ``condition`` (one bool) is true, otherwise ``else_body``.
 
     Each gets copies of its inputs.
 
-    One is run. The profile, made before the condition is known, has both: its cycles are an upper
-    bound. Error where they return tensors of different number, shape or dtype, and in a training
-    model.
+    One of them is run. The profile, created before the condition is known, has both: its cycles are
+    an upper bound. Error if they return tensors of different number, shape or dtype, and in a
+    training model.
     """
     check_tensor("cond", condition)
     _check_list("poptorch.cond", "then_inps", then_inps)
@@ -143,7 +144,7 @@ def cond(
 
 
 def _check_list(place: str, name: str, inputs: Any) -> None:
-    """Error, in PopTorch's words for what is wrong, where ``inputs`` is no list of tensors."""
+    """Error, in PopTorch's words, if ``inputs`` is not a list of tensors."""
     if not isinstance(inputs, list):
         raise UsageError(
             f"{place} expects {name} to be a list of tensors: (Object is not list), but"
@@ -177,7 +178,7 @@ def dynamic_slice(
 ) -> torch.Tensor:
     """``tensor[start : start + size : step]`` along ``dim``; ``start`` is a tensor of one number.
 
-    Error where ``size`` is 0, negative or, as in PopART, no divisor of the dimension.
+    Error if ``size`` is 0, negative or, as in PopART, not a divisor of the dimension.
     """
     check_tensor("dynamic_slice", tensor, start)
     _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
@@ -193,7 +194,7 @@ def dynamic_slice(
 
 
 def _on_device(tensor: torch.Tensor) -> torch.dtype:
-    """Its dtype there: numbers of 64 bits are narrowed."""
+    """Its dtype on the device: 64-bit numbers are narrowed."""
     return {torch.int64: torch.int32, torch.float64: torch.float32}.get(tensor.dtype, tensor.dtype)
 
 
@@ -248,9 +249,9 @@ def serializedMatMul(
 
     Fewer temporaries are live at a time.
 
-    Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in
-    float32 where ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what
-    is cut.
+    Of an (m x n) by (n x p) product, InputChannels splits m, ReducingDim n (and adds the parts, in
+    float32 if ``keep_precision``), OutputChannels p. Error if ``factor`` does not divide the
+    dimension.
     """
     check_tensor("serializedMatMul", lhs, rhs)
     if not isinstance(mode, MatMulSerializationMode):
@@ -294,10 +295,10 @@ class MultiConv:
 
     The convolutions inside run at the same time, each on a part of the tiles.
 
-    None may need another's result. Their gradients run together too. Poplin gives the largest most
-    of the tiles, so that convolutions of one size run one on many and the rest on few, unless
-    `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they follow each other, each
-    on all tiles. Numbers do not depend on it.
+    None may need another's result. Their gradients run together too. Poplin gives the largest one
+    most of the tiles, so that of convolutions of equal size one runs on many tiles and the rest on
+    few, unless `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they run one
+    after another, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -332,14 +333,14 @@ class MultiConv:
         return self._keep("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Tiles kept for each convolution that is planned later than another (50 unless set)."""
+        """Tiles reserved for each convolution that is planned after another (default 50)."""
         _check_numbers("MultiConv.perConvReservedTiles", tiles=value)
         return self._keep("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """The fraction by which the largest convolution may take longer (default 0.1).
+        """The fraction by which the largest convolution may be slower (default 0.1).
 
-        It leaves tiles to the others.
+        This leaves tiles to the others.
         """
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
@@ -376,16 +377,16 @@ class MultiConv:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`).
+    """Load these inputs during compute, over I/O tiles (`TensorLocations.numIOTiles`).
 
-    Use what it returns, and the inputs for nothing else. Numbers do not depend on it;
+    Use the returned tensors, and the inputs for nothing else. Numbers do not depend on it;
     `ipu_exec.capture.overlap` has the rules.
     """
     return _overlap(overlap.INPUT, input_tensors, mode)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Have these outputs leave beside computing, over I/O tiles. Return what it returns."""
+    """Send these outputs during compute, over I/O tiles. Return the result from the model."""
     return _overlap(overlap.OUTPUT, output_tensors, mode)
 
 
@@ -419,7 +420,7 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
 
     Its gradient is printed too, under ``title_gradient``.
 
-    Laid out as Poplar does (`ipu_exec.printing`). 0 as ``summarise_threshold``, ``max_line_width``
+    The layout is Poplar's (`ipu_exec.printing`). 0 as ``summarise_threshold``, ``max_line_width``
     or ``digits``: no limit. Printing costs nothing in the profile.
     """
     check_tensor("ipu_print_tensor", tensor)

@@ -1,9 +1,9 @@
-"""PyTorch's optimisers with the extra arguments that PopTorch gives them, and LAMB.
+"""PyTorch's optimisers with the extra arguments that PopTorch adds, and LAMB.
 
-The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as
-attributes; the update of a float32 weight is PyTorch's, bit for bit, before states are rounded to
-the types they name (`state_dtype`), which is done by who runs the update
-(`ipu_exec.numerics.precision`). A float16 weight is updated in float32 there.
+The extra arguments set how an IPU keeps states and scales losses. They are checked and kept as
+attributes. The update of a float32 weight is PyTorch's, bit for bit, before states are rounded to
+the types that they name (`state_dtype`); the caller of the update does that
+(`ipu_exec.numerics.precision`). There a float16 weight is updated in float32.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str,
 class VariableAttributes:
     """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
 
-    Those that its constructor was given; the others are constant. Only what was marked as constant
-    is held to that: the executor's ``setOptimizer`` refuses another value.
+    Those that were passed to its constructor; the others are constant. Only attributes that were
+    marked as constant are enforced: the executor's ``setOptimizer`` refuses another value.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class VariableAttributes:
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Its value is compiled in."""
+        """Mark its value as compiled in."""
         known = self._known(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != known]
         self._marked.add(attr)
 
     def markAsVariable(self, attr: str) -> None:
-        """It may change between calls."""
+        """Mark it as allowed to change between calls."""
         self._variable_attributes.append(self._known(attr))
         self._marked.discard(attr)
 
     @property
     def constant(self) -> tuple[str, ...]:
-        """What was marked as constant."""
+        """The attributes that were marked as constant."""
         return tuple(sorted(self._marked))
 
     def _known(self, attr: str) -> str:
@@ -65,7 +65,7 @@ class VariableAttributes:
 
 
 class AttributeTracker:
-    """Says once what is new on an optimiser since the first one.
+    """Reports once any attributes of an optimiser that the first one did not have.
 
     PopTorch ignores attributes that it does not know.
 
@@ -103,7 +103,7 @@ _OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
-    """Error for what PopTorch has no update of, so that a script that runs here runs there."""
+    """Error for settings that PopTorch cannot update, so that what runs here runs there too."""
     for name, what in (
         ("amsgrad", "amsgrad"),
         ("maximize", "maximize=True"),
@@ -133,7 +133,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The values, by name, that the optimiser's ``variable_attrs`` declare constant.
 
-    A list has one a group.
+    Lists have one value per group.
     """
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
@@ -148,7 +148,7 @@ def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any]) -> None:
-    """Error where a value that was constant when the model was compiled is another now."""
+    """Error if a value that was constant when the model was compiled has changed."""
     for name, value in compiled.items():
         in_groups = name in optimizer.defaults
         now = (
@@ -165,10 +165,10 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """What PopTorch's optimisers have in common: arguments of theirs that torch does not know.
+    """Common part of PopTorch's optimisers: their arguments that torch does not know.
 
-    Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
-    ``isinstance`` of it. ``_own``: PopTorch's arguments, and what they are where none are given.
+    Its name and methods are those of [POPTORCH, python/optim.py]; applications test with
+    ``isinstance``. ``_own``: PopTorch's arguments, and their defaults.
     """
 
     _own: ClassVar[dict[str, Any]] = {}
@@ -192,7 +192,7 @@ class Optimizer:
         return {**self._state_dict, **super().state_dict()}  # type: ignore[misc]
 
     def read_ipu_state(self) -> None:
-        """Have the host's copy of the device's state, where a device has one."""
+        """Update the host's copy of the device's state, if a device has one."""
         if self._ipu_names is None or not self.host_state_is_dirty:
             if self._ipu_names is not None or self.has_state():
                 logger.debug("Using cached optimiser state dict")
@@ -207,15 +207,15 @@ class Optimizer:
         self.host_state_is_dirty = False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, for the next call.
+        """Load the result of `state_dict`, for the next call.
 
-        Error for the state of an optimiser of PyTorch's, as in PopTorch.
+        Error for the state of one of PyTorch's own optimisers, as in PopTorch.
         """
         self.set_state_dict(state_dict)
         super().load_state_dict(dict(state_dict))  # type: ignore[misc]
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take ``ipu_state`` and ``ipu_param`` of a `state_dict`."""
+        """Load ``ipu_state`` and ``ipu_param`` of a `state_dict`."""
         if not state:
             raise Error("Cannot load optimizer state dictionary because it is empty.")
         if not {"ipu_state", "ipu_param"} <= set(state):
@@ -232,7 +232,7 @@ class Optimizer:
         return all(self._state_dict[name] is not None for name in ("ipu_state", "ipu_param"))
 
     def write_ipu_state(self) -> bool:
-        """Have the device take what was loaded; says whether there was something to take."""
+        """Send the loaded state to the device; returns whether there was any."""
         if self._ipu_names is None or not self.ipu_state_is_dirty:
             return False
         self.ipu_state_is_dirty = False
@@ -246,7 +246,7 @@ class Optimizer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One weight update.
 
-        The gradients are scaled down first where their norm exceeds ``max_grad_norm``.
+        If the norm of the gradients exceeds ``max_grad_norm``, they are scaled down first.
         """
         optimizer = cast(torch.optim.Optimizer, self)
         if math.isfinite(self.max_grad_norm):
@@ -259,19 +259,19 @@ class Optimizer:
         return loss
 
     def _make(self, params: Params, arguments: Mapping[str, Any]) -> None:
-        """Make torch's optimiser of the ``arguments`` of a constructor, and keep PopTorch's.
+        """Initialise torch's optimiser with a constructor's ``arguments``, and keep PopTorch's.
 
-        An argument that is None was not given. Which were given is what may change later.
+        None means that an argument was not passed. Those that were passed may change later.
         """
-        given = {
+        passed = {
             name: value
             for name, value in arguments.items()
             if value is not None and name not in ("self", "params", "__class__")
         }
         super().__init__(  # type: ignore[call-arg]
-            params, **{name: value for name, value in given.items() if name not in self._own}
+            params, **{name: value for name, value in passed.items() if name not in self._own}
         )
-        self._keep(given)
+        self._keep(passed)
 
     def _keep(self, given: Mapping[str, Any]) -> None:
         for name, default in self._own.items():
@@ -289,11 +289,11 @@ class Optimizer:
         """
         if self._ipu_names is not None and self.host_state_is_dirty:
             self.read_ipu_state()
-        kept = (*self._own, "variable_attrs")
+        names = (*self._own, "variable_attrs")
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
         return {
             **state,
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in names},
             "_state_dict": dict(self._state_dict),
             "ipu_state_is_dirty": self.has_state(),
         }
@@ -463,7 +463,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
 
 class _OneByOne(Optimizer, torch.optim.Optimizer):
-    """An optimiser that PyTorch does not have: `_update` says what becomes of one parameter."""
+    """An optimiser that PyTorch does not have: `_update` updates one parameter."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -486,9 +486,10 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where
-    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0 [POPART,
-    willow/src/popx/op/adamvarupdatex.cpp]. A group of parameters may have a bound of its own:
-    Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
+    ``max_weight_norm`` bounds ||w||; the ratio is 1 if a norm or the bound is 0 [POPART,
+    willow/src/popx/op/adamvarupdatex.cpp]. A group of parameters may have its own bound:
+    Graphcore's BERT sets it to 0 for biases, which makes it Adam for them. ``bias_correction`` as
+    in Adam.
     """
 
     _own: ClassVar = {**_ACCUMULATION, "bias_correction": True, "max_weight_norm": None}
@@ -507,10 +508,10 @@ class LAMB(_OneByOne):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if value is not None}
+        arguments = {name: value for name, value in locals().items() if value is not None}
         groups: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
         groups["weight_decay"] = 1e-2
-        groups |= {name: given[name] for name in groups if name in given}
+        groups |= {name: arguments[name] for name in groups if name in arguments}
         least = min(groups[name] for name in ("lr", "eps", "weight_decay"))
         if least < 0 or not all(0 <= beta < 1 for beta in groups["betas"]):
             raise Error(
@@ -518,7 +519,7 @@ class LAMB(_OneByOne):
                 f" not {groups}"
             )
         torch.optim.Optimizer.__init__(self, params, groups)
-        self._keep(given)
+        self._keep(arguments)
 
     max_weight_norm: float | None
 
@@ -561,7 +562,7 @@ def _check_without_correction(optimizer: torch.optim.Optimizer, bias_correction:
 
 @torch.no_grad()
 def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool) -> None:
-    """Adam's update without bias correction; AdamW's where ``decoupled``."""
+    """Adam's update without bias correction; AdamW's if ``decoupled``."""
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
@@ -615,7 +616,7 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
 
 
 def poptorchs(optimizer: Any) -> Optimizer | None:
-    """The optimiser where it is one of PopTorch's, and so has a state on the device."""
+    """The optimiser if it is one of PopTorch's, and so has a state on the device."""
     return optimizer if isinstance(optimizer, Optimizer) else None
 
 
@@ -626,10 +627,10 @@ def attach(
 ) -> None:
     """A device trains with one of PopTorch's optimisers.
 
-    ``names`` are those of its parameters in the model that was compiled with it, ``scale`` is what
-    automatic loss scaling multiplies the loss by.
+    ``names`` are those of its parameters in the model that was compiled with it, ``scale`` is the
+    factor by which automatic loss scaling multiplies the loss.
 
-    The device takes the states that there are; else the host may read its.
+    If there are loaded states, the device takes them; otherwise the host may read the device's.
     """
     ours = poptorchs(optimizer)
     if ours is None:
@@ -643,7 +644,7 @@ def attach(
 
 
 def detach(optimizer: torch.optim.Optimizer | None) -> None:
-    """The device is given back: the host keeps its states."""
+    """The device is released: the host keeps its states."""
     ours = poptorchs(optimizer)
     if ours is not None and ours._ipu_names is not None:
         if ours.host_state_is_dirty:
@@ -655,9 +656,9 @@ class LARS(_OneByOne):
     """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
 
     A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient``
-    ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors
+    ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 if either norm is 0. Vectors
     (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50 [MLP]. Error
-    where an argument is out of range.
+    if an argument is out of range.
     """
 
     _own: ClassVar = {"loss_scaling": 1.0, "accum_type": torch.float32}

@@ -1,8 +1,8 @@
-"""What PopTorch's optimisers say beside torch's.
+"""The settings of PopTorch's optimisers that torch's do not have.
 
-That is the types of their states, combined accumulators and loss scaling.
+The types of their states, combined accumulators and loss scaling.
 
-Read off an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
+They are read from an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 
 
 def is_poptorch_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """True for those of `ipu_exec.optim`, which say themselves what they keep states in."""
+    """True for the optimisers of `ipu_exec.optim`, which define the types of their states."""
     return hasattr(optimizer, "_ipu_names")
 
 
 def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether one tensor holds velocities and gradients that are added up (PopART's SGD1)."""
+    """Whether one tensor holds velocities and accumulated gradients (PopART's SGD1)."""
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 
 def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
-    """The dtype in which an optimiser keeps a state, whatever that of the weight is.
+    """The dtype in which an optimiser keeps a state, independent of the weight's dtype.
 
-    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. One of
-    PyTorch's keeps all in float32, as PopTorch has it: what it does not know an optimiser to say is
-    float32 [POPTORCH, python/_optimizer_attributes.py]. None, as the weight: where one tensor holds
-    gradients and velocities (PopTorch gives PopART no type for it: popart_compiler,
-    CompilerImpl.cpp), and for what PopTorch has no argument for.
+    ``state`` is PyTorch's name of it, or "accumulator" for accumulated gradients. PyTorch's own
+    optimisers keep all states in float32, as in PopTorch: attributes that an optimiser lacks mean
+    float32 [POPTORCH, python/_optimizer_attributes.py]. None means the weight's dtype: if one
+    tensor holds gradients and velocities (PopTorch passes PopART no type for it: popart_compiler,
+    CompilerImpl.cpp), and for states that PopTorch has no argument for.
     """
     if accumulates_in_velocity(optimizer):
         return None
@@ -49,19 +49,19 @@ def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | N
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
+    """The optimiser's loss scaling factor; 1 for PyTorch's own optimisers, and if it is None."""
     given = getattr(optimizer, "loss_scaling", None)
     return 1.0 if given is None else float(given)
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """One weight update, also where a script keeps something of its own under the name ``step``."""
+    """One weight update, even if a script stores something else under the name ``step``."""
     step = optimizer.step if callable(optimizer.step) else partial(type(optimizer).step, optimizer)
     step()
 
 
 def complete(optimizer: torch.optim.Optimizer) -> None:
-    """Zeros for states that the optimiser's settings need and an earlier one's did not."""
+    """Add zeros for states that the optimiser's settings need and earlier settings did not."""
     for group in optimizer.param_groups:
         wanted = {"momentum_buffer": bool(group.get("momentum")), "grad_avg": group.get("centered")}
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""What an executor tells its device about the optimiser, in the debug log, in PopTorch's words.
+"""Log of the optimiser settings that an executor sends to its device, in PopTorch's words.
 
 Attributes have PopART's names; "(const)" follows those that are compiled in [POPTORCH,
 python/_optimizer_attributes.py].
@@ -47,7 +47,7 @@ _ACCUMULATOR_TYPES = {
 
 
 def described(optimizer: torch.optim.Optimizer, scales_automatically: bool) -> tuple[str, ...]:
-    """The optimiser, then each of its groups: what a device is told of them."""
+    """The settings sent to a device: the optimiser's, then those of each of its groups."""
     kind = _kind(optimizer)
     whole = [kind, *_attributes(optimizer, optimizer.defaults, "default")]
     constant = _constant(optimizer, "loss_scaling", loss_scaling(optimizer))
@@ -64,7 +64,7 @@ def described(optimizer: torch.optim.Optimizer, scales_automatically: bool) -> t
 
 
 def log(lines: tuple[str, ...]) -> None:
-    """Say that the device is told of an optimiser as `described`."""
+    """Log that an optimiser, as `described`, is sent to the device."""
     whole, *groups = lines
     logger.debug("Updating graph optimizer with %s", whole)
     for number, group in enumerate(groups):
@@ -72,7 +72,7 @@ def log(lines: tuple[str, ...]) -> None:
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """PopTorch's name of it: SGD1 keeps velocities and gradients in one tensor, SGD2 apart."""
+    """PopTorch's name of it: SGD1 keeps velocities and gradients in one tensor, SGD2 separately."""
     name = type(optimizer).__name__.upper()
     if isinstance(optimizer, torch.optim.SGD):
         return "SGD1" if accumulates_in_velocity(optimizer) else "SGD2"
@@ -93,7 +93,7 @@ def _attributes(
 
 
 def _set_with(optimizer: torch.optim.Optimizer, name: str) -> str:
-    """The argument that an attribute of PopART's comes from."""
+    """The argument that sets one of PopART's attributes."""
     if name.startswith("beta"):
         return "betas"
     if name == "velocity_scaling" and not accumulates_in_velocity(optimizer):

@@ -1,6 +1,6 @@
-"""Options in the debug log as PopTorch says them, and PopART's settings checked by their names.
+"""Options in the debug log, in PopTorch's format, and checks of PopART's settings.
 
-PopTorch hands options to PopART by names of its own or PopART's, and says each in the debug log
+PopTorch passes options to PopART under names of its own or PopART's, and logs each in the debug log
 [POPTORCH, popart_compiler/source/SessionOptions.cpp]: "poptorch.Options set NAME to value V".
 """
 
@@ -93,7 +93,7 @@ _PHASED, _SHARDED, _PIPELINED = 2, 1, 0
 
 
 def log_options(options: Options) -> None:
-    """Say every option in the debug log. Error for a setting that PopART does not have."""
+    """Log every option in the debug log. Error for a setting that PopART does not have."""
     settings = check_popart(options._Popart.settings)
     if options.use_model is not None:
         state = "Enabled" if options.use_model else "Disabled"
@@ -108,7 +108,7 @@ def log_options(options: Options) -> None:
 
 
 def validate(named: Mapping[str, Any]) -> None:
-    """Check and say what `Options.toDict` gave."""
+    """Check and log the result of `Options.toDict`."""
     prefix = "_Popart."
     settings = {
         name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)
@@ -121,7 +121,7 @@ def validate(named: Mapping[str, Any]) -> None:
 
 
 def check_popart(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """PopART's settings. Error for a name or a kind of value that it does not know."""
+    """Check PopART's settings. Error for an unknown name or a value of the wrong kind."""
     checked = {name: value for name, value in settings.items() if name not in _OWN}
     for name, value in checked.items():
         kind = _kind(name, value)
@@ -160,7 +160,7 @@ def _log(name: str, value: Any) -> None:
 
 
 def _named(options: Options) -> Iterator[tuple[str, Any]]:
-    """What is set, by the names under which PopTorch hands it on."""
+    """The settings, by the names under which PopTorch passes them on."""
     for name in (
         "replication_factor",
         "device_iterations",

@@ -1,9 +1,9 @@
 """``Options``: everything a user sets before compiling, by PopTorch's names.
 
-Methods are PopTorch's and return the object, so that they chain; values are read as attributes in
-snake case (``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a
-data loader freezes the options it was given: they are part of what was compiled. ``clone()`` gives
-a copy that can be changed.
+Methods are PopTorch's and return the object, so that they can be chained; values are read as
+attributes in snake case (``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An
+executor or a data loader freezes its options, because they are part of what is compiled.
+``clone()`` returns a copy that can be changed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_P
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """What autoReport asks for: whether to write a profile, where, and how many runs go into it."""
+    """The autoReport settings: whether to write a profile, where, and how many runs it contains."""
 
     enabled: bool
     directory: Path
@@ -116,7 +116,7 @@ class _Group:
         )
 
     def checkIsFrozen(self, option: str | None = None) -> None:
-        """FrozenError where these options are in use; ``option`` is what was to be changed."""
+        """FrozenError if these options are in use; ``option`` is the one that was to be changed."""
         if self._frozen:
             what = f": {option}" if option else ""
             raise FrozenError(
@@ -157,7 +157,7 @@ class _Group:
         return self._set(**{name: member})
 
     def toDict(self) -> dict[str, Any]:
-        """The values by name, as they are."""
+        """The values by name, unconverted."""
         return dict(self._values)
 
     def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -172,7 +172,7 @@ class _Group:
         return f"{type(self).__name__.strip('_')}({values})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy can be changed, also of options that are in use."""
+        """A copy that can be changed, even of options that are in use."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         for name, value in vars(self).items():
@@ -200,7 +200,7 @@ def _json(value: Any) -> Any:
 
 
 class TrainingOptions(_Group):
-    """``opts.Training``: what only training needs."""
+    """``opts.Training``: options for training only."""
 
     def __init__(self, root: Options) -> None:
         super().__init__(
@@ -216,7 +216,7 @@ class TrainingOptions(_Group):
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Micro-batches whose gradients are added up before a weight update.
 
-        A placement file that says how many goes before, where there is to be any.
+        In training, a placement file's accumulation takes precedence.
         """
         if self._root.placement_accumulation is not None and gradient_accumulation != 1:
             gradient_accumulation = self._root.placement_accumulation
@@ -260,15 +260,15 @@ class TrainingOptions(_Group):
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Let different convolutions begin at different tiles.
 
-        Small ones then do not all lie on the first tiles.
+        Small ones are then not all on the first tiles.
         """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
     def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
-        """Let batch norms take their statistics over groups of so many replicas.
+        """Let batch norms compute their statistics over groups of that many replicas.
 
         Groups are consecutive among the replicas of all instances. 1: each replica's own, as in
-        PopTorch, which has no such option; TensorFlow for IPUs has it by this name.
+        PopTorch, which has no such option; it is named after the one in TensorFlow for IPUs.
         """
         name = "Training.distributedBatchNormReplicaGroupSize"
         return self._count(name, batch_norm_replicas=replicas)
@@ -307,9 +307,9 @@ class PrecisionOptions(_Group):
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
 
-        An IPU rounds every float16 result so; here the update is computed in float32 and rounded at
-        its end, and activations and gradients are rounded as PyTorch rounds. Float32 models are not
-        changed.
+        An IPU rounds every float16 result that way; here the update is computed in float32 and
+        rounded at its end, and activations and gradients are rounded as in PyTorch. Float32 models
+        are not changed.
         """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
@@ -318,8 +318,8 @@ class PrecisionOptions(_Group):
 
         ``torch.float`` or ``torch.half``.
 
-        Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
-        Where it is not set, products and convolutions keep float partials, as the vendor's do
+        With float16 operands, float partials use half of the multiply-accumulate units of an MK2.
+        If it is not set, products and convolutions keep float partials, as the vendor's do
         (docs/cycles.md#planner).
         """
         if dtype not in (torch.float32, torch.float16):
@@ -329,11 +329,11 @@ class PrecisionOptions(_Group):
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN.
+        """Raise an Error if an operator divides by zero, overflows, or creates or compares NaN.
 
         It names the operator.
 
-        See `ipu_exec.numerics.floating_point`. Every result is looked at, which takes time.
+        See `ipu_exec.numerics.floating_point`. Every result is checked, which takes time.
         """
         return self._flag(
             "Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled
@@ -349,12 +349,12 @@ class PrecisionOptions(_Group):
         )
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """What becomes of operands of float16 and float32.
+        """How operands of float16 and float32 are combined.
 
-        All are cast to float16, or promoted as PyTorch does.
+        All are cast to float16, or promoted as in PyTorch.
 
-        In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch
-        since 3.0.
+        In place it is the dtype of the tensor that is written. The default is PyTorch's rule, as in
+        PopTorch since 3.0.
         """
         return self._enum(
             "Precision.halfFloatCasting",
@@ -364,7 +364,7 @@ class PrecisionOptions(_Group):
 
 
 class TensorLocationSettings(_Group):
-    """Where one kind of tensor lies. Values not set are None."""
+    """The location of one kind of tensor. Values not set are None."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -383,14 +383,14 @@ class TensorLocationSettings(_Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only.
+        """Each replica keeps only its part.
 
         Of weights, optimiser states and accumulators, never of activations.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Smaller tensors stay on the chip: by default those of one element, as in PopART."""
+        """Smaller tensors stay on the chip; by default those of one element, as in PopART."""
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
@@ -413,7 +413,7 @@ class TensorLocationSettings(_Group):
         return self._flag("useIOTilesToStore", io_tiles_to_store=use)
 
     def named(self) -> dict[str, int]:
-        """What is set, by PopTorch's names of it."""
+        """The values that are set, by PopTorch's names."""
         return {
             theirs: int(self._values[own])
             for theirs, own in _LOCATION_NAMES.items()
@@ -421,12 +421,12 @@ class TensorLocationSettings(_Group):
         }
 
     def __getitem__(self, name: str) -> int:
-        """By PopTorch's name, such as "onChip". KeyError where it is not set."""
+        """By PopTorch's name, such as "onChip". KeyError if it is not set."""
         return self.named()[name]
 
     @property
     def off_chip(self) -> bool:
-        """True where ``useOnChipStorage(False)`` was said."""
+        """True after ``useOnChipStorage(False)``."""
         return self._values["on_chip_storage"] is False
 
 
@@ -461,7 +461,7 @@ class TensorLocationOptions(_Group):
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass.
+        """Where activations are kept until the backward pass.
 
         A pipeline keeps its stash on the chip: compiling it warns.
         """
@@ -471,23 +471,23 @@ class TensorLocationOptions(_Group):
         """Where weights are stored.
 
         Those off the chip are loaded before they are used, in forward, backward and update. In
-        phased execution they come and go with their phase by default.
+        phased execution they are loaded and stored with their phase by default.
         """
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
-        """Where optimiser states lie."""
+        """Where optimiser states are stored."""
         return self._location("setOptimizerLocation", location_optimizer=location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
-        """Where gradient accumulators lie."""
+        """Where gradient accumulators are stored."""
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
         """Tiles of each IPU set aside for I/O: even, 32 to 192.
 
-        The others compute; what `set_overlap_for_input` and `set_overlap_for_output` name moves
-        beside that.
+        The others compute, while the tensors that `set_overlap_for_input` and
+        `set_overlap_for_output` name are transferred.
         """
         if (
             isinstance(num_tiles, bool)
@@ -520,7 +520,7 @@ class DistributedOptions(_Group):
         return self._set(process_id=process_id)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """Take both from environment variables; one process where they are not set."""
+        """Read both from environment variables; one process if they are not set."""
         values = [os.environ.get(var_process_id, "0"), os.environ.get(var_num_processes, "1")]
         if not all(value.isdecimal() for value in values):
             raise UsageError(
@@ -530,7 +530,7 @@ class DistributedOptions(_Group):
         return self.configureProcessId(int(values[0]), int(values[1]))
 
     def disable(self) -> Self:
-        """One process, whatever the environment says."""
+        """One process, whatever the environment contains."""
         return self._set(process_id=0, num_processes=1)
 
     @property
@@ -540,7 +540,7 @@ class DistributedOptions(_Group):
 
     @property
     def numProcesses(self) -> int:
-        """How many processes run the model."""
+        """The number of processes that run the model."""
         return int(self._values["num_processes"])
 
     distributed_process_id = processId
@@ -564,7 +564,7 @@ class JitOptions(_Group):
 class PopartOptions(_Group):
     """``opts._Popart``: free-form settings of PopTorch's backend.
 
-    docs/compatibility.md says which are obeyed.
+    docs/compatibility.md says which ones have an effect.
     """
 
     def __init__(self) -> None:
@@ -582,20 +582,20 @@ class PopartOptions(_Group):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Everything that was set, by PopART's names."""
+        """All values that were set, by PopART's names."""
         return self._values
 
     options = settings  # PopTorch's name
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
-        """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
+        """Settings that ``POPLAR_ENGINE_OPTIONS`` accepts too; the environment takes precedence."""
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """PopART's rewritings by name.
+        """Enable or disable PopART's patterns by name.
 
-        ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed (`ipu_exec.capture.patterns`),
-        the others recorded.
+        ``SparseAccumulate`` and ``TiedGatherAccumulate`` have an effect
+        (`ipu_exec.capture.patterns`), the others are recorded.
         """
         if not isinstance(patterns, Mapping):
             raise UsageError(
@@ -608,7 +608,7 @@ class PopartOptions(_Group):
 class Options(_Group):
     """How a model is compiled and run.
 
-    ``Options(profile_dir="demo")`` asks for a profile below that directory; so do PopTorch's
+    ``Options(profile_dir="demo")`` requests a profile below that directory; so do PopTorch's
     ``enableProfiling("demo")`` and, after the vendor's engine option, ``autoreport=True,
     autoreport_dir="demo"``.
     """
@@ -690,11 +690,11 @@ class Options(_Group):
         return self._count("deviceIterations", device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
-        """Copies of the model, each on IPUs of its own and with micro-batches of its own."""
+        """Copies of the model, each with its own IPUs and micro-batches."""
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input.
+        """Replicas of a group of that size get the same input.
 
         Error for ``CommGroupType.All``, as in PopTorch.
         """
@@ -711,7 +711,7 @@ class Options(_Group):
 
     @property
     def input_replicas(self) -> int:
-        """Replicas that take different input. Error where the groups do not divide the replicas."""
+        """Replicas that get different input. Error if the groups do not divide the replicas."""
         replicas, group = int(self.replication_factor), int(self.input_group_size)
         if replicas % group:
             raise UsageError(
@@ -724,7 +724,7 @@ class Options(_Group):
     def batch_factor(self) -> int:
         """Micro-batches of one call.
 
-        That is deviceIterations x gradientAccumulation x replicas that take different input.
+        That is deviceIterations x gradientAccumulation x replicas that get different input.
         """
         return (
             int(self.device_iterations)
@@ -780,7 +780,7 @@ class Options(_Group):
     anchorMode = outputMode  # PopTorch's old name
 
     def defaultOutputMode(self) -> bool:
-        """True where `outputMode` was not called: Final in training, All in inference."""
+        """True if `outputMode` was not called: Final in training, All in inference."""
         return self.output_mode is OutputMode.Default
 
     # -- placement and machine ---
@@ -801,14 +801,14 @@ class Options(_Group):
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
-        """Take the stages of a file that ``ipu-report rebalance`` wrote.
+        """Use the stages of a file that ``ipu-report rebalance`` wrote.
 
-        They replace whatever stages the script sets; and where the file says how a stage saves
-        memory, what share of it an IPU's products may use, or how many micro-batches a weight
-        update has, that goes before the options.
+        They replace any stages that the script sets. If the file also sets how a stage saves
+        memory, the share of memory that an IPU's products may use, or the number of micro-batches
+        of a weight update, that takes precedence over the options.
 
-        A number of IPUs that is not a power of two is rounded up. Error where the file is not a
-        placement; that it has each Block of the model once is checked by the compile.
+        A number of IPUs that is not a power of two is rounded up. Error if the file is not a
+        placement; the compile checks that it has each Block of the model once.
         """
         file = load(path)
         if file.accumulation is not None and self.Training.gradient_accumulation != 1:
@@ -826,22 +826,22 @@ class Options(_Group):
         )
 
     def lenient(self, enabled: bool = True) -> Self:
-        """Let pass, with a warning, what PopTorch refuses and runs here all the same.
+        """Allow, with a warning, operations that PopTorch refuses but that can run here.
 
-        Losses made of several, ``one_hot`` without a number of classes, tensors that a forward has
-        on the CPU. ``ipu-run --lenient`` does so for all options.
+        Losses computed from several, ``one_hot`` without a number of classes, tensors that a
+        forward has on the CPU. ``ipu-run --lenient`` does so for all options.
         """
         return self._flag("lenient", lenient=enabled)
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
-        """Guess what an operator costs that nobody lowered, rather than stop.
+        """Estimate the cost of an operator without a lowering, rather than stop.
 
         The profile marks it as estimated.
         """
         return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Take the next power of two where the model needs a number of IPUs that is none."""
+        """Round the model's number of IPUs up to a power of two."""
         return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
 
     def tensorSharding(self, shards: int, plan: Mapping[str, Any] | str = "auto") -> Self:
@@ -860,7 +860,7 @@ class Options(_Group):
     ) -> Self:
         """Share of tile memory that a product or convolution may use: ``{"IPU0": 0.2}``.
 
-        Kept as a dict of IPU number to proportion.
+        Stored as a dict of IPU number to proportion.
         """
         proportions = {}
         for key, proportion in available_memory_proportion.items():
@@ -917,9 +917,9 @@ class Options(_Group):
     def enableSyntheticData(self, enabled: bool | int) -> Self:
         """Model no transfer of inputs and outputs.
 
-        What the machine could do if the host cost nothing.
+        This shows the machine's performance if the host cost nothing.
 
-        The numbers are still those of the data that is given. A number is one of PopART's
+        The numbers are still computed from the real data. A number is one of PopART's
         SyntheticDataMode (0: off).
         """
         return self._flag(
@@ -928,16 +928,16 @@ class Options(_Group):
         )
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """Keep compiled models in that directory and take them from there; "" or None: do not.
+        """Keep compiled models in that directory and load them from there; "" or None: do not.
 
-        What decides what is compiled decides the name of the file: the captured model, the inputs,
-        these options, the compiler's sources. Nothing in it is unpickled that could run code (see
-        `ipu_exec.session.executable_file`).
+        The file name depends on everything that determines the result of compiling: the captured
+        model, the inputs, these options, the compiler's sources. Nothing in it is unpickled that
+        could run code (see `ipu_exec.session.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Model norms that take the mean off before they square, which takes longer.
+        """Model norms that subtract the mean before squaring, which takes longer.
 
         Numbers are PyTorch's, which are stable either way.
         """
@@ -946,10 +946,10 @@ class Options(_Group):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Whether buffers are the same in every replica.
 
-        A model that writes one needs False: as in PopTorch, to keep them equal is not supported and
+        A model that writes one needs False: as in PopTorch, keeping them equal is not supported and
         an Error.
 
-        Where they differ (running statistics always do), replica 0's are the model's.
+        If they differ (running statistics always do), replica 0's are the model's.
         """
         return self._flag("broadcastBuffers", broadcast_buffers=broadcast_buffers)
 
@@ -995,7 +995,7 @@ class Options(_Group):
     # -- reports and logs ---
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a profile into that directory (by default the working directory).
+        """Write a profile to that directory (by default the working directory).
 
         ``POPLAR_ENGINE_OPTIONS`` takes precedence.
         """
@@ -1003,7 +1003,7 @@ class Options(_Group):
 
     @property
     def profile_dir(self) -> str | None:
-        """Directory for the profile, None where these options ask for none; may be set."""
+        """Directory for the profile, None if these options request none; may be set."""
         return str(self.profiling_directory) if self.profiling_enabled else None
 
     @profile_dir.setter
@@ -1015,9 +1015,9 @@ class Options(_Group):
 
     @property
     def autoreport(self) -> bool:
-        """Whether these options ask for a profile.
+        """Whether these options request a profile.
 
-        ``profiling()`` says what the environment made of it.
+        ``profiling()`` returns the setting after the environment is applied.
         """
         return bool(self.profiling_enabled)
 
@@ -1044,9 +1044,9 @@ class Options(_Group):
         engine: dict[str, Any] = {"autoReport.directory": self.profiling_directory}
         if self.profiling_enabled:
             engine["autoReport.all"] = "true"
-        given = dict(self._Popart.engineOptions)
-        given |= _engine_options_of(os.environ if environment is None else environment)
-        engine |= given
+        overrides = dict(self._Popart.engineOptions)
+        overrides |= _engine_options_of(os.environ if environment is None else environment)
+        engine |= overrides
         everything = _engine_flag(engine, "autoReport.all", False)
         graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
         execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
@@ -1057,13 +1057,13 @@ class Options(_Group):
                 f" {count!r}"
             )
         # Only where the engine's own options ask for it: ``autoreport`` alone writes one file.
-        all_given = _engine_flag(given, "autoReport.all", False)
+        all_given = _engine_flag(overrides, "autoReport.all", False)
         return Profiling(
             graph or execution,
             Path(engine["autoReport.directory"]),
             execution,
             int(count),
-            _engine_flag(given, "autoReport.outputDebugInfo", all_given),
+            _engine_flag(overrides, "autoReport.outputDebugInfo", all_given),
         )
 
     def modelName(self, name: str) -> Self:
@@ -1116,18 +1116,18 @@ class Options(_Group):
         """Set options from a JSON object of methods and their arguments.
 
         For example ``{"Precision.enableFloatingPointExceptions": true, "_Popart.set": ["a", 1]}``:
-        a list has several arguments, and a member of an enumeration is named as in a script
-        ("ConnectionType.Never"). Error where there is no such method.
+        a list contains several arguments, and a member of an enumeration is named as in a script
+        ("ConnectionType.Never"). Error if there is no such method.
         """
         try:
             calls = json.loads(string)
         except json.JSONDecodeError as error:
             raise UsageError(f"options are no JSON ({error}): {string!r}") from None
-        for name, given in calls.items():
+        for name, value in calls.items():
             method: Any = self
             for part in name.split("."):
                 method = getattr(method, part)
-            arguments = given if isinstance(given, list) else [given]
+            arguments = value if isinstance(value, list) else [value]
             method(*(_member(argument) for argument in arguments))
         return self
 
@@ -1211,7 +1211,7 @@ def _call(options: Options, line: str, place: str) -> None:
 
 
 def _argument(node: ast.expr) -> Any:
-    """A literal, a member of an enumeration, or what a constructor of PopTorch's makes."""
+    """A literal, a member of an enumeration, or the result of a constructor of PopTorch's."""
     if isinstance(node, ast.Attribute):
         kind, member = ast.unparse(node).removeprefix("poptorch.").split(".")
         if kind == "torch":
@@ -1248,5 +1248,5 @@ _CONSTRUCTORS = (
 def _member(value: Any) -> Any:
     """The member of an enumeration that a string names; other values as they are."""
     kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
-    found = getattr(enums, kind, None) if member else None
-    return found[member] if isinstance(found, type) and issubclass(found, Enum) else value
+    enum = getattr(enums, kind, None) if member else None
+    return enum[member] if isinstance(enum, type) and issubclass(enum, Enum) else value

@@ -1,14 +1,14 @@
-"""Placement files: which Blocks are a stage, on which IPU, and how each stage saves memory.
+"""Placement files: the Blocks of each stage, its IPU, and how it saves memory.
 
-Written by ``ipu-report rebalance -o``, honoured by ``ipu-run --placement``.
+Written by ``ipu-report rebalance -o``, read by ``ipu-run --placement``.
 
 A file is JSON: ``{"format": "ipuscope placement", "version": 2, "stages": [{"ipu": 0, "blocks":
 ["B1"], "recompute": true, "state_off_chip": false}, ...], "memory_proportion": {"0": 0.2},
-"accumulation": 16, "promise": {...}}``. What a stage does not say is as the script's options have
-it. A stage whose Blocks come from an IPU with another memory proportion has
-``"memory_proportions": {"B1": 0.25}``: they keep theirs, as they were profiled. The promise is what
-was predicted; it goes into the profile, for ``ipu-report rebalance --verify``. Version 1 had
-stages with Blocks and IPUs only.
+"accumulation": 16, "promise": {...}}``. Settings that a stage leaves out are those of the script's
+options. A stage whose Blocks come from an IPU with another memory proportion has
+``"memory_proportions": {"B1": 0.25}``: they keep theirs, as they were profiled. The promise is the
+prediction; it is stored in the profile, for ``ipu-report rebalance --verify``. Version 1 had stages
+with Blocks and IPUs only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEPT = "memory_proportions"  # of a stage's Blocks
 
 @dataclass(frozen=True, slots=True)
 class StageChoice:
-    """How a stage saves memory; None: as the options say for all."""
+    """How a stage saves memory; None: as the options set for all."""
 
     recompute: bool | None = None
     state_off_chip: bool | None = None
@@ -35,7 +35,7 @@ class StageChoice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMapping:
-    """What a plan (``ipu-run --plan ... --write``) says beside stages, for models of its ``kind``.
+    """The part of a plan (``ipu-run --plan ... --write``) besides stages, for models of a ``kind``.
 
     ``kind``: "training" or "inference"; ``shards`` t, ``replicas`` r, ``micro_batch`` samples,
     ``accumulation`` micro-batches of a weight update (device iterations in inference),
@@ -53,7 +53,7 @@ class PlannedMapping:
 
     @property
     def samples(self) -> int:
-        """Of a weight update (a device iteration in inference), over all replicas."""
+        """Samples of a weight update (a device iteration in inference), over all replicas."""
         return self.micro_batch * self.accumulation * self.replicas
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class PlannedMapping:
 
 @dataclass(frozen=True, slots=True)
 class PlacementFile:
-    """What a file says. ``choices`` has one a stage; ``promise`` is not looked into."""
+    """The content of a file. ``choices`` has one per stage; ``promise`` is not checked."""
 
     stages: tuple[Stage, ...]
     choices: tuple[StageChoice, ...]
@@ -75,12 +75,12 @@ class PlacementFile:
 
 
 def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
-    """The stages of a placement file. Error where it is none, or has a Block twice."""
+    """The stages of a placement file. Error if it is not one, or has a Block twice."""
     return load(path).stages
 
 
 def load(path: str | os.PathLike[str]) -> PlacementFile:
-    """All of a placement file. Error where it is none, or has a Block twice."""
+    """The whole content of a placement file. Error if it is not one, or has a Block twice."""
     content = _content(path)
     stages = content.get("stages")
     if not isinstance(stages, list) or not stages:
@@ -92,12 +92,12 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     if not isinstance(promise, dict):
         raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
     shares = _shares(path, "memory_proportion", content.get("memory_proportion", {}))
-    kept = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
+    stage_shares = [_shares(path, _KEPT, stage.get(_KEPT, {})) for stage in stages]
     return PlacementFile(
         places,
         choices,
         {_ipu(path, name): share for name, share in shares.items()},
-        {block: share for one in kept for block, share in one.items()},
+        {block: share for one in stage_shares for block, share in one.items()},
         _accumulation(path, content.get("accumulation")),
         promise,
         _mapping(path, content.get("mapping")),
@@ -164,7 +164,7 @@ def _choice(path: Any, number: int, stage: dict[str, Any]) -> StageChoice:
 
 
 def _shares(path: Any, name: str, said: Any) -> dict[str, float]:
-    """By IPU or by Block."""
+    """Memory proportions by IPU or by Block."""
     try:
         shares = {str(key): float(share) for key, share in said.items()}
     except (AttributeError, TypeError, ValueError) as error:
@@ -209,10 +209,10 @@ def _mapping(path: Any, said: Any) -> PlannedMapping | None:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What ``ipu-run --num-ipus`` chose beside stages.
+    """The choices of ``ipu-run --num-ipus`` besides stages.
 
-    ``modules`` begin a Block of their own name; there are none where the script has Blocks. A call
-    is cut into at least ``micro_batches``.
+    ``modules`` begin a Block of their own name; there are none if the script has Blocks. A call is
+    split into at least ``micro_batches``.
     """
 
     modules: tuple[str, ...]
@@ -220,9 +220,9 @@ class Proposal:
 
 
 def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
-    """The proposal of a placement file that `load_stages` takes; None where it has none.
+    """The proposal of a placement file that `load_stages` accepts; None if it has none.
 
-    Error where it is not one.
+    Error if it is invalid.
     """
     proposal = _content(path).get("proposed")
     if proposal is None:

@@ -1,6 +1,6 @@
-"""PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``.
+"""PopART's enumerations that PopTorch scripts pass to ``Options._Popart.set``.
 
-`ipu-run` calls this module ``popart``.
+`ipu-run` provides this module as ``popart``.
 
 Values are those of [POPART, willow/include/popart/sessionoptions.hpp].
 """

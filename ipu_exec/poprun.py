@@ -123,10 +123,10 @@ def _script(program: list[str]) -> list[str] | None:
 
 def _name_ignored(args: argparse.Namespace) -> None:
     names = [*_WITHOUT_MEANING, *_SWITCHES, "num-local-instances", "num-local-replicas"]
-    given = [f"--{n}" for n in names if getattr(args, n.replace("-", "_")) is not None]
-    if given:
+    ignored = [f"--{n}" for n in names if getattr(args, n.replace("-", "_")) is not None]
+    if ignored:
         print(
-            f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(given)}",
+            f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(ignored)}",
             file=sys.stderr,
         )
 

@@ -1,4 +1,4 @@
-"""PopTorch's core is compiled for its own PopART and is not here.
+"""PopTorch's core is compiled for its own PopART and is not included here.
 
 Scripts import its name all the same.
 """
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class TestErrorType(Enum):
-    """What errors the core can be made to throw for tests of its C++ traces: none here."""
+    """Errors that the core can be made to throw for tests of its C++ traces: none here."""
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -1,8 +1,8 @@
-"""How `ipu_print_tensor` lays out a tensor: as Poplar's own print does.
+"""Text layout of `ipu_print_tensor`, the same as Poplar's own print.
 
-The outermost brackets stand on lines of their own, every row of the last dimension on its own line,
-set in by how deep it lies, and only the elements of a row are separated
-[POPTORCH, docs of ``ipu_print_tensor``; tests/ipu_print_tensor_test.py shows the layout].
+The outermost brackets are on lines of their own, every row of the last dimension is on its own
+line, indented by its depth, and only the elements of a row are separated [POPTORCH, docs of
+``ipu_print_tensor``; tests/ipu_print_tensor_test.py shows the layout].
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _CONTINUED = 2  # columns that a broken row is set in, besides its depth
 class Layout:
     """``threshold`` elements and above are summarised to ``edge_items`` at each end.
 
-    ``width`` in characters; ``digits`` of a number, before and behind its point. 0: no limit.
+    ``width`` in characters; ``digits`` of a number, before and after its decimal point. 0: no
+    limit.
     """
 
     threshold: int = 1000
@@ -47,7 +48,7 @@ def laid_out(values: np.ndarray, layout: Layout) -> str:
 def _lines(
     values: np.ndarray, words: Callable[[object], str], layout: Layout, edge: int, depth: int
 ) -> list[str]:
-    """Of one dimension: a row of elements, or brackets around what each part is laid out as."""
+    """The lines of one dimension: a row of elements, or brackets around the lines of each part."""
     opening, closing = layout.brackets
     indent = " " * depth
     shown = _shown(len(values), edge)
@@ -64,14 +65,14 @@ def _lines(
 
 
 def _shown(length: int, edge: int) -> list[int | None]:
-    """Places that are printed; None for those left out between."""
+    """Positions that are printed; None for those omitted between them."""
     if length <= 2 * edge:
         return list(range(length))
     return [*range(edge), None, *range(length - edge, length)]
 
 
 def _row(elements: list[str], layout: Layout, depth: int) -> list[str]:
-    """Elements in brackets, broken where a line would grow beyond the width."""
+    """Elements in brackets, broken before a line would exceed the width."""
     opening, closing = layout.brackets
     separator = layout.separator
     lines = [" " * depth + opening]
@@ -89,7 +90,7 @@ def _row(elements: list[str], layout: Layout, depth: int) -> list[str]:
 
 
 def _words(values: np.ndarray, layout: Layout) -> Callable[[object], str]:
-    """What writes one element: all of them as wide as the widest, so that columns line up."""
+    """A function that formats one element, as wide as the widest, so that columns line up."""
     word = _number(values, layout)
     if not layout.digits or values.ndim == 0 or not values.size:
         return word
@@ -115,7 +116,7 @@ def _number(values: np.ndarray, layout: Layout) -> Callable[[object], str]:
 
 
 def _spread(sizes: np.ndarray, largest: float) -> bool:
-    """Whether a fixed number of digits would show little of the smallest or too much."""
+    """Whether a fixed number of digits would show too little of the smallest, or too much."""
     smallest = float(sizes[sizes > 0].min(initial=np.inf))
     far_apart = largest > _LARGEST_RATIO * smallest
     return largest >= _LARGEST_FIXED or far_apart

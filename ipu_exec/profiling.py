@@ -1,9 +1,9 @@
-"""``poptorch.profiling``: what a script does on the host, as a trace for Perfetto.
+"""``poptorch.profiling``: a script's activity on the host, as a trace for Perfetto.
 
-PopTorch writes such tracepoints for PopVision's system analyser where ``PVTI_OPTIONS`` asks for it;
-so it is here, with ``{"enable": "true", "directory": "."}``: each process writes
-``host-<pid>.trace.json`` there when it ends. Without it a channel does nothing. What the modelled
-IPUs do is in the profile (``ipu-report trace``), on a clock of its own.
+PopTorch writes such tracepoints for PopVision's system analyser if ``PVTI_OPTIONS`` requests it.
+The same applies here, with ``{"enable": "true", "directory": "."}``: each process writes
+``host-<pid>.trace.json`` there when it ends. Without it a channel does nothing. The activity of the
+modelled IPUs is in the profile (``ipu-report trace``), on a clock of its own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Channel:
             trace.add(self._name, f"{self._name}.{name}", start, time.time_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Have each call of these methods of ``obj`` be a tracepoint.
+        """Make each call of these methods of ``obj`` a tracepoint.
 
-        Gives ``obj``. Error where it has not one.
+        Returns ``obj``. Error if it lacks one of them.
         """
         for name in methods:
             method = getattr(obj, name, None)
@@ -74,7 +74,7 @@ class _Trace:
         atexit.register(self.write)
 
     def add(self, channel: str, name: str, start: int, end: int) -> None:
-        """Times in nanoseconds; the format's are microseconds."""
+        """Add a tracepoint. Times are in nanoseconds; the format's are microseconds."""
         where = {"pid": os.getpid(), "tid": threading.get_ident()}
         self._events.append(
             {
@@ -94,7 +94,7 @@ class _Trace:
 
 @functools.cache
 def _trace(process: int) -> _Trace | None:
-    """The trace of a process (a fork has one of its own), where the environment asks for one."""
+    """The trace of a process (a fork has its own), if the environment requests one."""
     text = os.environ.get(VARIABLE, "").strip()
     try:
         options = json.loads(text or "{}")

@@ -1,4 +1,4 @@
-"""The program that `ipu-run` runs: a Python file, or a module as ``python -m`` finds it."""
+"""The program that `ipu-run` runs: a Python file, or a module that ``python -m`` can find."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ipu_exec.errors import UsageError
 
 @dataclass(frozen=True)
 class Program:
-    """A script, or a module of the name ``module``. ``file``: where its source lies."""
+    """A script, or a module of the name ``module``. ``file``: the path of its source."""
 
     file: str
     source: bytes
@@ -25,7 +25,7 @@ class Program:
 
     @property
     def words(self) -> list[str]:
-        """How a command line names it."""
+        """The words that name it on a command line."""
         return ["-m", self.module] if self.module else [self.file]
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Program:
 def read(words: list[str]) -> Program:
     """The program that ``words`` name: ["train.py"], or ["-m", "package.train"].
 
-    OSError where a file cannot be read, UsageError where there is no such module.
+    OSError if a file cannot be read, UsageError if there is no such module.
     """
     if words[0] != "-m":
         with io.open_code(os.path.abspath(words[0])) as file:

@@ -1,6 +1,6 @@
 """Weights that differ between replicas: PopTorch's ``replicaGrouping``.
 
-The host's parameter has one more dimension, in front: a value for each group of replicas (or for
+The host's parameter has an additional first dimension: a value for each group of replicas (or for
 each replica). The model on a replica sees its group's value, without that dimension. Gradients are
 added up within a group only; Mean divides them by all replicas, as PopART's loss scaling does.
 """
@@ -33,18 +33,18 @@ class Grouping:
 
     @property
     def rows(self) -> int:
-        """Values that the host's parameter has."""
+        """The number of values in the host's parameter."""
         one = self.retrieval is VariableRetrievalMode.OnePerGroup
         return self.replicas // self.members if one else self.replicas
 
     def group(self, replica: int) -> int:
-        """The group of a replica, counted by its first."""
+        """The group of a replica, identified by its first."""
         return replica % self.stride if self.stride > 1 else replica // self.members
 
     def row(self, replica: int) -> int:
-        """Where the host's parameter has the value of a replica.
+        """The index of a replica's value in the host's parameter.
 
-        Where the host reads all replicas, it is the value of the group's first.
+        If the host reads all replicas, it is that of the group's first.
         """
         group = self.group(replica)
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
@@ -58,9 +58,9 @@ Groupings = Mapping[str, Grouping]
 def resolve(
     model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], replicas: int
 ) -> dict[str, Grouping]:
-    """The groupings of parameters by name, from what ``replicaGrouping`` was told.
+    """The groupings of parameters by name, from the arguments of ``replicaGrouping``.
 
-    Raises an Error for a grouping that is impossible.
+    Raises an Error for an impossible grouping.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {
@@ -101,7 +101,7 @@ def resolve(
 
 
 def check_optimiser(optimizer: torch.optim.Optimizer, groupings: Groupings) -> None:
-    """Error for an update that mixes values of different replicas, as a norm over them would."""
+    """Error for an update that mixes values of different replicas, such as a norm over them."""
     norms = type(optimizer).__name__ in ("LAMB", "LARS") or math.isfinite(
         getattr(optimizer, "max_grad_norm", None) or math.inf
     )
@@ -123,7 +123,7 @@ def run(model: torch.nn.Module, groupings: Groupings, replica: int, args: Any, k
 
 
 def spread(model: torch.nn.Module, groupings: Groupings) -> None:
-    """Let every replica's value be its group's, where the host reads all of them."""
+    """Set every replica's value to its group's, if the host reads all of them."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, grouping in groupings.items():
@@ -170,7 +170,7 @@ class GroupedParameter:
     def __init__(
         self, asked: dict[str, tuple[Any, Any, Any]], name: str, parameter: torch.nn.Parameter
     ) -> None:
-        """``asked`` takes what `replicaGrouping` is told, by the parameter's name."""
+        """``asked`` records the arguments of `replicaGrouping`, by the parameter's name."""
         self._asked, self._name, self._parameter = asked, name, parameter
 
     def replicaGrouping(

@@ -114,9 +114,9 @@ def run_instance(argv: Sequence[str]) -> int:
 
 
 def _leave(status: int) -> None:
-    """End with this status, whatever gloo's threads make of an end in the middle of an exchange.
+    """End with this status, even if gloo's threads fail when an exchange is cut off.
 
-    What is to be done at exit is done; C++'s own end is left out, which may abort the process.
+    Python's exit handlers run; C++'s are skipped, because they may abort the process.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -202,7 +202,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with 2 where options do not go together."""
+    """Exit with 2 if options cannot be combined."""
     if args.script is None and not args.module:
         parser.error("say what to run: a script, or -m and a module")
     if args.ipus is not None:
@@ -227,7 +227,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def _named(args: argparse.Namespace) -> list[str]:
-    """The words that name the program; what follows them is its own."""
+    """The words that name the program; its own arguments follow them."""
     if args.module is None:
         return [args.script]
     args.args = args.module[1:]
@@ -255,7 +255,7 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
 
 
 def _with_autoreport(directory: str) -> str:
-    """``POPLAR_ENGINE_OPTIONS`` as it is, and autoReport to the directory."""
+    """``POPLAR_ENGINE_OPTIONS`` of the environment, with autoReport to the directory added."""
     options = json.loads(os.environ.get(ENGINE_OPTIONS_VARIABLE, "").strip() or "{}")
     if not isinstance(options, dict):
         raise ValueError(f"{ENGINE_OPTIONS_VARIABLE} is no JSON object; unset it or make it one")
@@ -288,14 +288,14 @@ def run_program(
 
 
 def _wrapped_nothing() -> bool:
-    """Whether the script imported torch, and no model of it ever ran as on IPUs."""
+    """Whether the script imported torch, but none of its models ever ran as on IPUs."""
     executor = sys.modules.get("ipu_exec.session.executor")
     wrapped = executor is not None and executor.PoplarExecutor.any_wrapped
     return "torch" in sys.modules and not wrapped
 
 
 def _within(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """The traceback from the script on: how it was started is of no use to its author."""
+    """The traceback from the script on, without the frames that started it."""
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""PopTorch's operators that search: farthest and nearest points, and likeliest labels (CTC)."""
+"""PopTorch's search operators: farthest and nearest points, and likeliest labels (CTC)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def fps(
 ) -> torch.Tensor:
     """Farthest point sampling (Qi et al., PointNet++, arXiv:1706.02413): indices of rows.
 
-    ``ceil(ratio * n)`` of the n rows of each sample are taken, each the one farthest from those
-    before, starting at the first (or a random one). ``src`` is [points, features]; sample b has the
-    rows ``ptr[b]`` to ``ptr[b + 1]``.
+    ``ceil(ratio * n)`` of the n rows of each sample are selected, each the one farthest from the
+    previous ones, starting at the first (or a random one). ``src`` is [points, features]; sample b
+    has the rows ``ptr[b]`` to ``ptr[b + 1]``.
     """
     check_tensor("fps", src)
     if not isinstance(ptr, list) or len(ptr) < 2 or not all(isinstance(item, int) for item in ptr):
@@ -61,8 +61,8 @@ def nearest(
 ) -> torch.Tensor:
     """For each row of ``x`` the index of the nearest row of ``y``.
 
-    ``batch_x`` and ``batch_y`` give each row its sample (sorted); then rows of the same sample only
-    are compared. Error where one is given without the other.
+    ``batch_x`` and ``batch_y`` give each row its sample (sorted); then only rows of the same sample
+    are compared. Error if only one of them is passed.
     """
     check_tensor("nearest", x, y)
     if (batch_x is None) != (batch_y is None):
@@ -117,9 +117,9 @@ def ctc_beam_search_decoder(
     After Graves and Jaitly, 2014; repeats and blanks are merged.
 
     ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry
-    [batch]. Gives the paths' log probabilities [batch, paths], their lengths [batch, paths] and
-    labels [batch, paths, time], where what is beyond a path's length is ``blank``. A path that
-    there is not has the log probability -inf and the length 0.
+    [batch]. Returns the paths' log probabilities [batch, paths], their lengths [batch, paths] and
+    labels [batch, paths, time], padded with ``blank`` beyond a path's length. A path that does not
+    exist has the log probability -inf and the length 0.
     """
     check_tensor("ctc_beam_search_decoder", probs, lengths)
     if probs.dim() != 3 or tuple(lengths.shape) != (probs.shape[1],):

@@ -22,11 +22,11 @@ _STYLES = (
 
 @dataclass(frozen=True, slots=True)
 class TensorSharding:
-    """Over how many IPUs the tensors of a stage are sharded, and how.
+    """How many IPUs the tensors of a stage are sharded over, and how.
 
     ``plan``: names of modules, with wildcards, and for each a style of
     ``torch.distributed.tensor.parallel`` or one of Hugging Face's words; or "auto" for a model that
-    carries one.
+    has one.
     """
 
     shards: int = 1
@@ -44,7 +44,7 @@ class TensorSharding:
 
 
 def checked(shards: Any, plan: Any) -> TensorSharding:
-    """The sharding that an option asks for; Error where it is none."""
+    """The sharding that an option requests; Error if it is invalid."""
     where = "Options.tensorSharding"
     power = isinstance(shards, int) and not isinstance(shards, bool) and shards > 0
     if not power or shards & (shards - 1) or shards > MAX_IPUS:
@@ -92,11 +92,11 @@ def styles_of_modules(
 ) -> dict[str, tuple[Any, ...]]:
     """The styles of each module that the plan names, in the order of the model.
 
-    Error where a name of the plan is of no module, or the model has no plan of its own.
+    Error if a name of the plan matches no module, or if the model has no plan of its own.
     """
     plan = _own_plan(model) if isinstance(sharding.plan, str) else sharding.plan
     names = [name for name, _ in model.named_modules() if name]
-    found: dict[str, list[Any]] = {}
+    module_styles: dict[str, list[Any]] = {}
     for pattern, style in plan.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched and pattern != "":
@@ -106,13 +106,13 @@ def styles_of_modules(
                 " part of a name"
             )
         for name in matched or [""]:
-            found.setdefault(name, []).append(style)
+            module_styles.setdefault(name, []).append(style)
     order = ["", *names]
-    return {name: tuple(found[name]) for name in order if name in found}
+    return {name: tuple(module_styles[name]) for name in order if name in module_styles}
 
 
 def _own_plan(model: torch.nn.Module) -> Mapping[str, Any]:
-    """What a Hugging Face model says of itself, or of the model that it wraps."""
+    """The plan of a Hugging Face model, or of the model that it wraps."""
     for prefix, module in model.named_modules():
         plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
         if isinstance(plan, Mapping) and plan:

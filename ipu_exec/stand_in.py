@@ -35,11 +35,11 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names.
+    """Provide our packages under the vendor's names.
 
-    Each module is registered under both, so that its classes exist once.
+    Each module is registered under both, so that its classes exist only once.
 
-    Processes that load data are told by the environment to do so too.
+    The environment makes processes that load data do so too.
     """
     os.environ[STAND_IN_VARIABLE] = "1"
     for theirs, ours in _STANDS_FOR.items():
@@ -59,7 +59,7 @@ _OLD_NAMES = "ipu_exec.lightning.old_names"
 
 
 def _stand_in_for_lightning() -> None:
-    """Only as the script imports it: it takes seconds, and few scripts do."""
+    """Only when the script imports it, because it takes seconds and few scripts do."""
     modules = {f"{_GRAPHCORE}.{name}": False for name in _GRAPHCORE_MODULES}
     if not on_import.answer({_GRAPHCORE: True, **modules}, _graphcore):
         return  # done before

@@ -1,7 +1,7 @@
-"""Containers of tensors that PyTorch does not know: users' own classes, and classes made from dict.
+"""Containers of tensors that PyTorch does not know: users' own classes, and subclasses of dict.
 
-PyTorch's pytree is what captures, cuts and joins nested inputs and outputs; here it learns of
-further types.
+PyTorch's pytree flattens, splits and joins nested inputs and outputs; here further types are
+registered with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ipu_exec.errors import UsageError
 
 
 class ICustomArgParser(ABC):
-    """Takes a user's structure apart into tensors and puts it together again.
+    """Flattens a user's structure into tensors and rebuilds it.
 
     See `registerCustomArgParser`.
     """
@@ -54,7 +54,7 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser) -> None:
 
 
 def parser_of(value: object) -> ICustomArgParser | None:
-    """The parser registered for the class of ``value`` or the nearest class it is made from."""
+    """The parser registered for the class of ``value`` or its nearest base class."""
     return next((_PARSERS[kind] for kind in type(value).__mro__ if kind in _PARSERS), None)
 
 
@@ -78,9 +78,9 @@ class _Like:
 
 
 def learn(tree: Any) -> None:
-    """Register the containers in ``tree`` that pytree takes for leaves.
+    """Register the containers in ``tree`` that pytree treats as leaves.
 
-    Only those that can be taken apart.
+    Only those that can be flattened.
     """
     if is_flat(tree):
         return
@@ -89,9 +89,9 @@ def learn(tree: Any) -> None:
 
 
 def is_flat(tree: Any) -> bool:
-    """Whether ``tree`` is a list, tuple or dict of nothing but tensors.
+    """Whether ``tree`` is a list, tuple or dict of tensors only.
 
-    Most batches are, and need not be walked by pytree, which takes longer than some operators.
+    Most batches are, and need not be traversed by pytree, which takes longer than some operators.
     """
     kind = type(tree)
     if kind is list or kind is tuple:
@@ -100,7 +100,7 @@ def is_flat(tree: Any) -> bool:
 
 
 def taken_apart(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
-    """The leaves of ``tree``, and what puts leaves together as ``tree`` has them."""
+    """The leaves of ``tree``, and a function that puts leaves into a structure like ``tree``."""
     if is_flat(tree):
         if isinstance(tree, dict):
             names = list(tree)

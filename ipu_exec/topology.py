@@ -1,8 +1,8 @@
-"""Where the IPUs of a pod lie to each other, and what it costs to send something between them.
+"""Positions of a pod's IPUs relative to each other, and the costs of transfers between them.
 
-The one place that knows it: pipelines copy, replicas reduce and shards of a tensor gather by these
-functions. IPUs are numbered through the pod, replica by replica and stage by stage; the shards of a
-stage lie side by side.
+The only module that knows this: pipelines copy, replicas reduce and shards of a tensor gather by
+these functions. IPUs are numbered through the pod, replica by replica and stage by stage; the
+shards of a stage are adjacent.
 
 IPU-Links are a ladder with two IPUs to a rung, four to an IPU-Machine and 64 to a rack; racks are
 joined by gateway links (docs/machine.md#pods). Cycles are tile clock cycles, bytes are bytes, rates
@@ -22,7 +22,7 @@ IPUS_OF_A_PROCESS = 64  # at most, that PopTorch reserves
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """IPUs that exchange a tensor: the first, how far each is from the next, and how many."""
+    """IPUs that exchange a tensor: the first, the distance between neighbours, and their number."""
 
     first: int
     apart: int
@@ -35,12 +35,12 @@ class Span:
 
 
 def same_board(target: Target, a: int, b: int) -> bool:
-    """Whether two IPUs are of one IPU-Machine (or card)."""
+    """Whether two IPUs belong to one IPU-Machine (or card)."""
     return a // target.ipus_per_board == b // target.ipus_per_board
 
 
 def gateways(target: Target, a: int, b: int) -> int:
-    """Gateway links on the way between two IPUs: racks are in a row."""
+    """Gateway links between two IPUs: racks are in a row."""
     return abs(a // target.ipus_per_rack - b // target.ipus_per_rack)
 
 
@@ -101,10 +101,10 @@ def cycles_of_levels(target: Target, ring: Span, nbytes: float, rounds: int) -> 
 
 
 def levels(target: Target, ring: Span) -> tuple[Span, ...]:
-    """The rings in which GCL's hierarchical collectives go about one that spans racks.
+    """The rings of GCL's hierarchical collectives for a ring that spans racks.
 
     Within the rack first, then between the racks. A ring in one rack, and one whose racks hold
-    different numbers of its members, is the only level itself.
+    different numbers of its members, is its own only level.
     """
     inside = target.ipus_per_rack // ring.apart
     aligned = ring.first % target.ipus_per_rack < ring.apart

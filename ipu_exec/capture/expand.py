@@ -223,12 +223,12 @@ class _Expansion:
     def _copy_of_update(self, weight: str, twin: str, update: PerWeight) -> _Copy:
         segment = update.segments.get(twin, range(0))
         if segment.start not in self.made_by:
-            made_here = {v for i in segment for v in self.graph.ops[i].outputs if v is not None}
+            outputs = {v for i in segment for v in self.graph.ops[i].outputs if v is not None}
             self.made_by[segment.start] = frozenset(
-                value for value in made_here if value >= self.registered
+                value for value in outputs if value >= self.registered
             )
-        made = self.made_by[segment.start]
-        copy = _Copy(lambda value: value in made, _renamed_weight(twin, weight))
+        created = self.made_by[segment.start]
+        copy = _Copy(lambda value: value in created, _renamed_weight(twin, weight))
         for name in self.state_of.get(twin, ()):
             own = weight + name.removeprefix(twin)
             self._stands_for(copy, self.state[name], self.state[own])
@@ -336,9 +336,9 @@ def _renamed(like: Any, own: Any) -> Callable[[str], str]:
     def rename(name: str) -> str:
         if name == like.scope:
             return str(own.scope)
-        for theirs, mine in prefixes:
+        for theirs, ours in prefixes:
             if name.startswith(theirs):
-                return mine + name[len(theirs) :]
+                return ours + name[len(theirs) :]
         return name
 
     return rename
@@ -352,9 +352,9 @@ def _renamed_weight(like: str, own: str) -> Callable[[str], str]:
     def rename(name: str) -> str:
         if name == modules[0]:
             return modules[1]
-        for theirs, mine in pairs:
+        for theirs, ours in pairs:
             if name == theirs or name.startswith(f"{theirs}/"):
-                return mine + name[len(theirs) :]
+                return ours + name[len(theirs) :]
         return name
 
     return rename

@@ -1,9 +1,9 @@
-"""What Python asks of a tensor's content while a model is captured, when there is none.
+"""Python's reads of a tensor's content while a model is captured, when it has none.
 
-A fake tensor has a shape and no memory: copied, pickled or handed to NumPy as PyTorch does it, it
-leaves a tensor on memory that is not there, or an error that names nothing of the user's. Inside,
-copies are clones, a pickle keeps shape and dtype, and a constant of the forward, whose content is
-known, is given whole. Anything else is an Error with its line.
+A fake tensor has a shape and no memory. PyTorch's own copy, pickle or conversion to NumPy would
+leave a tensor on memory that does not exist, or raise an error that names nothing of the user's.
+Inside, copies are clones, a pickle keeps shape and dtype, and a constant of the forward, whose
+content is known, is returned in full. Anything else is an Error with the user's line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def keep_constant(tensor: torch.Tensor, content: torch.Tensor) -> None:
 
 
 def _constant(tensor: FakeTensor) -> torch.Tensor | None:
-    """The content of a constant that nothing was written to."""
+    """The content of a constant that nothing has written to."""
     content, version = getattr(tensor, _CONSTANT, (tensor.constant, tensor._version))
     return content if version == tensor._version else None
 
 
 @contextlib.contextmanager
 def without_content() -> Iterator[None]:
-    """Inside, tensors answer Python as above."""
+    """Inside, Python's reads of tensors are answered as described above."""
     before = [(kind, name, getattr(kind, name)) for kind, name, _ in _METHODS]
     for (kind, name, method), (*_, apart) in zip(_METHODS, before, strict=True):
         setattr(kind, name, method(apart))
@@ -48,7 +48,7 @@ def without_content() -> Iterator[None]:
 
 
 def _copied(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """``copy.deepcopy`` is a clone. Metrics (torchmetrics) and ``self.log`` copy tensors so."""
+    """``copy.deepcopy`` as a clone; metrics (torchmetrics) and ``self.log`` copy tensors so."""
 
     def clone(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         if id(tensor) not in memo:
@@ -79,7 +79,7 @@ def _pickled(apart: Callable[..., Any]) -> Callable[..., Any]:
 def _unpickled(
     shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
 ) -> torch.Tensor:
-    """A tensor of what is known of the one that was pickled: anything may be in it."""
+    """A tensor with the shape and dtype of the pickled one; its content is undefined."""
     tensor = torch.empty_strided(shape, stride, dtype=dtype)
     return tensor.requires_grad_() if requires_grad else tensor
 
@@ -89,7 +89,7 @@ def _remade(values: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _of_constants(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """``tensor.numpy()`` and ``tolist()``: of constants, else an Error with its line."""
+    """``tensor.numpy()`` and ``tolist()`` of constants; otherwise an Error with the user's line."""
     of_real = getattr(torch.Tensor, apart.__name__)
 
     def given(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +110,7 @@ def _of_constants(apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _written(apart: Callable[..., Any]) -> Callable[..., Any]:
-    """``f"{tensor:.3f}"``: nan where nothing is known."""
+    """``f"{tensor:.3f}"``: nan if the content is unknown."""
 
     def text(tensor: torch.Tensor, spec: str) -> str:
         if not isinstance(tensor, FakeTensor) or not spec:

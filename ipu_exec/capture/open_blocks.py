@@ -1,8 +1,8 @@
-"""Which Block, name scopes, attributes and MultiConv the model's forward has open.
+"""The Block, name scopes, attributes and MultiConv that are open in the model's forward.
 
-`ipu_exec.annotations` and `ipu_exec.ops` open them, the recorder asks. This is the one thing kept
-globally, because PopTorch's annotations are made from inside a model's ``forward``, which has no
-place to pass it. `current_block` asks, `reset_blocks` starts a capture.
+`ipu_exec.annotations` and `ipu_exec.ops` open them, and the recorder reads them. This is the only
+global state, because PopTorch's annotations are used inside a model's ``forward``, which has no
+argument to pass it in. `current_block` reads it, `reset_blocks` starts a capture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockState:
 
 @dataclass(slots=True)
 class OpenAnnotations:
-    """All of them; one is kept, `OPEN`."""
+    """All open annotations; `OPEN` is the only instance."""
 
     block: BlockState | None = None
     ended: bool = False  # by the end of a `with Block`
@@ -36,7 +36,7 @@ class OpenAnnotations:
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
-        """Make the Block the open one; ``layer`` is the module that begins it, if one does."""
+        """Make the Block the open one; ``layer`` is the module that begins it, if any."""
         if user_id is None:
             user_id = self.layer_ids.get(id(layer)) if layer is not None else None
         if user_id is None:
@@ -51,22 +51,22 @@ OPEN = OpenAnnotations()
 
 
 def current_block() -> BlockState | None:
-    """The Block an operator run now belongs to: the last one begun; None before the first."""
+    """The Block that the next operator belongs to: the last one begun; None before the first."""
     return OPEN.block
 
 
 def block_ended() -> bool:
-    """True after a ``with Block`` until the next begins: PopTorch takes no operator there."""
+    """True after a ``with Block`` until the next begins: PopTorch allows no operator there."""
     return OPEN.ended
 
 
 def multi_conv() -> MultiConvGroup | None:
-    """The multi-convolution that is open."""
+    """The open multi-convolution, if any."""
     return OPEN.multi_conv
 
 
 def open_multi_conv(settings: dict[str, Any] | None) -> None:
-    """Begin one with these settings; None: end it."""
+    """Begin a multi-convolution with these settings, or end it if they are None."""
     if settings is not None and OPEN.multi_conv is not None:
         raise UsageError(
             "Nested poptorch.MultiConv is not supported: end one before the next begins"
@@ -83,16 +83,13 @@ def name_scopes() -> list[str]:
 
 
 def attributes() -> tuple[tuple[str, str, str], ...]:
-    """(attribute, key, value) of every open `Attribute`; of one key the innermost value."""
+    """(attribute, key, value) of every open `Attribute`; the innermost value of each key."""
     return tuple(
         (*place, value) for place, value in {item[:2]: item[2] for item in OPEN.attributes}.items()
     )
 
 
 def reset_blocks() -> None:
-    """Forget which Block, MultiConv and Attribute are open.
-
-    Automatic Blocks are numbered from "0" again.
-    """
+    """Close any open Block, MultiConv and Attribute, and number automatic Blocks from "0" again."""
     OPEN.multi_conv, OPEN.attributes = None, []
     OPEN.block, OPEN.ended, OPEN.next_id, OPEN.layer_ids = None, False, 0, {}

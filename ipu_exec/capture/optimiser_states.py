@@ -1,4 +1,4 @@
-"""The dtypes in which an optimiser of PopTorch keeps states, and the storages that it joins."""
+"""The dtypes in which PopTorch's optimisers keep states, and the storages that they merge."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from profiler.enums import Role
 
 
 def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
-    """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in.
+    """Give states and accumulators the dtypes in which an optimiser of PopTorch keeps them.
 
-    Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+    If one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
     """
     if accumulates_in_velocity(optimizer):
         _join_velocities_to_accumulators(graph)

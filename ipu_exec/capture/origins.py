@@ -19,7 +19,7 @@ _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 class SourceLine(NamedTuple):
-    """A line of the user's code; ("", 0): none is known."""
+    """A line of the user's code; ("", 0) if unknown."""
 
     file: str = ""
     line: int = 0
@@ -29,7 +29,7 @@ class SourceLine(NamedTuple):
 
 
 def is_own_code(file: str) -> bool:
-    """Whether a file is torch's or ours, and not the user's."""
+    """Whether a file belongs to torch or to this package, and not to the user."""
     return file.startswith(_OWN_CODE) or file.startswith("<")
 
 
@@ -46,9 +46,9 @@ def source_line() -> SourceLine:
 
 @contextlib.contextmanager
 def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[None]:
-    """Keep ``scopes`` at the path of the module being called, outermost first, while inside.
+    """Inside, ``scopes`` is the path of the module being called, outermost first.
 
-    On leaving, ``scopes`` is what it was before.
+    On leaving, ``scopes`` is restored.
     """
     names = {id(module): name for name, module in model.named_modules()}
     paths: list[str] = []
@@ -79,21 +79,21 @@ def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[Non
 
 
 class AutogradNodes:
-    """Which forward operator made which autograd node, by the nodes' sequence numbers."""
+    """The forward operator that created each autograd node, by the nodes' sequence numbers."""
 
     def __init__(self) -> None:
         self._ops: dict[int, int] = {}  # by sequence number
         self._sequence: list[int] = []  # the numbers in order
 
     def newest_is_of(self, op: int) -> None:
-        """The newest node is of this forward op, unless it is known to be of another."""
+        """Attribute the newest node to this forward op, unless it is known to belong to another."""
         sequence = torch._C._autograd._get_sequence_nr() - 1
         if sequence >= 0 and sequence not in self._ops:
             self._ops[sequence] = op
             bisect.insort(self._sequence, sequence)
 
     def forward_op(self, node: Any) -> int:
-        """The forward operator that made an autograd node, or -1 where there is none.
+        """The forward operator that created an autograd node, or -1 if there is none.
 
         For an autograd.Function that ran no operator it is the last one before it.
         """

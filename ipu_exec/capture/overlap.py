@@ -1,11 +1,11 @@
-"""Host I/O beside computing.
+"""Host I/O that overlaps with compute.
 
-What `set_overlap_for_input` and `set_overlap_for_output` named, and what that asks for.
+The tensors that `set_overlap_for_input` and `set_overlap_for_output` named, and their requirements.
 
 PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
-anything reads it, an output as it is returned; tiles are set aside for I/O; every output leaves
-(OutputMode.All) or is summed; pipelines do not overlap. PopART's do, where its IR is explicit:
-``options._Popart.set("enableExplicitIR", True)`` lets them here.
+anything reads it, an output as it is returned; tiles are set aside for I/O; every output is sent
+(OutputMode.All) or summed; pipelines do not overlap. PopART's do if its IR is explicit:
+``options._Popart.set("enableExplicitIR", True)`` allows them here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` with its marks, and the one that `note_overlaps` looks for."""
+    """A view of ``tensor`` with its marks, for `note_overlaps` to find."""
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:
@@ -38,8 +38,8 @@ def note_overlaps(
 ) -> None:
     """Note in ``graph`` which of its inputs and outputs are overlapped.
 
-    ``tensors``: all that were met, each with its value. Error where what is marked is not an input
-    or output of the ``model``, or is more than that.
+    ``tensors``: all that were recorded, each with its value. Error if a marked tensor is not an
+    input or output of the ``model``, or is returned twice.
     """
     met = list(tensors)
     values = {id(tensor): value for tensor, value in met}
@@ -80,7 +80,7 @@ def note_overlaps(
 
 
 def _name(model: torch.nn.Module, index: int) -> str:
-    """What forward calls its input, where every input is a tensor of its own."""
+    """The name of an input in ``forward``, if every input is a tensor of its own."""
     try:
         names = list(inspect.signature(model.forward).parameters)
     except ValueError:  # a builtin without a signature
@@ -89,26 +89,23 @@ def _name(model: torch.nn.Module, index: int) -> str:
 
 
 def modes(graph: Graph) -> set[str]:
-    """Of what is overlapped."""
+    """The modes of the overlapped inputs and outputs."""
     modes = {*graph.overlapped_inputs.values(), *graph.overlapped_outputs.values()}
     return modes - {OverlapMode.NoOverlap.value}
 
 
 def across(graph: Graph, iterations: int) -> bool:
-    """Whether transfers overlap from one device iteration into the next.
-
-    All that are overlapped have to.
-    """
+    """Whether transfers overlap from one device iteration into the next; all or none have to."""
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 
 
 def check(
     graph: Graph, *, pipelined: bool, explicit_ir: bool, io_tiles: int, mode: OutputMode
 ) -> None:
-    """Error where something is overlapped and the options do not allow it.
+    """Error if something is overlapped and the options do not allow it.
 
-    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``:
-    tiles of an IPU set aside for I/O; ``mode``: the outputs' own.
+    ``pipelined``: the execution strategy is a pipeline; ``explicit_ir``: PopART's IR may be
+    explicit; ``io_tiles``: tiles of an IPU set aside for I/O; ``mode``: the output mode.
     """
     if not modes(graph):
         return

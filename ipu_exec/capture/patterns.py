@@ -1,11 +1,11 @@
-"""PopART's patterns that change what a program costs.
+"""PopART's patterns that change the cost of a program.
 
 They rewrite the captured step before it is placed.
 
 The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
-they are added straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless
-switched off), and so they are where the weight is tied to a product's (``TiedGatherAccumulate``,
-off unless switched on, as PopART has it): the dense gradient, of the table's size, is never made.
+they are added directly to the weight's accumulator (PopART's ``SparseAccumulate``, on by default),
+also if the weight is tied to a product's (``TiedGatherAccumulate``, off by default, as in PopART).
+The dense gradient, which has the table's size, is never created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GRADIENT, _ADD, _ADD_TO = "aten.embedding_dense_backward", "aten.add.Tensor", "
 
 
 def rewrite(graph: Graph, patterns: Mapping[str, bool]) -> None:
-    """Apply to ``graph`` what ``Options._Popart.setPatterns`` leaves switched on."""
+    """Apply to ``graph`` the patterns that ``Options._Popart.setPatterns`` leaves enabled."""
     if patterns.get(SPARSE, True):
         _accumulate_rows(graph, patterns.get(TIED, False))
 
@@ -64,7 +64,7 @@ def _only_reader(graph: Graph, readers: Mapping[int, list[OpNode]], value: int) 
 
 
 def _plain(op: OpNode) -> bool:
-    """Two tensors added as they are."""
+    """Whether it adds two tensors without a factor."""
     return len(op.inputs) == 2 and all(name == "alpha" and value == 1 for name, value in op.kwargs)
 
 
@@ -74,7 +74,7 @@ def _adds_to_accumulator(graph: Graph, op: OpNode) -> bool:
 
 
 def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
-    """The rows of an embedding's gradient added in place where ``add`` added the whole."""
+    """Add an embedding gradient's rows in place instead of the dense gradient of ``add``."""
     accumulator, (gradient, indices) = add.inputs[0], rows.inputs[:2]
     return replace(
         rows,
@@ -89,7 +89,7 @@ def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
 
 
 def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
-    """Put in the ``changed`` operators, leave out the ``dropped`` ones and number all anew."""
+    """Insert the ``changed`` operators, remove the ``dropped`` ones and renumber all."""
     remaining = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
     number = {op.id: index for index, op in enumerate(remaining)}
     graph.ops = [

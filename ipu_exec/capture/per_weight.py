@@ -1,4 +1,4 @@
-"""Which operators of an update belong to which weight."""
+"""Assigns the operators of an update to its weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from profiler.enums import Role
 def updates_of_weights(
     graph: Graph, ops: range, order: Sequence[str], twins: Mapping[str, str]
 ) -> PerWeight:
-    """The operators of ``ops`` weight by weight.
+    """The operators of ``ops`` grouped by weight.
 
     ``order``: the names of all weights in the order in which they are updated. ``twins``: those
-    whose operators were left out, each with the one that is updated like it.
+    whose operators were left out, each with the one that is updated the same way.
 
-    NotRepeatable where an operator belongs to no weight or to several (a norm of all gradients), or
-    those of a weight are not one after another.
+    NotRepeatable if an operator belongs to no weight or to several (a norm of all gradients), or if
+    those of a weight are not consecutive.
     """
     owners: dict[int, int] = {}  # storage that the update makes -> weight
     segments: dict[str, range] = {}

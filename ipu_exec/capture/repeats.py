@@ -1,9 +1,9 @@
-"""Equal layers are captured once: of each group the first and the last run, the others stand in.
+"""Equal layers are captured once: the first and the last of a group run, the others stand in.
 
-A layer that stands in runs nothing. It is one operator of the graph, `FORWARD`, with the layer's
-inputs and with results of the shapes that the first layer gave, and in the backward another,
-`BACKWARD`. `ipu_exec.capture.expand` puts what the last layer ran in their place. Where anything is
-not as it should be for that, `NotRepeatable` is raised, and the model is captured as it runs.
+A layer that stands in runs nothing. In the graph it is one operator, `FORWARD`, with the layer's
+inputs and with results of the first layer's shapes, and another, `BACKWARD`, in the backward.
+`ipu_exec.capture.expand` replaces them with the operators that the last layer ran. If any condition
+for that is not met, `NotRepeatable` is raised, and the model is captured in full.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(slots=True)
 class Place:
-    """The place of a layer's call: the properties that its operators have from outside."""
+    """The place of a layer's call: the properties that its operators inherit from outside."""
 
     path: str  # of the module, "encoder.layer.3"
     scope: str  # its name scopes, "encoder/layer.3"
@@ -67,7 +67,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """The gradient of an input that others use too: what a layer gives is added to theirs.
+    """The gradient of an input with other users: the sum of the layer's gradient and theirs.
 
     ``op`` adds them for a layer that stands in, ``index`` is the input. The layer that ran added
     ``others_of_like`` itself; here it is ``others``. ``total``: the sum.
@@ -141,7 +141,7 @@ class Repeats:
                     module.__dict__["forward"] = forward
 
     def twins(self) -> dict[str, str]:
-        """The path of the layer that runs in place of each that stands in, by its path."""
+        """The path of each layer that stands in, with that of the layer that runs in its place."""
         return {path: one.paths[-1] for one in self.groups for path in one.between}
 
     # -- forward ---
@@ -165,7 +165,7 @@ class Repeats:
         return self._stand_in(group, path, key, tensors)
 
     def _check_alone(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What a layer has a gradient for is no other layer's input."""
+        """Check that a layer's inputs with gradients are not inputs of other layers too."""
         for tensor in tensors:
             if tensor.requires_grad and id(tensor) in self._differentiated:
                 raise NotRepeatable("layers share an input")
@@ -257,14 +257,14 @@ class Repeats:
                     tensor.register_hook(_Noted(note, index))
 
     def backward_of(self, group: int) -> Layer:
-        """The layer that runs last: its backward is over when others of its group begin theirs."""
+        """The layer that runs last; its backward ends when those of others in its group begin."""
         layer = self._last.get(group)
         if layer is None or layer.backward is None:
             raise NotRepeatable("the last layer has no backward before the others")
         return layer
 
     def finish(self, fakes: Mapping[str, torch.Tensor]) -> None:
-        """Give the weights of layers that stand in their gradients, and say who stands for whom.
+        """Match the layers that stand in with those that ran, and assign their weights' gradients.
 
         ``fakes``: the weights by name.
         """
@@ -285,7 +285,7 @@ class Repeats:
         self._find_sums()
 
     def _find_sums(self) -> None:
-        """Note what is added to the gradients that layers give which stand in."""
+        """Note the sums that include gradients of layers that stand in."""
         stood = {stand_in.op: stand_in for stand_in in self.stand_ins}
         for op in self.recorder.graph.ops:
             stand_in = stood.get(op.forward_op)
@@ -299,18 +299,18 @@ class Repeats:
                 raise NotRepeatable("a layer adds to a gradient that no other adds to")
 
     def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
-        given, like = stand_in.gradients_out, stand_in.like
+        gradients, like = stand_in.gradients_out, stand_in.like
         outside = [] if like is None else self._from_outside(like)
-        own = [value for value in op.inputs if value in given]
+        own = [value for value in op.inputs if value in gradients]
         if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(own) != 1:
             raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
         (others,) = (value for value in op.inputs if value != own[0])
         total = op.outputs[0]
         assert total is not None
-        return Sum(op.id, given.index(own[0]), outside[0], others, total)
+        return Sum(op.id, gradients.index(own[0]), outside[0], others, total)
 
     def _from_outside(self, like: Layer) -> list[int]:
-        """Gradients that its backward reads and that did not come through its results."""
+        """The gradients that a layer's backward reads and that do not come through its results."""
         graph, backward = self.recorder.graph, like.backward
         if backward is None:
             return []
@@ -339,7 +339,7 @@ class Repeats:
                 stand_in.gradients.append((recorder.value(weight.grad), recorder.value(own.grad)))
 
     def _compare(self, layers: Sequence[Layer]) -> None:
-        """The layers of a group that ran have to have run the same, or none stands for another."""
+        """Check that the layers of a group that ran are the same; if not, none can stand in."""
         kinds = {tuple(self._kinds(layer)) for layer in layers}
         blocks = {
             self.recorder.graph.ops[op].block == layer.place.block
@@ -401,7 +401,7 @@ class _Standing:
     found: StandIn | None = None
 
     def anchored(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """With a weight where no input has a gradient: the results have one all the same."""
+        """The inputs, and a weight if none of them has a gradient: the results still have one."""
         self.inputs = len(tensors)
         if any(tensor.requires_grad for tensor in tensors):
             return list(tensors)
@@ -412,35 +412,35 @@ class _Standing:
         recorder = self.repeats.recorder
         inputs = tuple(recorder.value(tensor) for tensor in tensors)
         with recorder.paused():
-            made = tuple(
+            results = tuple(
                 torch.empty_strided(shape, stride, dtype=dtype)
                 for shape, stride, dtype, _ in self.given.tensors
             )
-        op = recorder.stand_in(FORWARD, inputs, made)
-        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, made)), op)
+        op = recorder.stand_in(FORWARD, inputs, results)
+        self.found = StandIn(self.place, self.key, inputs, tuple(map(recorder.value, results)), op)
         self.repeats.stand_ins.append(self.found)
-        return made
+        return results
 
     def backward(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradient of each input, of the shape that the layer that ran gave."""
-        repeats, recorder, found = self.repeats, self.repeats.recorder, self.found
+        """The gradient of each input, with the shape that the layer that ran returned."""
+        repeats, recorder, stand_in = self.repeats, self.repeats.recorder, self.found
         like = repeats.backward_of(self.group)
         came = {index for index, gradient in enumerate(gradients) if gradient is not None}
-        if found is None or came != like.gradients_in.keys():
+        if stand_in is None or came != like.gradients_in.keys():
             raise NotRepeatable(f"other results of {self.place.path} are used than of its like")
         known = [None if g is None else recorder.value(g) for g in gradients]
         values = recorder.graph.values
-        given: list[torch.Tensor | None] = []
+        results: list[torch.Tensor | None] = []
         with recorder.paused():
             for index in range(self.inputs):
                 value = like.gradients_out.get(index)
-                given.append(None if value is None else _empty(values[value]))
-        found.backward_op = recorder.stand_in(
-            BACKWARD, [v for v in known if v is not None], [g for g in given if g is not None]
+                results.append(None if value is None else _empty(values[value]))
+        stand_in.backward_op = recorder.stand_in(
+            BACKWARD, [v for v in known if v is not None], [g for g in results if g is not None]
         )
-        found.gradients_in = tuple(known)
-        found.gradients_out = tuple(None if g is None else recorder.value(g) for g in given)
-        return given
+        stand_in.gradients_in = tuple(known)
+        stand_in.gradients_out = tuple(None if g is None else recorder.value(g) for g in results)
+        return results
 
 
 def _empty(value: Any) -> torch.Tensor:
@@ -453,15 +453,15 @@ class _Function(torch.autograd.Function):
     def forward(ctx: Any, standing: _Standing, *tensors: torch.Tensor) -> Any:
         ctx.standing, ctx.count = standing, len(tensors)
         ctx.set_materialize_grads(False)
-        made = standing.forward(tensors[: standing.inputs])
-        about = zip(made, standing.given.tensors, strict=True)
+        results = standing.forward(tensors[: standing.inputs])
+        about = zip(results, standing.given.tensors, strict=True)
         ctx.mark_non_differentiable(*(one for one, (*_, requires) in about if not requires))
-        return made
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        given = ctx.standing.backward(gradients)
-        return (None, *given, *[None] * (ctx.count - len(given)))
+        results = ctx.standing.backward(gradients)
+        return (None, *results, *[None] * (ctx.count - len(results)))
 
 
 def _about(leaf: Any) -> Hashable:

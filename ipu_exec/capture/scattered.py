@@ -68,9 +68,9 @@ def _extreme(
     places = torch.arange(length).reshape(
         [-1 if d == dim % src.dim() else 1 for d in range(src.dim())]
     )
-    found = torch.where(values.gather(dim, index) == src, places, length)
+    matches = torch.where(values.gather(dim, index) == src, places, length)
     nowhere = torch.full(values.shape, length, dtype=torch.int64)
-    return values, nowhere.scatter_reduce(dim, index, found, "amin")
+    return values, nowhere.scatter_reduce(dim, index, matches, "amin")
 
 
 def _like(index: torch.Tensor, src: torch.Tensor, dim: int) -> torch.Tensor:

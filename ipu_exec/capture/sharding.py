@@ -1,13 +1,12 @@
-"""Tensor sharding: the model as one of the IPUs that share its tensors runs it.
+"""Tensor sharding: the model as run by one of the IPUs that share its tensors.
 
 The plan's styles (`ipu_exec.sharding_plan`) are applied as PyTorch applies them, on fake weights
-and in a process group that is none: PyTorch's fake backend, of which this process is rank 0. What
-the recorder sees are the operators on this rank's shares and the collectives between the ranks;
-DTensors never reach the graph. Afterwards the model is as it was: modules have their own weights,
-hooks and forwards again.
+and in PyTorch's fake process group, of which this process is rank 0. The recorder sees the
+operators on this rank's shares and the collectives between the ranks; DTensors never reach the
+graph. Afterwards the model is restored: modules have their own weights, hooks and forwards again.
 
-A sharded weight is a plain tensor, this rank's share, which becomes a DTensor for as long as its
-module runs, so that its gradient belongs to that module's backward.
+A sharded weight is a plain tensor, this rank's share, which becomes a DTensor while its module
+runs, so that its gradient belongs to that module's backward.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WHERE = "Options.tensorSharding"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """This rank's part of a weight, and the placements it has as a DTensor."""
+    """This rank's part of a weight, and its placements as a DTensor."""
 
     shape: torch.Size
     whole: torch.Size
@@ -37,7 +36,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A sharded model. ``shapes``: of weights that are cut, by identity of the real one."""
+    """A sharded model. ``shapes``: the shapes of sharded weights, by the real weight's identity."""
 
     shapes: Mapping[int, torch.Size]
     styles: Mapping[str, tuple[Any, ...]]  # by module
@@ -48,10 +47,10 @@ NOT_SHARDED = Shares({}, {})
 
 @contextlib.contextmanager
 def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) -> Iterator[Shares]:
-    """Inside, the model's modules run as the plan says. ``fake``: the fake-tensor mode.
+    """Inside, the model's modules run as the plan specifies. ``fake``: the fake-tensor mode.
 
     Errors: a plan that names no module, a style that PyTorch refuses for a module, a dimension that
-    the shards do not divide, weights that are tied and cut in two ways.
+    is not divisible by the number of shards, tied weights that are split in two ways.
     """
     if sharding is None or sharding.shards == 1:
         yield NOT_SHARDED
@@ -74,7 +73,7 @@ def sharded(model: torch.nn.Module, sharding: TensorSharding | None, fake: Any) 
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's attributes; the dicts that torch keeps in it are copied."""
+    """A module's attributes, with copies of the dicts that torch keeps in it."""
     return {
         name: value.copy() if isinstance(value, dict) else value
         for name, value in vars(module).items()
@@ -174,10 +173,10 @@ def _style(word: str) -> Any:
 def _rows_of_embedding(
     name: str, module: torch.nn.Embedding, style: Any, mesh: Any, sharding: TensorSharding
 ) -> None:
-    """Each rank has some rows of the table and looks up what is in them; the sum is the result.
+    """Each rank holds some rows of the table and looks up those indices; the result is the sum.
 
-    PyTorch's DTensor makes the gradient of the whole table on every rank and then takes its share
-    (its rule for ``embedding_dense_backward``); an IPU adds to its own rows.
+    PyTorch's DTensor computes the gradient of the whole table on every rank and then takes its
+    share (its rule for ``embedding_dense_backward``); an IPU adds to its own rows.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -203,7 +202,7 @@ def _rows_of_embedding(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The forward of an embedding whose rows are shared; it takes the weight as it is."""
+    """The forward of an embedding with sharded rows; it uses the weight as it is."""
 
     forward: Callable[..., Any]
 
@@ -217,7 +216,7 @@ def _with_shares(
     mesh: Any,
     sharding: TensorSharding,
 ) -> dict[int, torch.Size]:
-    """Give modules their own weights back, of which they use their shares; the shares' shapes."""
+    """Restore the modules' own weights, whose shares their forwards use; returns the shapes."""
     from torch.distributed.tensor import DTensor
 
     shapes: dict[int, torch.Size] = {}
@@ -258,7 +257,7 @@ def _not_divided(name: str, dim: int, size: int, sharding: TensorSharding) -> Er
 
 
 def _check_tied(name: str, placements: Any, first: tuple[str, Any]) -> None:
-    """A weight that modules share is cut the same way in all of them."""
+    """Check that a weight that modules share is split the same way in all of them."""
     other, others = first
     if placements != others:
         raise Error(
@@ -271,7 +270,7 @@ def _check_tied(name: str, placements: Any, first: tuple[str, Any]) -> None:
 
 @dataclass(slots=True)
 class _WithShares:
-    """A module's forward, with its shares as DTensors."""
+    """A module's forward with its shares as DTensors."""
 
     module: torch.nn.Module
     forward: Callable[..., Any]
@@ -310,18 +309,18 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_distributed(types: Sequence[type]) -> bool:
-    """Whether a call is one of wrapped tensors, which make the calls of what they wrap."""
+    """Whether a call is on wrapped tensors, which then make the calls on their contents."""
     return any(kind.__module__.startswith("torch.distributed") for kind in types)
 
 
 def own_share(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's share of a DTensor; any other tensor as it is."""
+    """This rank's share of a DTensor; any other tensor unchanged."""
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
 
 
 def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractContextManager[Any]:
-    """Inside, a cross entropy takes scores whose classes are shared: PyTorch's ``loss_parallel``.
+    """Inside, cross entropy accepts scores with sharded classes: PyTorch's ``loss_parallel``.
 
     A forward and its backward need it, and a model that enters it leaves it before the backward.
     """
@@ -335,9 +334,9 @@ def losses_of_shares(sharding: TensorSharding | None) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
-    """Inside, ``paused`` is entered while DTensor determines the shape of a whole result.
+    """Inside, ``paused`` is entered while DTensor infers the shape of a whole result.
 
-    It runs operators on whole tensors for that, which no IPU does.
+    For that it runs operators on whole tensors, which no IPU does.
     """
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -355,7 +354,7 @@ def without_propagation(paused: Callable[[], Any]) -> Iterator[None]:
 
 
 def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
-    """Whether the plan has the same styles for all these layers, and only for modules inside them.
+    """Whether all these layers have the same styles, and only for modules inside them.
 
     A style for a layer itself changes its inputs and outputs around its ``forward``.
     """
@@ -373,7 +372,7 @@ def cut_alike(paths: Sequence[str], shares: Shares) -> bool:
 
 
 def refused(module: str, sharding: TensorSharding, error: Exception) -> Error:
-    """The error of a model that does not run on shares of its tensors."""
+    """The error for a model that cannot run on shares of its tensors."""
     return Error(
         f"{sharding}: on shares of its tensors the model does not run, in module"
         f" {module or 'of the model itself'!r}: {error}. Where it computes with a size it was told"
@@ -385,7 +384,7 @@ def refused(module: str, sharding: TensorSharding, error: Exception) -> Error:
 
 
 def source_of(error: Exception) -> str:
-    """The innermost line of the user's own code that an error came through."""
+    """The innermost line of the user's own code that an error passed through."""
     from ipu_exec.capture.origins import is_own_code
 
     line, trace = "", error.__traceback__

@@ -64,18 +64,18 @@ def capture(
     """Record what one micro-batch computes; with an optimiser, its backward and the update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
-    added to accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss
-    from what the model returns. ``contents``: what the forward reads off tensors, in order, for
-    fake tensors hold nothing; ContentError where it asks for more. ``casting``: entered around
-    forward and backward (`ipu_exec.capture.casts`).
+    added to accumulators that persist, as with gradient accumulation. ``find_loss`` picks the loss
+    from what the model returns. ``contents``: the values that the forward reads from tensors, in
+    order, because fake tensors hold none; ContentError if it reads more. ``casting``: entered
+    around forward and backward (`ipu_exec.capture.casts`).
 
-    A model that changes in place what its backward still needs is recorded with a copy of it, as
-    PopART's programs, where no tensor is changed, have it (``Graph.mutates``); PyTorch refuses such
-    a backward.
+    If a model changes a tensor in place that its backward still needs, a copy of it is recorded, as
+    in PopART's programs, in which no tensor is changed (``Graph.mutates``). PyTorch refuses such a
+    backward.
 
     ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
     others are copied from these (`ipu_exec.capture.repeats`). The graph is the same. ``sharding``:
-    the graph is what one of the IPUs runs that share the model's tensors
+    the graph is that of one of the IPUs that share the model's tensors
     (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()
@@ -102,7 +102,7 @@ def _run(step: _Step, equal: Sequence[EqualLayers], per_weight: bool) -> Graph:
 
 @dataclass(frozen=True)
 class _Step:
-    """What is to be captured; the fields are the arguments of `capture`."""
+    """The step to capture; the fields are the arguments of `capture`."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
@@ -136,7 +136,7 @@ class _Run:
     updates: list[PerWeight] = field(default_factory=list)
 
     def graph(self) -> Graph:
-        """What is recorded of the run."""
+        """The graph recorded from the run."""
         step = self.step
         with sharded(step.model, step.sharding, self.fakes.mode) as shares:
             self.fakes.shapes = shares.shapes
@@ -177,7 +177,7 @@ class _Run:
         return self._finished()
 
     def _inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The micro-batch on nothing."""
+        """The micro-batch as fake tensors."""
         args, kwargs = self.fakes.copies((self.step.args, self.step.kwargs))
         self.recorder.graph.inputs = tuple(
             self.recorder.register(tensor, Role.INPUT, f"input.{index}")
@@ -188,7 +188,7 @@ class _Run:
     def _trained(self) -> dict[str, torch.Tensor]:
         """The fake parameters that the optimiser updates.
 
-        They have accumulators where gradients are added up.
+        They have accumulators if gradients are accumulated.
         """
         optimizer = self.step.optimizer
         if optimizer is None:
@@ -224,7 +224,7 @@ class _Run:
         return optimizer
 
     def _twins(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        """Weights of layers that stand in, each with that of the layer that runs for it."""
+        """The weights of layers that stand in, each with its counterpart in the layer that runs."""
         group_of = {
             id(parameter): number
             for number, group in enumerate(optimizer.param_groups)
@@ -241,7 +241,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _without_twins(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, the optimiser has one weight of those that are updated alike."""
+        """Inside, the optimiser has only one of the weights that are updated alike."""
         left_out = {id(self.trained[name]) for name in self.twins}
         before = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -280,7 +280,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _shards(self) -> Iterator[None]:
-        """Around the run of a sharded model, whose errors are told in its words."""
+        """Entered around the run of a sharded model; rewords that model's errors."""
         sharding = self.step.sharding
         if sharding is None or sharding.shards == 1:
             yield
@@ -304,7 +304,7 @@ class _Run:
                 loss.backward()
 
     def _update(self) -> None:
-        """The weight update, after which accumulators begin at zero again."""
+        """The weight update, after which accumulators are zero again."""
         self.repeats.finish(self.trained)
         if self.optimizer is None:
             return
@@ -335,7 +335,7 @@ class _Run:
         graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_of(returned))
 
     def _finished(self) -> Graph:
-        """The graph with all that is known of it once everything ran."""
+        """The graph with everything that is known about it once the run is over."""
         graph, recorder = self.recorder.graph, self.recorder
         graph.mutates = self.mutates
         graph.names_ipu = self.devices.named
@@ -351,7 +351,7 @@ class _Run:
         return expand(graph, self.registered, self.repeats.stand_ins, self.updates)
 
     def _name_gradients(self) -> None:
-        """Say which storages are the gradients of weights, where no accumulator took them."""
+        """Record which storages are the gradients of weights that have no accumulator."""
         for name, parameter in self.trained.items():
             if parameter.grad is None:
                 continue
@@ -362,12 +362,12 @@ class _Run:
 
 
 def _alike(item: Any) -> Any:
-    """State of an optimiser for another weight of the same shape."""
+    """An optimiser's state for another weight of the same shape."""
     return torch.empty_like(item) if isinstance(item, torch.Tensor) else item
 
 
 class _Around(torch.nn.Module):
-    """A model around which something is done while its weights are replaced."""
+    """A model with a context that is entered around it while its weights are replaced."""
 
     def __init__(self, model: torch.nn.Module, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -378,9 +378,9 @@ class _Around(torch.nn.Module):
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error where the forward took away a buffer or put another tensor in its place.
+    """Error if the forward removed a buffer or replaced its tensor.
 
-    The device holds the first.
+    The device holds the first one.
     """
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():

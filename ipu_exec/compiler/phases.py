@@ -94,16 +94,16 @@ class _Finder:
         self.made: dict[
             int, tuple[str, int]
         ] = {}  # storage -> direction and stage of what makes it
-        for (direction, stage), mine in ops.items():
-            for op in mine:
+        for (direction, stage), stage_ops in ops.items():
+            for op in stage_ops:
                 for value in op.outputs:
                     if value is not None:
                         self.made.setdefault(self._storage(value), (direction, stage))
         self.updated = {
             self._storage(v)
-            for (d, _), mine in ops.items()
+            for (d, _), stage_ops in ops.items()
             if d == Direction.UPDATE
-            for op in mine
+            for op in stage_ops
             for v in op.inputs
         }
         self.traffic: dict[tuple[str, int], _Lists] = {}

@@ -1,8 +1,8 @@
 """``horovod.torch`` on the host: tensors exchanged between the instances of a script, over gloo.
 
-For initial weights, losses and metrics. What replicas exchange on IPUs a training call does itself.
-Without ``poprun`` or ``ipu-run --instances`` there is one instance, and nothing moves. Sums are in
-the order of the instances, so that all of them have the same bits.
+For initial weights, losses and metrics. A training call itself performs the exchanges between
+replicas on IPUs. Without ``poprun`` or ``ipu-run --instances`` there is one instance, and nothing
+is exchanged. Sums are in the order of the instances, so that all of them have the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Given = TypeVar("Given")
 
 
 class ReduceOp(Enum):
-    """What becomes of the tensors of all instances."""
+    """How the tensors of all instances are combined."""
 
     Average = 0
     Sum = 1
@@ -33,16 +33,16 @@ Average, Sum, Min, Max = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Min, ReduceOp.
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """Meet the other instances; arguments are Horovod's, and mean nothing here."""
+    """Connect to the other instances; the arguments are Horovod's and are ignored here."""
     popdist.init()
 
 
 def shutdown() -> None:
-    """Nothing to do: the connections end with the process."""
+    """Do nothing: the connections end with the process."""
 
 
 def is_initialized() -> bool:
-    """True: whoever needs the other instances meets them."""
+    """True: instances connect when first needed."""
     return True
 
 
@@ -52,7 +52,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many instances there are."""
+    """The number of instances."""
     return popdist.getNumInstances()
 
 
@@ -62,22 +62,22 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Instances of this host."""
+    """The number of instances on this host."""
     return popdist.getNumLocalInstances()
 
 
 def cross_rank() -> int:
-    """The number of this host, where hosts have as many instances each."""
+    """The number of this host, if all hosts have equally many instances."""
     return rank() // local_size()
 
 
 def cross_size() -> int:
-    """How many hosts there are."""
+    """The number of hosts."""
     return popdist.getNumHosts()
 
 
 def barrier() -> None:
-    """Return when every instance has come here."""
+    """Return when every instance has reached this call."""
     popdist.synchronize()
 
 
@@ -96,7 +96,7 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def broadcast_object(obj: Given, root_rank: int = 0, name: str | None = None) -> Given:
-    """What instance ``root_rank`` gave, which has to be picklable."""
+    """The object that instance ``root_rank`` passed, which has to be picklable."""
     together = _checked(root_rank)
     return obj if together is None else together.broadcast_object(obj, root_rank)
 
@@ -123,7 +123,7 @@ def allreduce(
     name: str | None = None,
     op: ReduceOp | None = None,
 ) -> torch.Tensor:
-    """The mean over the instances, or what ``op`` says; ``average=False`` is the sum."""
+    """The mean over the instances, or the operation of ``op``; ``average=False`` is the sum."""
     if average is not None and op is not None:
         raise UsageError("allreduce: say average or op, not both")
     wanted = op or (Average if average in (None, True) else Sum)
@@ -149,7 +149,7 @@ def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """The tensors of all instances, joined along dimension 0, where they may differ in size."""
+    """The tensors of all instances, joined along dimension 0, in which they may differ in size."""
     together = _checked(0)
     if together is None:
         return tensor.detach().clone()
@@ -157,13 +157,13 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def allgather_object(obj: Given, name: str | None = None) -> list[Given]:
-    """What each instance gave."""
+    """The objects that the instances passed."""
     together = _checked(0)
     return [obj] if together is None else together.gather(obj)
 
 
 def _checked(root_rank: int) -> Instances | None:
-    """The instances; None where there is one. UsageError for one that does not exist."""
+    """The instances; None if there is only one. UsageError if the named one does not exist."""
     if not 0 <= root_rank < size():
         raise UsageError(f"horovod: there is no instance {root_rank}: they are 0 to {size() - 1}")
     return connect(rank(), size()) if size() > 1 else None

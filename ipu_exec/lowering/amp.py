@@ -2,8 +2,8 @@
 
 See docs/cycles.md, from docs/cycles.md#amp-1x1 on.
 
-All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one
-vertex.
+All functions take and return numpy arrays (or values that broadcast to them); cycles are tile
+cycles of one vertex.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Unit:
 def unit_for(machine: Machine, dtype: str) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
-    MK1 multiplies half as many a cycle (docs/machine.md#targets) at the same 4 (8) cycles a row, so
-    half the outputs (derived). With fp32 partials of fp16 operands MK2 has 8 outputs too: four
-    engines store two floats a cycle ([PL, tools/single_conv_layer.cpp] at
+    MK1 performs half as many multiplications per cycle (docs/machine.md#targets) at the same 4 (8)
+    cycles a row, so half the outputs (derived). With fp32 partials of fp16 operands MK2 has 8
+    outputs too: four engines store two floats a cycle ([PL, tools/single_conv_layer.cpp] at
     fp16InFp32OutConvUnitsPerTile; [PL, lib/poplin/codelets/ConvPartial1x1Out.cpp], hasAssembly: 16
-    units are for half partials or float operands only). Integers and bfloat16 take the type that
-    holds them.
+    units are for half partials or float operands only). Integers and bfloat16 use the type that can
+    hold them.
     """
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
@@ -182,8 +182,8 @@ def slic_cycles(
 
     Windows are 1 x 4, and ``blocks`` counts blocks of four channels.
 
-    8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block
-    in order before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],
+    8 units (fp32 partials) pass over the input twice, 16 once. Workers rearrange the weights of a
+    block before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialSlicSupervisor*Estimate, which counts the weights of one block only; here each
     block's are loaded).
     """
@@ -216,9 +216,7 @@ def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.n
 def vmac_cycles(
     unit: Unit, outputs: Ints, kernel_rows: Ints, kernel_cols: Ints, ins: Ints, vectors: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups.
-
-    It is for fp16 only.
+    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups, fp16 only.
 
     Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13
     cycles and 2 for each of its elements (11 and 2 with fp16 partials). Each has partials of its
@@ -258,11 +256,11 @@ def reduce_partials_cycles(
 ) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
 
-    See docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, that of
-    a partial by default. ``tile_bytes``: memory of a tile, which decides whether the partials that
-    arrive may lie in one piece (`lies_in_one_piece`) for the vertex of a shorter loop; 0: never.
+    See docs/cycles.md#reduction-of-partials. ``out_bytes``: of an element of the result, that of a
+    partial by default. ``tile_bytes``: memory of a tile, which decides whether the arriving
+    partials can be contiguous (`lies_in_one_piece`) for the vertex with a shorter loop; 0: never.
 
-    256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
+    256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 if there is nothing to add.
     """
     outputs, depth = np.broadcast_arrays(np.asarray(outputs, np.int64), np.asarray(depth, np.int64))
     out_bytes = out_bytes or partial_bytes
@@ -279,10 +277,10 @@ def reduce_partials_cycles(
 
 
 def lies_in_one_piece(partials: np.ndarray, tile_bytes: int) -> np.ndarray:
-    """Whether partials of so many bytes that arrive on a tile are laid out as one tensor.
+    """Whether partials of that many bytes that arrive on a tile are laid out as one tensor.
 
     In whole memory elements they take less than a sixteenth of the tile ([PL,
-    lib/poplin/ConvReducePlan.hpp], checkPartialsSizeForSingleInputReduce): never on an MK1, whose
+    lib/poplin/ConvReducePlan.hpp], checkPartialsSizeForSingleInputReduce): never on an MK1, where a
     sixteenth is one element.
     """
     elements = ceil_div(partials, MEMORY_ELEMENT_BYTES)
@@ -290,10 +288,10 @@ def lies_in_one_piece(partials: np.ndarray, tile_bytes: int) -> np.ndarray:
 
 
 def reduction_stages(depth: int) -> tuple[int, ...]:
-    """How ``depth`` partials are added.
+    """The radix of each stage in which ``depth`` partials are added.
 
-    The radix of each stage (one to 15, two to 124, three above), so that a tile takes the fewest
-    messages ([PL, lib/poplin/ConvReducePlan.cpp], getMultiStageReducePlan).
+    There is one stage for up to 15 partials, two for up to 124 and three above, so that a tile
+    receives the fewest messages ([PL, lib/poplin/ConvReducePlan.cpp], getMultiStageReducePlan).
     """
     if depth < 2:
         return ()

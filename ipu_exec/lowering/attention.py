@@ -20,7 +20,7 @@ _END = 1 << 30
 
 
 def transposed(operand: Operand) -> Operand:
-    """The last two dimensions swapped, as a view."""
+    """A view with the last two dimensions swapped."""
     swap = (*range(len(operand.shape) - 2), len(operand.shape) - 1, len(operand.shape) - 2)
     return Operand(
         tuple(operand.shape[d] for d in swap),
@@ -80,7 +80,7 @@ _BACKWARD = words(
 def _mask(spec: OpSpec, first: int, scores: tuple[int, ...]) -> int | None:
     """Operand index of the attention mask.
 
-    One after ``first`` that broadcasts to the scores and is no vector.
+    The first one after ``first`` that broadcasts to the scores and is not a vector.
     """
     for index, operand in enumerate(spec.operands[first:], first):
         if operand.shape[-2:] == scores[-2:] and operand.layout is not None:
@@ -106,7 +106,7 @@ def _probabilities(
 
 @lowering(*(f"aten.{name}" for name in _FORWARD))
 def attention(spec: OpSpec, machine: Machine) -> Plan:
-    """softmax(Q K^T / sqrt d + mask) V, scores kept on their tiles between the two products."""
+    """softmax(Q K^T / sqrt d + mask) V; the scores stay on their tiles between the two products."""
     build = Builder(spec, machine)
     query, key, value = (build.place(i) for i in range(3))
     scores, spread = _probabilities(build, query, key, 3)
@@ -125,7 +125,7 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """The backward of attention: probabilities once more, then four gradients.
+    """The backward of attention: recompute the probabilities, then four gradients.
 
     The forward keeps only the logarithmic sums of the probabilities.
     """

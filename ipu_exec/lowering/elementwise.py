@@ -1,11 +1,12 @@
 """Elementwise operators.
 
-They are unary, binary with broadcasting and scalars, ternary, casts, fills and optimiser updates.
+Unary, binary (with broadcasting and scalars) and ternary operators, casts, fills and optimiser
+updates.
 
-The leading operand stays where it lies; the others come to it: nothing moves if they lie with it,
-the whole tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile
-that needs a part of it. An operator that the IPU runs as several vertices is several compute sets.
-Cycles: `costs.KINDS`.
+The leading operand stays on its tiles and the others are sent to it: nothing moves if they have the
+same layout, the whole tensor is exchanged if they have another, and a broadcast operand is sent to
+every tile that needs a part of it. An operator that the IPU runs as several vertices becomes
+several compute sets. Cycles: `costs.KINDS`.
 """
 
 from __future__ import annotations
@@ -215,12 +216,12 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays where it is.
+    """Index of the operand that stays on its tiles, or -1 if there is none.
 
-    Of the result's shape, placed, on most tiles; -1 if none is.
+    It has the result's shape and a layout, on the most tiles.
 
-    One that only repeats elements (the gradient of a mean) does not say where the result lies: it
-    may be on one tile. In place it is always the operand written.
+    One that only repeats elements (the gradient of a mean) does not determine the result's layout,
+    because it may be on one tile. In place it is always the operand that is written.
     """
     if is_in_place(spec):
         out = spec.outputs[0]
@@ -232,14 +233,14 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
         if operand.shape != shape or any(expanded(operand)):
             continue
         tiles = 0 if operand.layout is None else int(np.count_nonzero(operand.layout.bytes))
-        mine = (2 * (operand.layout is not None) + is_dense(operand), tiles)
-        if mine > score:
-            best, score = index, mine
+        rank = (2 * (operand.layout is not None) + is_dense(operand), tiles)
+        if rank > score:
+            best, score = index, rank
     return best
 
 
 def _innermost(operand: Operand) -> int:
-    """The dimension along which neighbours lie together; -1 if there is none.
+    """The dimension along which adjacent elements are stored; -1 if there is none.
 
     Only dimensions with more than one element count.
     """
@@ -250,15 +251,15 @@ def _innermost(operand: Operand) -> int:
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
     """Transpose an operand in groups, so that it can be sent in groups.
 
-    It applies where its neighbours lie along another dimension.
+    Only if its adjacent elements are along another dimension.
 
     popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
     ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
     dimensions are exchanged among the tiles that hold the operand, and transposed there. False, and
-    nothing done, where a group would be less than a grain. It is the groups of where the operand
-    goes that count: its own may be odd (the gradient of a matrix for 30,522 tokens), but then
-    poplin's plan had the other dimension as its output channels, in groups: an estimate that errs
-    to more cycles.
+    nothing done, if a group would be smaller than a grain. The groups of the destination count: the
+    operand's own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan
+    had the other dimension as its output channels, in groups. This estimate errs towards more
+    cycles.
     """
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
@@ -272,10 +273,10 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
 
 
 def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[str, int]:
-    """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
+    """Exchange operand ``index`` to the tiles of ``lead``, if it is not there.
 
-    Returns ("same" | "scalar" | "vector" | "broadcast", elements held at most on a tile); holds
-    what arrived until the end of the plan.
+    Returns ("same" | "scalar" | "vector" | "broadcast", most elements held on a tile); holds what
+    arrived until the end of the plan.
     """
     operand = build.spec.operands[index]
     if operand.shape == lead.shape and not any(expanded(operand)):
@@ -308,7 +309,7 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
 
 
 def _planned_as(operand: Operand) -> str:
-    """What a product's plan placed the operand as ("input", "weight", "output"), if it did."""
+    """The operand's role in the product that placed it ("input", "weight", "output"), or ""."""
     key = operand.layout.key if operand.layout is not None else None
     return key[2] if isinstance(key, tuple) and key[0] == "planned" else ""
 
@@ -322,14 +323,14 @@ def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarra
     pad = len(lead.shape) - len(operand.shape)
     extents = (1,) * pad + operand.shape
     axes = tuple(
-        mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True)
+        extent == whole and whole > 1 for extent, whole in zip(extents, lead.shape, strict=True)
     )
     need = touched(lead, axes, spread.elements, spread.run)
     return np.minimum(need, prod(operand.shape))
 
 
 def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
-    """Any elementwise operator as compute sets of ``kinds``, after the exchange it needs."""
+    """Any elementwise operator as compute sets of ``kinds``, after the exchange that it needs."""
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]
     output = outputs[0] if outputs else spec.operands[0]
@@ -368,7 +369,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
-    """The vertex for the operands at hand.
+    """The vertex for these operands.
 
     Broadcast by scalar, along the last dimension, in place, or general.
     """
@@ -424,7 +425,7 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants: the result lies like the operand it was made like, linearly otherwise.
+    """Constants: the result has the layout of the operand it was created from, else a linear one.
 
     ``empty`` writes nothing.
     """
@@ -454,9 +455,9 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 def copy(spec: OpSpec, machine: Machine) -> Plan:
     """Copies and casts.
 
-    The result keeps the source's tiles; a different order of dimensions is rearranged on tile.
+    The result keeps the source's tiles; a different order of dimensions is rearranged on the tile.
 
-    ``copy_`` writes where its first operand lies and so exchanges a source that lies elsewhere.
+    ``copy_`` writes to its first operand's tiles and so exchanges a source with another layout.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]

@@ -167,13 +167,13 @@ def look_up(
         step = build.fetch("copies of the table", source, need, broadcast=True)
         build.hold("copies of the table", need * source.item_bytes, step, _END)
     _send_indices(build, indices, held, copies)
-    found, cycles = sliced(held, copies)
+    read, cycles = sliced(held, copies)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
     step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
-    build.hold("found rows", found * source.item_bytes, step, step + 1)
+    build.hold("found rows", read * source.item_bytes, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
     build.exchange(
-        f"{base_name(spec)}/collect", spread.elements * source.item_bytes, found * source.item_bytes
+        f"{base_name(spec)}/collect", spread.elements * source.item_bytes, read * source.item_bytes
     )
     layouts: list[Layout | None] = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
@@ -542,13 +542,13 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     The edges of a row go to every tile that has values of it.
     """
     build = Builder(spec, machine)
-    mine, theirs = (1, 0) if base_name(spec) == "searchsorted" else (0, 1)
-    values, out = (spec.operands[mine] if mine < len(spec.operands) else None), spec.outputs[0]
+    data, bins = (1, 0) if base_name(spec) == "searchsorted" else (0, 1)
+    values, out = (spec.operands[data] if data < len(spec.operands) else None), spec.outputs[0]
     assert out is not None
-    edges = build.place(theirs)
+    edges = build.place(bins)
     if values is not None and values.elements == out.elements:
-        source, found = build.lead(mine)
-        spread = Spread(result_key(found, source, out), found.elements)
+        source, held = build.lead(data)
+        spread = Spread(result_key(held, source, out), held.elements)
     else:
         spread = build.linear(out.elements, out.dtype)
     row = edges.shape[-1] if edges.shape else 1

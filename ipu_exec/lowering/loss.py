@@ -1,4 +1,4 @@
-"""Losses and their gradients: NLL (so cross-entropy), MSE, L1, binary cross-entropy."""
+"""Losses and their gradients: NLL (and so cross-entropy), MSE, L1, binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
 def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
-    """How many targets each tile's share of the scores belongs to.
+    """The number of targets that each tile's share of the scores belongs to.
 
     Classes are dimension 1, or 0 without a batch.
     """
@@ -44,16 +44,16 @@ def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
 
 
 def _gather_cycles(rows: np.ndarray) -> np.ndarray:
-    """``popops::SelectFromRowsInColumns``.
+    """Cycles of ``popops::SelectFromRowsInColumns``.
 
-    A scalar load, compare and store a row, about 20 worker cycles.
+    A scalar load, compare and store per row, about 20 worker cycles.
     """
     return np.where(rows > 0, WORKERS * (26 + 20 * ceil_div(rows, WORKERS)), 0)
 
 
 @lowering("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d")
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """Pick each row's target score where the scores lie, and sum.
+    """Select each row's target score on the scores' tiles, and sum.
 
     A mean divides by the sum of weights.
     """
@@ -101,7 +101,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Zeros where the scores lie, then minus the incoming gradient at each row's target."""
+    """Zeros on the scores' tiles, then minus the incoming gradient at each row's target."""
     build = Builder(spec, machine)
     scores, spread = build.lead(1)
     out = spec.outputs[0]
@@ -163,7 +163,7 @@ _BACKWARD: dict[str, tuple[str, ...]] = {
 def _reduction(spec: OpSpec) -> Any:
     """The reduction argument.
 
-    The first plain integer after the tensors, torch's default (mean) without one.
+    The first plain integer after the tensors, or torch's default (mean) if there is none.
     """
     named = dict(spec.kwargs)
     if "reduction" in named:
@@ -173,7 +173,7 @@ def _reduction(spec: OpSpec) -> Any:
 
 @lowering(*(f"aten.{name}" for name in _FORWARD))
 def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """A few maps where the prediction lies, then a sum over everything, and the mean's division."""
+    """A few maps on the prediction's tiles, then a sum over everything, and the mean's division."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     out = spec.outputs[0]
@@ -197,7 +197,7 @@ def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """The incoming gradient is broadcast to where the prediction lies, then a few maps."""
+    """The incoming gradient is broadcast to the prediction's tiles, followed by a few maps."""
     build = Builder(spec, machine)
     operand, spread = build.lead(1)
     out = spec.outputs[0]
@@ -220,14 +220,15 @@ def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.n
 
     The six workers share a step's states.
 
-    Each state is ``terms`` log-additions of its neighbours a step before, and an addition.
+    Each state takes ``terms`` log-additions of its neighbours in the previous step, and an
+    addition.
     """
     step = WORKERS * (20 + ceil_div(states, WORKERS) * (LOG_ADD * terms + 6))
     return np.where(samples > 0, samples * steps * step, 0)
 
 
 def _samples(batch: int, tiles: int) -> np.ndarray:
-    """Whole samples on tiles, as even as can be: a table's steps follow from each other."""
+    """Whole samples on tiles, as evenly as possible: a table's steps depend on each other."""
     return split_evenly(batch, tiles)
 
 
@@ -237,8 +238,8 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
 
     The table is [N, T, 2 longest + 1] (Graves et al., 2006).
 
-    A sample's table is filled on one tile, step after step. popnn::ctc cuts time and labels too, so
-    ours is the upper bound: an estimate.
+    A sample's table is filled on one tile, step by step. popnn::ctc also splits time and labels, so
+    ours is an upper bound: an estimate.
     """
     build = Builder(spec, machine)
     scores, (out, table) = build.place(0), spec.outputs
@@ -271,7 +272,7 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
 
     Arguments: (gradient, log probabilities, targets, ..., loss, table).
 
-    The table of suffixes is filled backwards on the sample's tile, and added by symbol.
+    The table of suffixes is filled backwards on the sample's tile, and summed by symbol.
     """
     build = Builder(spec, machine)
     out, table = spec.outputs[0], spec.operands[-1]

@@ -1,8 +1,8 @@
 """Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner in `product`.
 
-[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights
-and its rows are the output channels, the right one's columns are the field, whichever is the
-parameter ([PL, lib/poplin/MatMul.cpp], getConvParams: "width = outputSize, output channels =
+[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights,
+with its rows as output channels, and the right one's columns are the field, whichever of the two is
+the parameter ([PL, lib/poplin/MatMul.cpp], getConvParams: "width = outputSize, output channels =
 batchSize"; [TUT4]: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
 for free.
 """
@@ -48,7 +48,7 @@ def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
 
 
 def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:
-    """[..., M, K] x [..., K, N], vectors taken as matrices of one row or column."""
+    """[..., M, K] x [..., K, N]; vectors are treated as matrices of one row or column."""
     a, b = (spec.operands[s] if isinstance(s, int) else s for s in (left, right))
     a_shape, b_shape = a.shape, b.shape
     if len(a_shape) == 1:
@@ -116,7 +116,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.linear")
 def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
-    """X W^T + b with any leading dimensions of x."""
+    """X W^T + b with any number of leading dimensions of x."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

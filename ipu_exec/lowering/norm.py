@@ -26,7 +26,7 @@ _END = 1 << 30
 def _affine(
     build: Builder, index: int, lead: Operand, spread: Spread, axes: tuple[int, ...]
 ) -> None:
-    """Bring a scale or shift (a vector along ``axes``) to where ``lead`` lies."""
+    """Send a scale or shift (a vector along ``axes``) to the tiles of ``lead``."""
     source = build.place(index)
     shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
     need = np.minimum(
@@ -40,10 +40,10 @@ def _affine(
 def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
     """Append mean and inverse standard deviation over ``dims``.
 
-    They are brought back to the tiles of ``lead``.
+    They are sent back to the tiles of ``lead``.
 
-    The stable way has the mean first and takes it off before it squares; the other one's variance
-    is the mean of squares less the squared mean ([POPART,
+    The stable version computes the mean first and subtracts it before squaring; in the other one
+    the variance is the mean of squares minus the squared mean ([POPART,
     willow/include/popart/sessionoptions.hpp], enableStableNorm).
     """
     mean = reduce_over(build, lead, spread, dims, "ADD", "mean")
@@ -101,7 +101,7 @@ def _forward(
 ) -> Plan:
     """A norm over ``dims`` with scale and shift along ``axes``.
 
-    ``lead`` is the input regrouped, if it is.
+    ``lead`` is the regrouped input, if it was regrouped.
     """
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
@@ -137,7 +137,7 @@ def _affine_indices(spec: OpSpec, first: int) -> list[int]:
 
 
 def _grouped(operand: Operand, groups: int) -> Operand:
-    """[N, C, ...] seen as [N, groups, C/groups, ...]."""
+    """[N, C, ...] viewed as [N, groups, C/groups, ...]."""
     n, c, *rest = operand.shape
     s_n, s_c, *s_rest = operand.strides
     inner = c // groups
@@ -154,7 +154,7 @@ def _grouped(operand: Operand, groups: int) -> Operand:
 
 @lowering("aten.native_layer_norm", "aten.layer_norm", norm=True)
 def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
-    """Over the last dimensions, with scale and shift of their shape."""
+    """Norm over the last dimensions, with scale and shift of their shape."""
     rank, normalised = len(spec.operands[0].shape), spec.args[1]
     count = len(normalised) if isinstance(normalised, tuple) else 1
     dims = tuple(range(rank - count, rank))
@@ -200,14 +200,14 @@ _BATCH_NORMS = (
 
 
 def takes_statistics(name: str, args: Sequence[Any]) -> bool:
-    """Whether a batch norm ``name`` with these arguments is one in training."""
+    """Whether ``name`` with these arguments is a batch norm in training."""
     flags = [a for a in args if isinstance(a, bool)]
     return bool(flags[0] if flags else "no_training" not in name) and "no_update" not in name
 
 
 @lowering(*aten(_BATCH_NORMS), norm=True)
 def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
-    """Over batch and field; in training the running statistics are updated too (a few elements)."""
+    """Norm over batch and field; training also updates the running statistics (a few elements)."""
     training = takes_statistics(spec.name, spec.args)
     rank = len(spec.operands[0].shape)
     dims = (0, *range(2, rank))
@@ -215,7 +215,7 @@ def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _statistics_need(lead: Operand, spread: Spread, dims: tuple[int, ...]) -> np.ndarray:
-    """Means (or the like) over ``dims`` that each tile's share of ``lead`` needs."""
+    """Means (or similar) over ``dims`` that each tile's share of ``lead`` needs."""
     shape = tuple(1 if d in dims else n for d, n in enumerate(lead.shape))
     return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, spread)
 
@@ -231,8 +231,8 @@ def _backward(
 ) -> Plan:
     """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
 
-    ``dims`` are those normalised over, ``affine_dims`` those the gradients of scale and shift are
-    summed over.
+    ``dims`` are the normalised dimensions; the gradients of scale and shift are summed over
+    ``affine_dims``.
     """
     build = Builder(spec, machine)
     operand, spread = build.lead(data)

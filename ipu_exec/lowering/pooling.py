@@ -1,9 +1,9 @@
 """Pooling and its gradients.
 
-The splits of batch, channels and field that take the least cycles, as popnn plans them.
+The splits of batch, channels and field with the fewest cycles, as popnn plans them.
 
-What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
-([PL, lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
+The windows of a tile's outputs are sent to it, and each worker takes a range of field rows ([PL,
+lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
 ``getPoolingCycles``; docs/cycles.md#compound-operators).
 """
 
@@ -35,8 +35,8 @@ _END = 1 << 30
 class Pooling:
     """Sizes of one pass.
 
-    ``field`` is what it makes, ``other`` what it reads windows of; a gradient makes the input's
-    field. ``lanes``: channels of a vector.
+    ``field`` is its output and ``other`` the field whose windows it reads; a gradient's output is
+    the input's field. ``lanes``: channels of a vector.
     """
 
     batch: int
@@ -51,13 +51,13 @@ class Pooling:
 
     @property
     def compares(self) -> bool:
-        """Whether it is the gradient of a maximum, which looks for where that was."""
+        """Whether it is the gradient of a maximum, which looks for the maximum's position."""
         return self.maximum and self.backward
 
 
 @dataclass(frozen=True)
 class Split:
-    """In how many parts each dimension is cut; channels come in groups of ``group``."""
+    """The number of parts of each dimension; channels come in groups of ``group``."""
 
     batch: int
     channels: int
@@ -78,8 +78,8 @@ Parts = tuple[
 def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     """Cycles of one tile's part: ``getPoolingCycles`` with pointers that take two cycles to unpack.
 
-    A worker has a sixth of the outputs, as stretches of field rows. For each row and position of
-    the kernel that meets it, and each vector of channels, its inner loop runs along the row.
+    A worker has a sixth of the outputs, as ranges of field rows. For each row and each position of
+    the kernel that applies to it, and each vector of channels, its inner loop runs along the row.
     """
     batch, channels, field = parts
     groups, vectors = ceil_div(channels, group), -(-group // pooling.lanes)
@@ -122,10 +122,10 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
     """The split with the fewest cycles for computing and exchange.
 
-    What the windows need arrives at 4 bytes a cycle.
+    The windows' elements arrive at 4 bytes a cycle.
 
-    Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a
-    price on other groups.
+    Channels stay in the groups in which convolutions leave them, or several of them: popnn
+    penalises other groups.
     """
     most = _TRIED if len(pooling.field) < 3 else _TRIED // 2
     best: tuple[int, Split] | None = None
@@ -155,9 +155,9 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
 
 
 def _splits(extent: int, most: int) -> np.ndarray:
-    """Numbers of parts worth trying, at most ``most`` of them.
+    """Part counts worth trying, at most ``most`` of them.
 
-    Each differs from the others in the size of the largest part, and is the least that reaches it.
+    Each has a different size of the largest part, and is the smallest count with that size.
     """
     sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
     parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))
@@ -168,7 +168,7 @@ def _splits(extent: int, most: int) -> np.ndarray:
 
 
 def tile_parts(pooling: Pooling, split: Split, tiles: int) -> Parts:
-    """What each tile has of batch, channels and field: int64[tile] each."""
+    """Each tile's share of batch, channels and field: int64[tile] each."""
     cut = [
         blocks(pooling.batch, split.batch),
         blocks(pooling.channels, split.channels, split.group),
@@ -181,7 +181,7 @@ def tile_parts(pooling: Pooling, split: Split, tiles: int) -> Parts:
 
 
 def _run(pooling: Pooling, split: Split) -> int:
-    """Contiguous elements that a tile has of what it makes, channels before the field."""
+    """Contiguous elements of a tile's output, channels before the field."""
     run = 1
     for extent, parts in zip(
         reversed((pooling.channels, *pooling.field)),
@@ -199,7 +199,7 @@ def _spatial(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Kernel and stride, from arguments at ``position`` and the next.
 
-    What adaptive pooling makes of its extents.
+    For adaptive pooling, those that follow from its extents.
     """
     rank = (
         int(spec.name.split("d.")[0].split("d_")[0][-1])
@@ -227,14 +227,14 @@ def _pooling(
 ) -> Pooling:
     kernel, stride = _spatial(spec, position, data, pooled)
     rank = len(kernel)
-    made, read = (data, pooled) if backward else (pooled, data)
-    batch = prod(made.shape[: -rank - 1])
-    channels = made.shape[-rank - 1] if len(made.shape) > rank else 1
+    output, source = (data, pooled) if backward else (pooled, data)
+    batch = prod(output.shape[: -rank - 1])
+    channels = output.shape[-rank - 1] if len(output.shape) > rank else 1
     return Pooling(
         batch,
         channels,
-        made.shape[-rank:],
-        read.shape[-rank:],
+        output.shape[-rank:],
+        source.shape[-rank:],
         kernel,
         stride,
         max(1, 8 // data.item_bytes),
@@ -262,9 +262,9 @@ def _pooling(
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Windows are brought to where the plan has their outputs.
+    """Windows are sent to the planned tiles of their outputs.
 
-    Nobody computes the indices of a maximum: its gradient compares (popnn::MaxPoolingGrad).
+    The indices of a maximum are not computed: its gradient compares (popnn::MaxPoolingGrad).
     """
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
@@ -314,10 +314,10 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
     unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each element looks at the windows that hold it.
+    """Each element reads the windows that contain it.
 
-    The gradient of a maximum needs besides their gradients the input and the pooled output
-    (popnn::MaxPoolingGrad), which lies as the indices that torch has in its place.
+    The gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
+    which has the layout of the indices that torch has instead.
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]

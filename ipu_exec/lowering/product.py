@@ -1,12 +1,12 @@
-"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem.
+"""Planning of all multiply-accumulate operators: matmul and convolution are one problem.
 
 See docs/cycles.md#planner.
 
 A `Problem` has a field (rows of outputs), input channels and output channels, in convolution
-groups. The planner splits each over tiles, tries every split that fits the memory, and takes the
-one with the least cycles: exchange of inputs and weights, what must be rearranged, the
-multiply-accumulate vertex, exchange and reduction of partials. When nothing fits, output channels
-are taken serially; when that does not fit either, the bound doubles, as the vendor's.
+groups. The planner splits each over tiles, tries every split that fits in memory, and picks the one
+with the fewest cycles: exchange of inputs and weights, rearrangement, the multiply-accumulate
+vertex, exchange and reduction of partials. If nothing fits, output channels are processed serially;
+if that does not fit either, the bound doubles, as in the vendor's planner.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Problem:
 
     Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image,
     with ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed
-    convolution: a kernel element meets only every so many outputs. ``expansion`` is how many input
-    elements arrive for each one multiplied, where inputs are expanded into channels on the tile
-    (``input_transform``).
+    convolution: a kernel element contributes only to every ``field_stride``-th output.
+    ``expansion`` is the number of input elements that arrive for each one multiplied, if inputs are
+    expanded into channels on the tile (``input_transform``).
     """
 
     groups: int
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is multiplied, as with a cache that is not filled yet."""
+        """True if nothing is multiplied, as with a cache that is not filled yet."""
         return 0 in (
             self.groups,
             self.segments,
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates, without what padding saves."""
+        """Multiply-accumulates, without those that padding saves."""
         if self.useful:
             return self.useful
         field = self.segments * self.width / prod(self.field_stride)
@@ -94,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Splits:
-    """How a problem is cut.
+    """How a problem is split.
 
     Parts of groups, field rows, field columns, output and input channels; serial steps.
     """
@@ -133,7 +133,7 @@ VERTICES = {
 
 
 def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) -> tuple[int, int]:
-    """(input, output) channels that are never split: those the vertex takes at once."""
+    """(input, output) channels that are never split: those that the vertex processes at once."""
     if method in ("1x1", "nx1"):
         return max(1, unit.in_group // filter_height), unit.out_group
     return 1, 1
@@ -177,7 +177,7 @@ def vertex_cycles(
 
 
 def padded_outs(problem: Problem, unit: amp.Unit, method: str, outs: Array) -> Array:
-    """Output channels with padding to what the vertex writes."""
+    """Output channels, padded to the number that the vertex writes."""
     grain = grains(problem, unit, method, 1)[1]
     return ceil_div(outs, grain) * grain
 
@@ -202,7 +202,7 @@ def input_elements(
 
 
 def _divisions(extent: int, limit: int) -> Array:
-    """Numbers of parts worth trying: the fewest for each block size."""
+    """Part counts worth trying: the smallest for each block size."""
     parts = np.arange(1, min(extent, limit) + 1, dtype=np.int64)
     return np.unique(ceil_div(extent, ceil_div(extent, parts)))
 
@@ -289,7 +289,7 @@ def _best(
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Ways to cut a problem, one an entry of the arrays: parts, and what the largest part has."""
+    """Ways to split a problem, one per array entry: part counts, and sizes of the largest part."""
 
     method: str
     height: int  # of the filter, at a time
@@ -363,8 +363,8 @@ def _finishing_cycles(
 ) -> Array:
     """Estimated cycles from partials to results, for ``partials`` bytes on each tile.
 
-    Where input channels were not split, a cast of the ``outputs`` if the result is narrower
-    ([PL, lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles).
+    If input channels are not split, a cast of the ``outputs`` if the result is narrower ([PL,
+    lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles).
     """
     if depth == 1:
         narrower = unit.partial_bytes > unit.item_bytes
@@ -374,19 +374,19 @@ def _finishing_cycles(
     radices = amp.reduction_stages(depth)
     held, left = partials // unit.partial_bytes, depth
     for stage, radix in enumerate(radices):
-        made = ceil_div(ceil_div(held, radix), grain) * grain
+        summed = ceil_div(ceil_div(held, radix), grain) * grain
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
         cycles += phase + held * unit.partial_bytes / 4
         cycles += amp.reduce_partials_cycles(
-            made, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
+            summed, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
         )
-        held, left = made, -(-left // radix)
+        held, left = summed, -(-left // radix)
     return cycles
 
 
 @dataclass(frozen=True)
 class Share:
-    """What each tile does of a planned product: int64 over tiles.
+    """Each tile's share of a planned product: int64 over tiles.
 
     Channels are real ones, without padding.
     """
@@ -418,7 +418,7 @@ class Share:
 
 
 def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits) -> Share:
-    """Ragged shares: the last block of each split is what is left."""
+    """Uneven shares: the last block of each split is the remainder."""
     grain_in, grain_out = grains(problem, unit, splits.method, splits.filter_height)
     tile = np.arange(machine.tiles, dtype=np.int64) - machine.first
     used = (tile >= 0) & (tile < machine.product_tiles)
@@ -447,8 +447,8 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
 def dither(problem: Problem, machine: Machine) -> int:
     """How many tiles after its first a product begins: 0, unless convolutions are dithered.
 
-    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones do not all
-    lie on tile 0.
+    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones are not all
+    on tile 0.
     """
     return digest(_shape(problem)) % machine.product_tiles if machine.dithering else 0
 
@@ -466,23 +466,23 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
 
 
 def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
-    """Weights that each tile stores of those it takes, in elements.
+    """Elements that each tile stores of the weights that it uses.
 
-    Whole blocks, from the first tile that takes them.
+    Whole blocks, from the first tile that uses them.
 
-    As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has
-    less code ([PL, lib/poplin/Convolution.cpp], mapWeights; splitRegions gives each tile the same
-    number, and the last ones what is left).
+    As in the vendor's planner, which never splits the weights that a vertex loads at once
+    (``block``), so that exchange needs less code ([PL, lib/poplin/Convolution.cpp], mapWeights;
+    splitRegions gives each tile the same number, and the last ones the remainder).
     """
-    taken = share.ins * share.outs * taps * share.groups
-    each = ceil_div(ceil_div(taken, block), splits.rows * splits.cols) * block
-    return np.clip(taken - share.field_index * each, 0, each)
+    used = share.ins * share.outs * taps * share.groups
+    each = ceil_div(ceil_div(used, block), splits.rows * splits.cols) * block
+    return np.clip(used - share.field_index * each, 0, each)
 
 
 def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
     """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it.
 
-    They are of whole grains, except the last.
+    They are whole grains, except for the last.
     """
     grains = ceil_div(total, grain)
     begin, end = (np.minimum(k * grains // parts * grain, total) for k in (index, index + 1))
@@ -491,7 +491,7 @@ def piece(total: Array, index: Array, parts: int, grain: int = 1) -> Array:
 
 @dataclass(frozen=True)
 class Product:
-    """A product added to a plan: where its outputs lie and how it was cut."""
+    """A product added to a plan: the layout of its outputs and its splits."""
 
     outputs: Spread
     share: Share
@@ -505,7 +505,7 @@ class Product:
 
 
 def block_of(operand: Operand) -> int:
-    """Elements of an operand that lie together at the least, whatever is wanted of it."""
+    """Elements of an operand that are at least kept together, whichever part of it is needed."""
     key = operand.layout.key if operand.layout is not None else None
     return key[3] if isinstance(key, tuple) and key[0] == "planned" else 1
 
@@ -529,7 +529,7 @@ def planned_key(
 
 
 def _tiles(problem: Problem, machine: Machine) -> Any:
-    """Which tiles a plan counts from."""
+    """The tile range that identifies a plan."""
     start = machine.first + dither(problem, machine)
     return (
         (machine.tiles, machine.first, start, machine.part)
@@ -561,11 +561,11 @@ def add_product(
 
     ``inputs`` and ``weights`` are operand indices, or placed operands.
 
-    Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and
-    rearrangement. ``turned`` (inputs, weights): the operand's channels are not together where it
-    lies, and unless it lies as planned it is transposed there before it is sent: once, not on every
-    tile that receives a part. ``field_first``: the result's storage runs along the field (NCHW),
-    not along the output channels.
+    Operands without a layout get the planned one (`Builder.wishes`); others cost exchange and
+    rearrangement. ``turned`` (inputs, weights): the operand's channels are not adjacent in its
+    storage, and unless it has the planned layout it is transposed on its tiles before it is sent:
+    once, not on every tile that receives a part. ``field_first``: the result's storage runs along
+    the field (NCHW), not along the output channels.
     """
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
@@ -599,7 +599,7 @@ Wanted = tuple[Problem, str, Splits, str]  # of a plan: its problem, dtype and c
 
 @dataclass(frozen=True)
 class _WeightTraffic:
-    """What each tile receives and sends of the weights before a serial step, in bytes."""
+    """Bytes of the weights that each tile receives and sends before a serial step."""
 
     received: Array
     sent: Array
@@ -645,12 +645,12 @@ class _ProductSteps:
 
     @property
     def step_padded_outs(self) -> Array:
-        """The same in whole groups of the vertex."""
+        """The same, padded to whole groups of the vertex."""
         return padded_outs(self.problem, self.unit, self.splits.method, self.step_outs)
 
     @property
     def step_weight_bytes(self) -> Array:
-        """Of the weights of a serial step, padded."""
+        """Bytes of a serial step's weights, padded."""
         weights = self.padded_ins * self.step_padded_outs * self.problem.taps * self.share.groups
         return weights * self.unit.item_bytes
 
@@ -664,9 +664,9 @@ class _ProductSteps:
         return self.problem, self.dtype, self.splits, what
 
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
-        """Bring the inputs; returns the first step of that, and the bytes that tiles gather.
+        """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
 
-        A tile that has all of its part reads it where it lies.
+        A tile that already holds all of its part reads it there.
         """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
@@ -699,28 +699,28 @@ class _ProductSteps:
     def _put_in_order(
         self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
     ) -> Array:
-        """Copy an operand to where the plan wants it, before tiles take their parts of the copy.
+        """Copy an operand to its planned layout, before tiles fetch their parts of the copy.
 
         ``total`` elements go to tiles in proportion to ``wanted``; ``expand``: kernel elements
         become channels on the way. Returns the bytes of the copy on each tile.
         """
         build, name = self.build, self.name
-        mine = apportion(total, wanted)
-        nbytes = mine * self.unit.item_bytes
+        elements = apportion(total, wanted)
+        nbytes = elements * self.unit.item_bytes
         unique = apportion(min(int(lying.sum()), int(nbytes.sum())), lying)
         step = build.exchange(
             f"{name}/rearrange {what}", nbytes, lying, messages(nbytes, unique, 2)
         )
         if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(mine))
+            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(elements))
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
         return nbytes
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
-        """What a serial step needs of the weights.
+        """The traffic of a serial step's weights.
 
-        They are transposed first where they are ``turned`` and do not lie as planned.
+        They are transposed first if they are ``turned`` and do not have the planned layout.
         """
         build, share, splits = self.build, self.share, self.splits
         item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial
@@ -745,7 +745,7 @@ class _ProductSteps:
         return _WeightTraffic(wanted, lying, peers, in_place, lying)
 
     def convolve(self, traffic: _WeightTraffic) -> int:
-        """Compute the product, a serial step at a time; returns the last step that computes."""
+        """Compute the product in serial steps; returns the last step that computes."""
         build, name, share, splits = self.build, self.name, self.share, self.splits
         partial_type = "half" if self.unit.partial_bytes == 2 else "float"
         vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
@@ -789,7 +789,7 @@ class _ProductSteps:
         return self.share.field * self.step_outs * self.share.groups
 
     def _vertex_cycles(self) -> Array:
-        """Of each tile in a serial step."""
+        """The vertex cycles of each tile in a serial step."""
         share, splits = self.share, self.splits
         cycles = vertex_cycles(
             self.problem,
@@ -813,7 +813,7 @@ def no_product(
     weights: int | Operand,
     dtype: str,
 ) -> Product:
-    """Append what is to do for a product of nothing: its result, where it has elements, is zero."""
+    """Append the steps of an empty product: if its result has elements, they are zero."""
     for which in (inputs, weights):
         if isinstance(which, int):
             build.place(which)
@@ -834,7 +834,7 @@ def as_placed(
     weights: int | Operand,
     dtype: str,
 ) -> Problem:
-    """The problem with the operands that already lie as its best plan wants them.
+    """The problem with the operands that already have the layout of its best plan.
 
     An operand also counts if the plan accepts any layout.
     """
@@ -850,12 +850,12 @@ def as_placed(
 
 
 def _repeats(build: Builder, which: int | Operand) -> bool:
-    """True for an expanded operand: it is written out first, in the order that is wanted."""
+    """True for an expanded operand: it is written out first, in the order that is needed."""
     return isinstance(which, int) and any(expanded(build.spec.operands[which]))
 
 
 def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
-    """Append the transposition of an operand where it lies."""
+    """Append the transposition of an operand on the tiles that hold it."""
     held = spread_of(source, build.tiles).elements
     step = build.compute(name, f"popops::Transpose2D<{half}>", rearrange_cycles(held))
     build.hold(name, held * source.item_bytes, step, step + 1)
@@ -864,9 +864,9 @@ def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
 def _operand(
     build: Builder, which: int | Operand, plan: Wanted, want: Array
 ) -> tuple[Operand, bool]:
-    """An operand on tiles and whether it lies as planned.
+    """An operand with a layout, and whether that is the planned one.
 
-    One that nobody placed is, in proportion to ``want``.
+    An operand without one gets the planned layout, in proportion to ``want``.
     """
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and _repeats(build, which):
@@ -894,11 +894,11 @@ def _reduce(
     unit: amp.Unit,
     convolve: int,
 ) -> None:
-    """Append exchange and addition of the partials, in the stages that the depth asks for.
+    """Append exchange and addition of the partials, in the stages that the depth requires.
 
-    ``padded`` and ``outputs``: elements of a tile's partials, and of them real ones. The last
-    stage writes results of the operands' type; where there is nothing to add they are cast if that
-    is narrower ([PL, lib/poplin/Convolution.cpp], reduceOrCastComputeSets).
+    ``padded`` and ``outputs``: elements of a tile's partials, and those of them that are real. The
+    last stage writes results of the operands' type; if there is nothing to add, they are cast if
+    that is narrower ([PL, lib/poplin/Convolution.cpp], reduceOrCastComputeSets).
     """
     partial, tile_bytes = unit.partial_bytes, build.machine.target.bytes_per_tile
     types = {2: "half", 4: "float"}
@@ -912,24 +912,24 @@ def _reduce(
     for stage, radix in enumerate(radices):
         left = -(-depth // radix)
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
-        mine = piece(padded * left, share.in_index, splits.ins, unit.out_group)
-        arriving = mine * (radix - 1)  # one of the partials is there
+        summed = piece(padded * left, share.in_index, splits.ins, unit.out_group)
+        arriving = summed * (radix - 1)  # one of the partials is there
         step = build.exchange(
             f"{name}/exchange",
-            (arriving + mine) * partial,
+            (arriving + summed) * partial,
             held * partial,
             np.where(arriving > 0, radix - 1, 0),
         )
         build.compute(
             name,
             f"poplin::ReduceAdd<{types[out_bytes]},{types[partial]}>",
-            amp.reduce_partials_cycles(mine, radix, partial, out_bytes, tile_bytes),
+            amp.reduce_partials_cycles(summed, radix, partial, out_bytes, tile_bytes),
             int(arriving.sum()),
         )
         done = build.next - 1
         build.hold(f"{name}/partials", held * partial, since, done, interleaved=True)
         build.hold(f"{name}/arriving partials", arriving * partial, step, done)
-        held, depth, since = mine, left, done
+        held, depth, since = summed, left, done
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:

@@ -2,9 +2,9 @@
 
 One to three dimensions, with their gradients.
 
-Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other:
-2 (linear) or 4 (cubic) taps each, a scaled addition a tap (docs/cycles.md#elementwise).
-Antialiasing widens the taps by how much it shrinks.
+Nearest is a copy with repeats. The others add weighted neighbours, one dimension after another: 2
+(linear) or 4 (cubic) taps each, one scaled addition per tap (docs/cycles.md#elementwise).
+Antialiasing widens the taps by the factor by which it shrinks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODES = {
 
 
 def taps_of(name: str, source: tuple[int, ...], result: tuple[int, ...]) -> list[int]:
-    """Neighbours that are added up along each dimension that changes its extent."""
+    """The number of neighbours added along each dimension whose extent changes."""
     dims, taps = MODES[name]
     pairs = [(a, b) for a, b in zip(source[-dims:], result[-dims:], strict=True) if a != b]
     if name.endswith("_aa"):
@@ -46,7 +46,7 @@ def taps_of(name: str, source: tuple[int, ...], result: tuple[int, ...]) -> list
 
 
 def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neighbours") -> None:
-    """Exchange ``arriving`` elements a tile of an operand, and keep them to the end."""
+    """Exchange ``arriving`` elements per tile of an operand, and hold them to the end."""
     source = build.place(index)
     nbytes = arriving * source.item_bytes
     sent = spread_of(folded(source), build.tiles).elements * source.item_bytes
@@ -57,7 +57,7 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
 def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
     """Elements of ``source`` that a tile needs for its share of ``total`` results.
 
-    Its part and a row on each side.
+    Its part and one row on each side.
     """
     part = ceil_div(result * source.elements, max(total, 1))
     border = source.shape[-1] * (taps - 1)
@@ -68,7 +68,7 @@ def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.
 def resample(spec: OpSpec, machine: Machine) -> Plan:
     """(input, output size, ...).
 
-    The result lies linearly, and the part of the input that it looks at comes to it.
+    The result is linear, and the part of the input that it reads is sent to it.
     """
     build, name = Builder(spec, machine), base_name(spec)
     source, out = build.place(0), spec.outputs[0]
@@ -88,9 +88,9 @@ def resample(spec: OpSpec, machine: Machine) -> Plan:
 def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, output size, input size, ...).
 
-    Each gradient is weighed and added to the neighbours it came from.
+    Each gradient is weighted and added to the neighbours it came from.
 
-    The result lies linearly; the gradients that reach a tile's share of it come there.
+    The result is linear; the gradients that contribute to a tile's share are sent to it.
     """
     build, name = Builder(spec, machine), base_name(spec).removesuffix("_backward")
     grad, out = build.place(0), spec.outputs[0]
@@ -110,9 +110,9 @@ _NEAREST = 1  # torch's number of the mode
 
 
 def _corners(spec: OpSpec, grid: Operand) -> int:
-    """Neighbours of a sampled point.
+    """The number of neighbours of a sampled point.
 
-    2 a dimension, 1 in all for nearest, 4 a dimension for bicubic.
+    2 per dimension, 1 in all for nearest, 4 per dimension for bicubic.
     """
     mode = next((a for a in spec.args if isinstance(a, int) and not isinstance(a, bool)), 0)
     return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
@@ -124,7 +124,7 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 
     Coordinates and weights of the corners, a gather of them, their sum.
 
-    What is picked depends on data: the coordinates go to the tiles that hold the input, which send
+    The selection depends on data: the coordinates go to the tiles that hold the input, which send
     every corner of every point in all channels (docs/cycles.md#gather, one element a row).
     """
     from ipu_exec.lowering.gather import slice_cycles
@@ -160,8 +160,8 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, grid, ...).
 
-    Weighed gradients are added where the corners lie, and the corners' differences times the
-    gradients are summed over the channels for the grid.
+    Weighted gradients are added on the corners' tiles. For the grid, the corners' differences times
+    the gradients are summed over the channels.
     """
     from ipu_exec.lowering.gather import slice_cycles, update_cycles
 

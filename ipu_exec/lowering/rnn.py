@@ -1,6 +1,6 @@
 """LSTM, GRU and plain recurrent layers.
 
-At each time step a product of its inputs and the state (an LSTM) or one of each (a GRU, whose
+Each time step is one product of its inputs and the state (an LSTM) or one of each (a GRU, whose
 reset follows the product), and a few maps ([PL, lib/popnn/Lstm.cpp], preCalcWeights, which is off
 by default and which PopART does not set).
 """
@@ -29,7 +29,7 @@ _END = 1 << 30
 
 
 def repeat(build: Builder, first: int, times: int) -> None:
-    """Do the steps from ``first`` on ``times`` times in all, with what they hold."""
+    """Run the steps from ``first`` on ``times`` times in all, with the memory that they hold."""
     body, held = build.steps[first:], [t for t in build.temporaries if t.first >= first]
     for turn in range(1, times):
         shift = turn * len(body)
@@ -42,12 +42,11 @@ def repeat(build: Builder, first: int, times: int) -> None:
 def transpose_once(build: Builder, start: int, product: int) -> int:
     """Move the transposition of a product's right operand before the time loop.
 
-    The product begins at step ``product``, the loop at ``start``; returns where the loop then
-    begins.
+    The product begins at step ``product``, the loop at ``start``; returns the loop's new start.
 
-    That operand is the weights: they are the same at all time steps ([PL, lib/popnn/Lstm.cpp], [PL,
-    lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the
-    loop).
+    That operand is the weights, which are the same at all time steps ([PL, lib/popnn/Lstm.cpp],
+    [PL, lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before
+    the loop).
     """
     if not build.steps[product].name.endswith("/transpose inputs"):
         return start
@@ -64,7 +63,7 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
 
 
 def _matrix(operand: Operand, columns: int) -> Operand:
-    """All but the last dimension flattened."""
+    """The operand as a matrix, with all but the last dimension flattened."""
     rows = operand.elements // columns
     return replace(operand, shape=(rows, columns), strides=(columns, 1))
 
@@ -76,10 +75,10 @@ def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[
 
 
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step, ``states`` elements of hidden state a tile.
+    """The maps of one time step, for ``states`` elements of hidden state per tile.
 
-    Of an LSTM: both gates' products at once, their sum, tanh and the output's product
-    ([PL, lib/popnn/Lstm.cpp], basicLstmCellForwardPass).
+    For an LSTM: both gates' products at once, their sum, tanh and the output's product ([PL,
+    lib/popnn/Lstm.cpp], basicLstmCellForwardPass).
     """
     if gates == 1:
         build.map(
@@ -98,10 +97,10 @@ def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
 def _kernel(
     build: Builder, name: str, left: Operand, indices: tuple[int, ...], columns: int
 ) -> Operand:
-    """Weights of a step's product, one below the other, lying as its plan wants them.
+    """The weights of a step's product, stacked, in the layout that its plan wants.
 
-    Those that nobody placed lie so from the start ([PL, lib/popnn/Lstm.cpp],
-    createWeightsKernel); others are put in order once, before the loop, and are kept until it ends.
+    Those without a layout have it from the start ([PL, lib/popnn/Lstm.cpp], createWeightsKernel);
+    others are rearranged once, before the loop, and are kept until it ends.
     """
     rows = left.shape[-1]
     size = rows * columns
@@ -128,7 +127,7 @@ def _kernel(
 
 
 def _beside(build: Builder, rows: int, parts: tuple[Operand, ...], columns: int) -> Operand:
-    """Operands side by side as one matrix: their shares of the tiles, together."""
+    """Operands side by side as one matrix; its layout combines their shares of the tiles."""
     nbytes = np.sum([part.layout.bytes for part in parts if part.layout is not None], axis=0)
     dtype = parts[0].dtype
     spread = Spread(
@@ -139,10 +138,7 @@ def _beside(build: Builder, rows: int, parts: tuple[Operand, ...], columns: int)
 
 
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step backward.
-
-    A gradient of each gate's function and the products around it.
-    """
+    """The maps of one time step backward: each gate's derivative and the products around it."""
     build.map("grad activations", "nonlinearity_grad", states * gates, dtype)
     for _ in range(1 if gates == 1 else 4):
         build.map("grad products", "mul", states, dtype)
@@ -153,9 +149,9 @@ def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -
     "aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu"
 )
 def layer(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another.
+    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell in sequence.
 
-    What the backward needs of a step is copied to its place (`ipu_exec.capture.recurrent`).
+    The values that the backward needs of a step are saved (`ipu_exec.capture.recurrent`).
     """
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
@@ -194,16 +190,16 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
         assert result.layout is not None
         build.hold(f"{name}/units", result.layout.bytes, begin - 1, step)
         build.map(f"{name}/add", "add_", states.elements * gates, dtype)
-    mine = states.elements
-    _cell(build, mine, gates, dtype)
+    state_elements = states.elements
+    _cell(build, state_elements, gates, dtype)
     workspace = spec.outputs[3]
     if workspace is not None and workspace.dtype == dtype and workspace.elements:
-        saved_bytes = apportion(workspace.elements // steps, mine) * data.item_bytes
+        saved_bytes = apportion(workspace.elements // steps, state_elements) * data.item_bytes
         build.compute("keep", f"popops::DynamicUpdateSlice1d<{kind}>", slice_cycles(saved_bytes))
     build.compute(
         "write output",
         f"popops::DynamicUpdateSlice1d<{kind}>",
-        slice_cycles(mine * data.item_bytes),
+        slice_cycles(state_elements * data.item_bytes),
     )
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
@@ -211,7 +207,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
         spread = (
             None
             if out is None
-            else Spread(("states", 0, digest(states.key)), apportion(out.elements, mine))
+            else Spread(("states", 0, digest(states.key)), apportion(out.elements, state_elements))
         )
         layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
     return build.plan(
@@ -279,7 +275,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell")
 def cell(spec: OpSpec, machine: Machine) -> Plan:
-    """The maps of a cell whose products were done before.
+    """The maps of a cell whose products were computed before.
 
     (input gates, hidden gates, state, biases).
     """

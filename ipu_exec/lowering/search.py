@@ -1,7 +1,7 @@
 """PopTorch's point sampling (``fps``, ``nearest``) and CTC beam search over tiles.
 
-No published cycle count was found for any of the three. What each does is known (PointNet++, the
-prefix beam search), so its plan is the elementwise work of that over tiles with the formulas of
+No published cycle count was found for any of the three. Their algorithms are known (PointNet++, the
+prefix beam search), so a plan is their elementwise work over tiles with the formulas of
 docs/cycles.md#elementwise; the split is ours.
 """
 
@@ -20,14 +20,14 @@ _END = 1 << 30
 
 
 def _distance_cycles(pairs: np.ndarray, features: int, dtype: str) -> np.ndarray:
-    """Squared distances of ``pairs`` a tile: subtract, square and add each feature."""
+    """Squared distances of ``pairs`` per tile: subtract, square and add each feature."""
     kinds = ("sub", "square", "add")
     return np.sum([costs.KINDS[kind].cycles(pairs * features, dtype) for kind in kinds], axis=0)
 
 
 @lowering("ipu_exec.nearest")
 def nearest(spec: OpSpec, machine: Machine) -> Plan:
-    """Queries spread over the tiles, each with all points: distances, then the least."""
+    """Queries are spread over the tiles, each with all points: distances, then the minimum."""
     build = Builder(spec, machine)
     x, y = build.place(0), build.place(1)
     features = x.shape[1] if len(x.shape) > 1 else 1
@@ -53,11 +53,11 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
-    """Points spread over the tiles.
+    """Points are spread over the tiles.
 
-    For each sample distances to the newest, the farthest on a tile, and of all tiles.
+    For each sample: distances to the newest, the farthest on each tile, and the farthest of all.
 
-    The samples follow each other, so one compute set lasts as long as all of them, with their
+    The samples depend on each other, so one compute set takes as long as all of them, with their
     exchanges' latency.
     """
     build = Builder(spec, machine)
@@ -82,12 +82,12 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.ctc_beam_search_decoder")
 def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
-    """Beam search over groups of tiles, time steps in turn.
+    """Beam search over groups of tiles, one time step after another.
 
     A batch's entries are spread over groups, the classes of an entry over its group's tiles.
 
     In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
-    operations) and the best ``beam_width`` are picked by a comparison of each with each beam.
+    operations), and the best ``beam_width`` are selected by comparing each with each beam.
     """
     build = Builder(spec, machine)
     probs = build.place(0)

@@ -1,6 +1,6 @@
-"""Operators that make a new order of elements: cat, stack, pad, repeat, roll, flip, triangles.
+"""Operators that reorder elements: cat, stack, pad, repeat, roll, flip, triangles.
 
-On the IPU they are copies between tiles; what arrives is put in place on the tile
+On the IPU they are copies between tiles; the elements that arrive are rearranged on the tile
 (docs/cycles.md#copies).
 """
 
@@ -23,7 +23,7 @@ _MIRRORS = tuple(f"{kind}_pad{d}d" for kind in ("reflection", "replication") for
 
 
 def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
-    """Exchange the operands to a linear layout of ``out`` and put them in order there."""
+    """Exchange the operands to a linear layout of ``out`` and rearrange them there."""
     spread = build.linear(out.elements, out.dtype)
     total = np.zeros(build.tiles, np.int64)
     sent = np.zeros(build.tiles, np.int64)
@@ -44,12 +44,10 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
-    """Joining tensors moves nothing.
+    """Concatenation moves nothing: each part stays on its tiles, which the result shares.
 
-    Each part stays on its tiles, and the result is where its parts are.
-
-    The vendor's graph does the same (concat is a view of variables); ours makes one storage: an
-    on-tile copy.
+    In the vendor's graph it is a view of variables; here it creates a storage, with an on-tile
+    copy.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -75,7 +73,7 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.constant_pad_nd", "aten.pad", *(f"aten.{pad}" for pad in _MIRRORS))
 def pad(spec: OpSpec, machine: Machine) -> Plan:
-    """The result lies linearly; the input comes to it and the border is filled."""
+    """The result is linear; the input is sent to it and the border is filled."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -91,9 +89,10 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, padding).
 
-    The inner part comes to a linear result, the border to what it mirrors and is added.
+    The inner part is sent to a linear result; the border is sent to the elements it mirrors, and
+    added.
 
-    What a tile receives of the border goes by its share of the result.
+    The border elements that a tile receives are in proportion to its share of the result.
     """
     build = Builder(spec, machine)
     out, grad = spec.outputs[0], build.place(0)
@@ -142,9 +141,9 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     "aten.constant_pad_nd_backward",
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
-    """The result lies linearly.
+    """The result is linear.
 
-    Elements come to it and are put in order on the tile; what nobody wrote is zero.
+    Elements are sent to it and rearranged on the tile; elements that nothing wrote are zero.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -160,7 +159,7 @@ def rearranged(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
 def triangle(spec: OpSpec, machine: Machine) -> Plan:
-    """A select against a constant mask, where the input lies."""
+    """A select against a constant mask, on the input's tiles."""
     build = Builder(spec, machine)
     operand, spread = build.lead(0)
     out = spec.outputs[0]
@@ -180,8 +179,8 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
 
     PopART does the same [POPART, willow/src/popx/op/cumsumx.cpp].
 
-    A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit
-    multiplies, are scanned.
+    If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
+    multiplies, a scan is used.
     """
     out = spec.outputs[0]
     assert out is not None
@@ -231,23 +230,23 @@ COMPARE_AND_SWAP = 20
 def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
     """The steps of popops::topK: (elements left of a row, distance compared).
 
-    Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are
-    merged, of which the better k' stay [PL, lib/popops/BitonicTopK.cpp]. With k' no
-    less than ``extent`` it is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
+    Sequences of k' = ``most`` rounded up to a power of two are sorted, then merged in pairs, of
+    which the better k' remain [PL, lib/popops/BitonicTopK.cpp]. With k' no less than ``extent`` it
+    is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
     """
-    log_most, kept = (most - 1).bit_length(), 1 << (most - 1).bit_length()
+    log_most, rounded = (most - 1).bit_length(), 1 << (most - 1).bit_length()
     steps = []
     for merge in range((extent - 1).bit_length()):
         distance = min(merge, log_most)
         steps.append((extent, 1 << distance))
-        if merge >= log_most and extent > kept:
-            extent = extent // (2 * kept) * kept + min(extent % (2 * kept), kept)
+        if merge >= log_most and extent > rounded:
+            extent = extent // (2 * rounded) * rounded + min(extent % (2 * rounded), rounded)
         steps += [(extent, 1 << (distance - 1 - step)) for step in range(distance)]
     return steps
 
 
 def _sorted(spec: OpSpec) -> tuple[int, int]:
-    """(extent of the dimension that is sorted, how many of it are wanted)."""
+    """(extent of the sorted dimension, number of its elements that are returned)."""
     name, shape, named = base_name(spec), spec.operands[0].shape, dict(spec.kwargs)
     counted = name in ("topk", "kthvalue")
     position = 2 if counted else 1
@@ -268,12 +267,12 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     "aten.mode",
 )
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """Steps of compare-and-swap, an exchange before each.
+    """Compare-and-swap steps, with an exchange before each.
 
     The pairs of a step are spread over all tiles.
 
-    Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already
-    are copied there.
+    Keys are sorted in fp32, and their positions travel with them. Pairs that are already on one
+    tile are copied there.
     """
     build = Builder(spec, machine)
     operand, spread = build.lead(0)

@@ -94,7 +94,7 @@ class Instances:
         Parameters that no replica used are left out. All instances have the same parameters in the
         same order, and equally many replicas.
         """
-        used = torch.tensor([[p in mine for p in parameters] for mine in replicas])
+        used = torch.tensor([[p in gradients for p in parameters] for gradients in replicas])
         _refuse_sparse(replicas)
         all_used = torch.cat(self.gather_tensors(used.view(len(replicas), len(parameters))))
         sums: dict[Any, torch.Tensor] = {}
@@ -102,9 +102,9 @@ class Instances:
             by_whom = all_used[:, bucket[0]]
             chosen = [parameters[index] for index in bucket]
             rows = [
-                torch.cat([mine[p].reshape(-1) for p in chosen])
-                for mine in replicas
-                if chosen[0] in mine
+                torch.cat([gradients[p].reshape(-1) for p in chosen])
+                for gradients in replicas
+                if chosen[0] in gradients
             ]
             like = chosen[0].dtype
             counts = by_whom.view(self.size, len(replicas)).sum(1).tolist()
@@ -212,7 +212,7 @@ def _buckets(parameters: Sequence[torch.Tensor], used: torch.Tensor) -> Iterator
 
 
 def _refuse_sparse(replicas: Sequence[dict[Any, torch.Tensor]]) -> None:
-    if any(gradient.is_sparse for mine in replicas for gradient in mine.values()):
+    if any(gradient.is_sparse for gradients in replicas for gradient in gradients.values()):
         raise UsageError(
             "sparse gradients are not added up over instances: make the embedding with sparse=False"
         )

@@ -1,13 +1,13 @@
 """Batch norm over replicas: those of a group wait for one another at each norm.
 
 Otherwise replicas run one after another. Here each has a thread, and they take turns: one runs
-until a norm needs the others' statistics, then the next does. Only one runs at a time, so nothing
-is shared at the same time; what replicas keep in one place (buffers, gradients, PyTorch's
-generator) is put away when another's turn begins.
+until a norm needs the others' statistics, then the next does. Only one runs at a time, so there is
+no concurrent access; state that replicas keep in one place (buffers, gradients, PyTorch's
+generator) is saved when another's turn begins.
 
 Statistics are combined in the order of the replicas, wherever these run, so that the bits do not
-depend on how instances share the replicas. Means and squared deviations of parts are combined as
-Chan, Golub and LeVeque (1983) do, which loses no digits where a mean is large.
+depend on how instances share the replicas. Means and squared deviations of parts are combined as in
+Chan, Golub and LeVeque (1983), which does not lose digits if a mean is large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ipu_exec.numerics.collectives import Instances
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Which replicas norm together: groups of ``size``, consecutive among all instances' replicas.
+    """Replicas that norm together: groups of ``size``, consecutive among all instances' replicas.
 
     ``local``: replicas of this instance, from number ``first`` on.
     """
@@ -38,7 +38,7 @@ class Members:
     together: Instances | None
 
     def exchange(self, mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """For each local replica what its group gave: [size, ...], in the order of replicas."""
+        """For each local replica the values of its group: [size, ...], in the order of replicas."""
         rows = torch.stack(list(mine))
         start = self.first
         if self.local % self.size and self.together is not None:  # groups span instances
@@ -55,10 +55,10 @@ class Abandoned(BaseException):
 
 
 class Turns:
-    """Runs one piece of work for each local replica; they meet at `meet`.
+    """Runs one piece of work per local replica; they meet at `meet`.
 
-    ``put_away(replica)`` and ``bring_back(replica)``: called when a replica's turn ends and when it
-    begins, with nothing of it running.
+    ``put_away(replica)`` and ``bring_back(replica)``: called when a replica's turn ends and begins,
+    while none of its code runs.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
-        """Do all of them, one a local replica; an error of one ends all, and is raised here."""
+        """Run all of them, one per local replica; an error of one ends all and is raised here."""
         threads = [
             threading.Thread(target=self._one, args=(replica, work), daemon=True)
             for replica, work in enumerate(works)
@@ -106,7 +106,7 @@ class Turns:
         self._pass_on(replica)
 
     def meet(self, replica: int, value: torch.Tensor) -> torch.Tensor:
-        """What the replica's group gave, [members, ...]; every local replica calls it alike."""
+        """The values of the replica's group, [members, ...]; every local replica must call it."""
         if any(self._ended):
             raise _parted()
         self._given[replica] = value
@@ -139,7 +139,7 @@ def _parted() -> UsageError:
 
 
 class ReplicaState:
-    """What all replicas keep in the same place, put away for the time of others' turns."""
+    """State that all replicas keep in the same place, saved during other replicas' turns."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class ReplicaState:
         return buffers, gradients, torch.get_rng_state()
 
     def put_away(self, replica: int) -> None:
-        """Keep the replica's buffers, gradients and place in PyTorch's generator."""
+        """Save the replica's buffers, gradients and generator state."""
         self._kept[replica] = self._now()
 
     def bring_back(self, replica: int) -> None:
-        """Set them again; in the beginning as they were before any replica ran."""
+        """Restore them; at first as they were before any replica ran."""
         buffers, gradients, drawn = self._kept.pop(replica, self._before)
         with torch.no_grad():
             for buffer, value in zip(self._model.buffers(), buffers, strict=True):
@@ -215,7 +215,7 @@ class _NormsTogether(TorchFunctionMode):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """Batch norm whose sums are over the replicas of a group; float32 inside."""
+    """Batch norm with sums over the replicas of a group; float32 inside."""
 
     @staticmethod
     def forward(
@@ -261,7 +261,7 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _added(rows: torch.Tensor) -> torch.Tensor:
-    """The sum over dimension 0, one row after another: the order of the replicas."""
+    """The sum over dimension 0, added row by row in the order of the replicas."""
     total = rows[0]
     for row in rows[1:]:
         total = total + row

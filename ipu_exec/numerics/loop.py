@@ -49,7 +49,7 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
-    """Error where an input is empty or cannot be cut into the call's micro-batches."""
+    """Error if an input is empty or cannot be split into the call's micro-batches."""
     for index, tensor in enumerate(_tensors(inputs)):
         if tensor.numel() == 0:
             raise UsageError(
@@ -68,10 +68,10 @@ def check_batch(inputs: Any, plan: CallPlan) -> None:
 
 
 def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
-    """``inputs`` as an IPU gets them: without a gradient (a warning says so), float64 as float32.
+    """``inputs`` as an IPU receives them: no gradients (with a warning), float64 as float32.
 
-    In a model that has float64 itself they stay float64: numbers are PyTorch's, and it mixes no
-    types.
+    If the model itself contains float64, they stay float64: PyTorch computes the numbers, and it
+    does not mix types.
     """
     wide = any(tensor.dtype is torch.float64 for tensor in (*model.parameters(), *model.buffers()))
 
@@ -94,10 +94,10 @@ def micro_batch(
 ) -> Any:
     """``inputs`` with each tensor narrowed to one micro-batch.
 
-    Tuples, lists and dicts stay what they are.
+    Tuples, lists and dicts keep their types.
 
-    Contiguous, as they arrive on an IPU: a model may take a ``view`` of what its caller expanded or
-    transposed.
+    Tensors are contiguous, as they arrive on an IPU: a model may take a ``view`` of an input that
+    its caller expanded or transposed.
     """
 
     def narrow(leaf: Any) -> Any:
@@ -114,9 +114,9 @@ def micro_batch(
 class ReplicaBuffers:
     """Buffers (running statistics) of replicas 1, 2, ...; the model's own are replica 0's.
 
-    Each replica runs on other data, so its buffers go their own way from the model's at the first
-    call on. Replicas are counted within this instance. ``randomness``: None where they draw one
-    after another from PyTorch's generator, as a plain loop does.
+    Each replica runs on other data, so its buffers differ from the model's from the first call on.
+    Replicas are counted within this instance. ``randomness``: None if they draw one after another
+    from PyTorch's generator, as a plain loop does.
     """
 
     def __init__(self, randomness: ReplicaRandomness | None = None) -> None:
@@ -127,9 +127,9 @@ class ReplicaBuffers:
     def of(
         self, model: torch.nn.Module, replica: int, among_all: int | None = None
     ) -> Iterator[None]:
-        """Run the model with the buffers of ``replica``, and with random numbers of its own.
+        """Inside, the model has the buffers of ``replica`` and draws its random numbers.
 
-        ``among_all``: its number among the replicas of all instances, where they have such.
+        ``among_all``: its number among the replicas of all instances, if there are several.
         """
         drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.randomness is not None:
@@ -154,7 +154,7 @@ class ReplicaBuffers:
                 model.get_buffer(name).copy_(value)
 
     def start(self, model: torch.nn.Module, replicas: int) -> None:
-        """Give replicas that have none yet a copy of the model's buffers."""
+        """Give replicas that have no buffers yet a copy of the model's."""
         for replica in range(1, replicas):
             if replica not in self._kept:
                 self._kept[replica] = {
@@ -162,7 +162,7 @@ class ReplicaBuffers:
                 }
 
     def forget(self, names: Iterable[str] = ()) -> None:
-        """Start again from the model's buffers, or from those of these names only."""
+        """Start again from the model's buffers, or from those with these names only."""
         if not names:
             self._kept.clear()
         for buffers in self._kept.values():
@@ -179,10 +179,7 @@ def infer(
     watch: Watch | None = None,
     precision: Precision | None = None,
 ) -> Any:
-    """One inference call.
-
-    Every micro-batch of every device iteration and replica, outputs by the output mode.
-    """
+    """One inference call: every micro-batch, with outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
@@ -272,7 +269,7 @@ def _each_replica(
     together: Instances | None,
     work: Callable[[int], None],
 ) -> None:
-    """``work`` for one replica after another, or in turns where they share batch norms' sums."""
+    """Run ``work`` for one replica after another, or in turns if they share batch norms' sums."""
     if plan.norm_group == 1:
         for replica in range(plan.replicas):
             work(replica)
@@ -299,7 +296,7 @@ def _watched(
 
 
 class _Sum:
-    """The gradients of replicas, added up in the order of the replicas of all instances."""
+    """The sum of the replicas' gradients, in the order of the replicas of all instances."""
 
     def __init__(self, parameters: list[torch.Tensor], together: Instances | None) -> None:
         self._parameters, self._together = parameters, together
@@ -324,7 +321,7 @@ class _Sum:
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     """Sum of the gradients of two replicas.
 
-    A parameter that only one of them used keeps that one's.
+    A parameter that only one of them used keeps that one's gradient.
     """
     return {
         **total,
@@ -388,7 +385,7 @@ def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> Non
 
 
 def _trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Every parameter that may get a gradient, once."""
+    """Every parameter that may get a gradient, once each."""
     own = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return list(
         dict.fromkeys([*own, *(p for group in optimizer.param_groups for p in group["params"])])

@@ -22,10 +22,11 @@ Names = Mapping[
 def states(
     optimizer: torch.optim.Optimizer, names: Names, scale: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """Copies of what the optimiser keeps of each parameter.
+    """Copies of the optimiser's states of each parameter.
 
-    What no step has made yet is 0, as on the device. ``scale``: what automatic loss scaling
-    multiplies the loss by, where it is on; kept as a factor of the optimiser's ``loss_scaling``.
+    States that no step has created yet are 0, as on the device. ``scale``: the factor by which
+    automatic loss scaling multiplies the loss, if it is on; kept as a factor of the optimiser's
+    ``loss_scaling``.
     """
     states = {}
     if scale is not None:
@@ -44,7 +45,7 @@ def states(
 
 
 def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, torch.Tensor]) -> None:
-    """Take the states that `states` gave, or PopTorch. What is missing keeps its value."""
+    """Load states that `states` or PopTorch returned. Missing ones keep their values."""
     given = {name.replace("___model.", "___"): value for name, value in given.items()} | dict(given)
     own = states(optimizer, names)
     for parameter, state, prefix in list(_each(optimizer, names)):
@@ -67,7 +68,7 @@ def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, tor
 def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
     """The optimiser's hyperparameters as the device has them.
 
-    With momentum, SGD's are under PyTorch's names: PopART folds them in a way of its own.
+    With momentum, SGD's are under PyTorch's names, because PopART combines them in its own way.
     """
     scale = loss_scaling(optimizer)
     state = {"lossScaling_FLOAT": torch.tensor(scale)}
@@ -102,7 +103,7 @@ def _each(
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
     """Every state that the optimiser has while it trains.
 
-    Each comes with its parameter, PyTorch's name of it and PopART's.
+    Each comes with its parameter, its name in PyTorch and its name in PopART.
     """
     for group in optimizer.param_groups:
         if "betas" in group:

@@ -36,9 +36,7 @@ _SETTINGS = {
 
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """float32 ``values`` as float16.
-
-    Up or down with probabilities that make the expected result the value itself.
+    """float32 ``values`` as float16, rounded so that the expected result is the value itself.
 
     Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even
     spacing.
@@ -67,11 +65,12 @@ class LossScaler:
 
     It follows PopART's automatic loss scaling.
 
-    Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge``
-    times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
-    ``period`` weight updates. Counted is what a backward operator makes in float16, of activations
-    and weights, but for views, copies and joints (PopART's AllNonViewChangingGradientTensors;
-    [POPART, willow/src/transforms/automaticlossscaling.cpp]). Without any it stays.
+    The scale is halved if more than ``share`` of the elements of float16 gradients, as scaled,
+    exceed ``edge`` times the largest float16; otherwise it is doubled, up to `MAX_SCALE`. Elements
+    are counted over ``period`` weight updates, in all float16 results of backward operators, of
+    activations and weights, except for views, copies and concatenations (PopART's
+    AllNonViewChangingGradientTensors; [POPART, willow/src/transforms/automaticlossscaling.cpp]). If
+    there are none, the scale is unchanged.
     """
 
     scale: float
@@ -88,7 +87,7 @@ class LossScaler:
 
         For example ``automaticLossScalingSettings.binEdgeLocation``.
 
-        Error where a share is not in 0 ... 1 or the period is no whole number above 0.
+        Error if a share is not in 0 ... 1 or the period is not an integer above 0.
         """
         prefix = "automaticLossScalingSettings."
         settings = {
@@ -113,10 +112,10 @@ class LossScaler:
         self._total += gradient.numel()
 
     def update(self, gradients: Iterable[torch.Tensor], together: Instances | None = None) -> None:
-        """Change the scale after a weight update's gradients were made.
+        """Change the scale after a weight update's gradients have been computed.
 
         ``gradients``: those of the weights; infinite ones become the largest float16, as on an IPU.
-        ``together``: the instances whose replicas' gradients count alike.
+        ``together``: the instances whose replicas' gradients are counted too.
         """
         for gradient in gradients:
             if gradient.dtype is torch.float16:
@@ -133,7 +132,7 @@ class LossScaler:
 
 
 class _Counting(TorchDispatchMode):
-    """Has the scaler look at what a backward makes while this is entered."""
+    """While entered, the scaler counts the results of backward operators."""
 
     def __init__(self, scaler: LossScaler) -> None:
         super().__init__()
@@ -155,7 +154,7 @@ class _Counting(TorchDispatchMode):
 
 @dataclass
 class Precision:
-    """How float16 is treated. None: as PyTorch does."""
+    """The handling of float16. None: as in PyTorch."""
 
     scaler: LossScaler | None = None
     rounding: torch.Generator | None = field(default=None)  # of what all replicas round alike
@@ -163,22 +162,22 @@ class Precision:
     _rounding_of: dict[int, torch.Generator] = field(default_factory=dict)  # of one replica's own
 
     def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
-        """Enter it around forward and backward of a replica."""
+        """Entered around forward and backward of a replica."""
         if isinstance(self.casting, Casting):
             self.casting.replica = replica
         return self.casting
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Enter it around all else that looks at a micro-batch's operators."""
+        """Entered around everything else that observes a micro-batch's operators."""
         return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
 
     def accumulate(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], replica: int = 0
     ) -> None:
-        """Round gradients that are being added up, where the optimiser keeps them in float16.
+        """Round accumulated gradients if the optimiser keeps them in float16.
 
-        ``replica``: whose they are, counted over all instances; each draws numbers of its own, so
-        that the weight update, which all do alike, draws the same ones everywhere.
+        ``replica``: their replica, counted over all instances. Each draws numbers of its own, so
+        that the weight update, which is the same in all, draws the same ones everywhere.
         """
         if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
@@ -189,11 +188,11 @@ class Precision:
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Inside, float16 weights and gradients are float32 ones of the same values.
 
-        After it weights are rounded.
+        Afterwards weights are rounded.
 
-        An IPU's optimisers compute in float32 too, PyTorch's converted to them as well: a gradient
-        that is scaled back need not fit into float16, and neither need Adam's ``eps``. States that
-        an optimiser keeps in float16 are rounded then.
+        An IPU's optimisers also compute in float32, including PyTorch's after conversion: a
+        gradient that is scaled back need not fit into float16, and neither need Adam's ``eps``.
+        States that an optimiser keeps in float16 are rounded afterwards.
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]
@@ -234,7 +233,7 @@ class Precision:
 
     @staticmethod
     def _rounded(values: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        """The float32 values rounded to those of float16."""
+        """The float32 values rounded to float16 values."""
         if generator is not None:
             return round_stochastically(values, generator).float()
         return values.clamp(-HALF_MAX, HALF_MAX).half().float()

@@ -1,8 +1,8 @@
 """Random numbers of replicas that instances share: each draws its own, wherever it runs.
 
 Replica 0 draws from PyTorch's generator, as a plain loop does. The others have generators of their
-own, so that dropout is the same for a replica however many of them an instance runs. A script that
-nobody launched as instances draws as a plain loop over its replicas would.
+own, so that a replica's dropout does not depend on how many replicas an instance runs. A script
+that was not launched as instances draws as a plain loop over its replicas would.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def seed_of_replica(seed: int, replica: int) -> int:
 
 
 class ReplicaRandomness:
-    """PyTorch's generator, as each replica has it. Kept from call to call."""
+    """PyTorch's generator state of each replica. Kept from call to call."""
 
     def __init__(self) -> None:
         self._states: dict[int, torch.Tensor] = {}
@@ -29,7 +29,7 @@ class ReplicaRandomness:
 
     @contextlib.contextmanager
     def of(self, replica: int) -> Iterator[None]:
-        """Draw what ``replica`` draws; it is counted over all instances."""
+        """Inside, draw the numbers of ``replica``, which is counted over all instances."""
         if replica == 0:
             yield
             return
@@ -47,7 +47,7 @@ class ReplicaRandomness:
             torch.set_rng_state(before)
 
     def restart(self, state: torch.Tensor) -> None:
-        """Begin anew from a state of PyTorch's generator that was loaded."""
+        """Restart from a loaded state of PyTorch's generator."""
         digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()
         self._seed = int.from_bytes(digest, "little") >> 1
         self._states.clear()

@@ -1,4 +1,4 @@
-"""PopDist's names: which instance of how many a script is, and how many replicas it has.
+"""PopDist's names: which of how many instances of a script this is, and its number of replicas.
 
 Without ``poprun`` or ``ipu-run --instances`` a script is the only instance, with one replica.
 """
@@ -21,9 +21,9 @@ def _launch() -> Launch:
 
 
 def _together() -> Instances | None:
-    """The instances once they have met; None where there is one only."""
-    mine = _launch()
-    return connect(mine.rank, mine.size) if mine.size > 1 else None
+    """The instances, once connected; None if there is only one."""
+    current = _launch()
+    return connect(current.rank, current.size) if current.size > 1 else None
 
 
 def isPopdistEnvSet() -> bool:
@@ -32,17 +32,17 @@ def isPopdistEnvSet() -> bool:
 
 
 def init() -> None:
-    """Meet the other instances. The first call that needs them does so by itself."""
+    """Connect to the other instances. The first call that needs them does so by itself."""
     _together()
 
 
 def finalizeDistributed() -> None:
-    """Wait until every instance has come here."""
+    """Wait until every instance has reached this call."""
     synchronize()
 
 
 def synchronize() -> None:
-    """Wait until every instance has come here."""
+    """Wait until every instance has reached this call."""
     together = _together()
     if together is not None:
         together.barrier()
@@ -54,32 +54,32 @@ def getInstanceIndex() -> int:
 
 
 def getNumInstances() -> int:
-    """Instances of the script."""
+    """The number of instances of the script."""
     return _launch().size
 
 
 def getLocalInstanceIndex() -> int:
-    """The number of this instance among those of its host."""
+    """The number of this instance among those on its host."""
     return _launch().local_rank
 
 
 def getNumLocalInstances() -> int:
-    """Instances on this host."""
+    """The number of instances on this host."""
     return _launch().local_size
 
 
 def getNumHosts() -> int:
-    """Hosts that run instances."""
+    """The number of hosts that run instances."""
     return _launch().nodes
 
 
 def getNumTotalReplicas() -> int:
-    """Replicas of all instances."""
+    """The number of replicas of all instances."""
     return _launch().replicas
 
 
 def getNumLocalReplicas() -> int:
-    """Replicas of this instance."""
+    """The number of replicas of this instance."""
     return _launch().local_replicas
 
 
@@ -89,15 +89,15 @@ def getReplicaIndexOffset() -> int:
 
 
 def getNumIpusPerReplica() -> int:
-    """What ``--ipus-per-replica`` says; 1 without."""
+    """The value of ``--ipus-per-replica``, or 1."""
     return _launch().ipus_per_replica
 
 
 def getDeviceId(ipus_per_replica: int | None = None) -> int:
-    """The device that this instance takes.
+    """The device that this instance uses.
 
-    The modelled system has one partition, in which the devices of so many IPUs as an instance needs
-    are counted from 0: device i is instance i's.
+    The modelled system has one partition. Its devices, each with as many IPUs as an instance needs,
+    are counted from 0: device i belongs to instance i.
     """
     if ipus_per_replica is not None and ipus_per_replica < 1:
         raise UsageError(f"getDeviceId: a replica has IPUs, not {ipus_per_replica}")
@@ -109,14 +109,14 @@ def execute_on_instances(
 ) -> Given | None:
     """Call a function on these instances while the others wait.
 
-    Gives what it returned, and None on the others.
+    Returns its result, and None on the others.
     """
-    mine, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
+    index, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
     if strange:
         raise UsageError(
             f"execute_on_instances: there is no instance {min(strange)}: they are 0 to"
             f" {getNumInstances() - 1}"
         )
-    result = function(*args, **kwargs) if mine in instances else None
+    result = function(*args, **kwargs) if index in instances else None
     synchronize()
     return result

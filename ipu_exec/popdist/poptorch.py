@@ -10,7 +10,7 @@ from ipu_exec.errors import UsageError
 
 
 class _Distributed(poptorch.DistributedOptions):
-    """Which process this is: the launch has said so."""
+    """Which process this is, which the launch determines."""
 
     def __init__(self) -> None:
         self._made = False
@@ -23,7 +23,7 @@ class _Distributed(poptorch.DistributedOptions):
         _refuse("Distributed.disable")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
-        """RuntimeError, but for PopTorch's own call when the options are made."""
+        """RuntimeError, except for PopTorch's own call when the options are created."""
         if self._made:
             _refuse("Distributed.setEnvVarNames")
         return self
@@ -34,10 +34,10 @@ class _Distributed(poptorch.DistributedOptions):
 
 
 class Options(poptorch.Options):
-    """Options whose replicas are this instance's: those of all, divided by the instances.
+    """Options with this instance's replicas: the total divided by the number of instances.
 
-    ``ipus_per_replica``: IPUs of a replica; by default what the launch says. RuntimeError for
-    settings that the launch has made.
+    ``ipus_per_replica``: IPUs of a replica; by default the launch's value. RuntimeError for
+    settings that the launch determines.
     """
 
     def __init__(self, ipus_per_replica: int | None = None, **kwargs: Any) -> None:

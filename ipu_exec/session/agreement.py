@@ -1,6 +1,6 @@
-"""What instances of a script have to have in common, looked at before the first of their calls.
+"""What a script's instances must have in common, checked before their first call.
 
-Each sends a hash; only where these differ do the facts themselves travel, to say which it is.
+Each sends a hash; the values themselves are sent only if these differ, to name the difference.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OWN = (
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An instance as the profile names it: its host, and the replicas that it runs."""
+    """An instance as the profile names it: its host and the replicas that it runs."""
 
     instance: int
     host: str
@@ -56,10 +56,10 @@ def agree(
     inputs: Mapping[str, Any],
     optimiser: object,
 ) -> tuple[Peer, ...]:
-    """Every instance, where they run the same script with the same options.
+    """All instances, once they are known to run the same script with the same options.
 
     ``inputs``: kinds and shapes; ``optimiser``: its structure. Weights and buffers become those of
-    instance 0, with a warning where they were others. UsageError names what differs.
+    instance 0, with a warning if they differed. UsageError names what differs.
     """
     facts = _facts(options, model, inputs, optimiser)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -79,7 +79,7 @@ def agree(
 def _facts(
     options: Options, model: torch.nn.Module, inputs: Mapping[str, Any], optimiser: object
 ) -> dict[str, str]:
-    """What is compared, by what an error calls it."""
+    """The compared values, by their names in an error message."""
     flat = {f"option {k}": repr(v) for k, v in options.flat().items() if k not in _OWN}
     tensors = [
         (name, tuple(tensor.shape), str(tensor.dtype))
@@ -95,7 +95,7 @@ def _facts(
 
 
 def _script() -> str:
-    """Name and hash of what runs."""
+    """Name and hash of the script that runs."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None or not os.path.isfile(main):
         return "no file"
@@ -121,7 +121,7 @@ def _short(words: str) -> str:
 
 
 def _share_weights(together: Instances, model: torch.nn.Module) -> None:
-    """Replicas begin with equal weights."""
+    """Copy instance 0's weights to the others, so that replicas start with equal weights."""
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
     digests = {name: _digest(tensor) for name, tensor in tensors.items()}
     everyone = together.gather(digests)

@@ -1,9 +1,7 @@
-"""What a compiled model takes.
+"""The arguments of a compiled model: its inputs by the names of ``forward``, and their check.
 
-Its inputs by the names of ``forward``, and whether others are like them.
-
-An executable is made for inputs of certain structure, shapes and dtypes. PopTorch refuses others,
-naming what it expected and what it got; so does `check`.
+An executable is compiled for inputs of certain structure, shapes and dtypes. PopTorch refuses
+others, naming what it expected and what it got; so does `check`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class TensorLike:
 
 @dataclass(frozen=True, slots=True)
 class StructureLike:
-    """A user's structure, as its parser takes it apart."""
+    """A user's structure, as flattened by its parser."""
 
     kind: str
     tensors: tuple[Any, ...]
@@ -42,7 +40,7 @@ class StructureLike:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Anything else. Its value is part of the program."""
+    """Any other value, which is part of the program."""
 
     kind: str
     value: str
@@ -51,9 +49,9 @@ class Plain:
 def bind(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments by the names of ``model.forward``, defaults filled in.
+    """The arguments by the names of ``model.forward``, with defaults filled in.
 
-    UsageError where there are too many, one is missing or one is unknown.
+    UsageError if there are too many, one is missing or one is unknown.
     """
     try:
         signature = inspect.signature(model.forward)
@@ -74,7 +72,7 @@ def bind(
 
 
 def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """PopTorch's words for a parameter without a default that is not given; "" for other faults."""
+    """PopTorch's message for a missing parameter without a default; "" for other errors."""
     try:
         bound = signature.bind_partial(*args, **kwargs).arguments
     except TypeError:
@@ -90,7 +88,7 @@ def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mappin
 def describe(value: Any) -> Any:
     """The value with its tensors replaced by their shapes and dtypes.
 
-    What an executable depends on.
+    An executable depends on this.
     """
     if isinstance(value, torch.Tensor):
         return TensorLike(str(value.dtype), tuple(value.shape))
@@ -110,9 +108,9 @@ def describe(value: Any) -> Any:
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], signature: inspect.Signature
 ) -> None:
-    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones.
+    """UsageError if the ``given`` inputs, by name, differ from the ``expected`` ones.
 
-    Both as `describe` gives them. ``signature``: of the model's forward.
+    Both as `describe` returns them. ``signature``: that of the model's forward.
     """
     _check_keys("the inputs", expected, given)
     _check_number(expected, given, signature)
@@ -123,7 +121,7 @@ def check(
 def _check_number(
     expected: Mapping[str, Any], given: Mapping[str, Any], signature: inspect.Signature
 ) -> None:
-    """Of positional arguments, where the forward takes any number of them."""
+    """Check the number of positional arguments if the forward takes any number of them."""
     names = list(signature.parameters)
     for place, (name, parameter) in enumerate(signature.parameters.items()):
         if parameter.kind is parameter.VAR_POSITIONAL:

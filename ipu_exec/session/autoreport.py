@@ -1,10 +1,10 @@
-"""autoreport: a compiled model and its first runs into ``profile.pop``.
+"""autoreport: writes a compiled model and its first runs to ``profile.pop``.
 
 See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
 
-``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another process
-is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot
-be written costs the run nothing: one warning that says why, and no profile.
+``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. If another process is
+writing there, ``training-2`` (``-3`` ...) is used, and the log says so. If a profile cannot be
+written, the run continues without one after a single warning with the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MOST_BESIDE = 1000  # processes that write into one directory
 
 
 class ProfileSession:
-    """Writes the profile of one executable into ``folder`` of the directory that the options name.
+    """Writes the profile of one executable to ``folder`` of the directory that the options name.
 
-    Does nothing where they ask for none.
+    Does nothing if they ask for none.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ProfileSession:
         model: str,
         peers: Sequence[Peer] = (),
     ) -> None:
-        """``model``: what to call it where the options do not name it.
+        """``model``: its name, if the options do not set one.
 
-        ``peers``: the instances whose profile it is, where there are several.
+        ``peers``: the instances that the profile covers, if there are several.
         """
         self._wanted = options.profiling()
         self._executable = executable
@@ -78,7 +78,7 @@ class ProfileSession:
             self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run, if it is among the first that are kept.
+        """Add a run if it is among the first ones, which are kept.
 
         The profile at ``path`` is then complete.
         """
@@ -105,17 +105,14 @@ class ProfileSession:
             self._give_up(error)
 
     def _publish(self, writer: ProfileWriter) -> None:
-        """Put the profile at ``path``.
-
-        Where it is asked for, what the profile knows of its operators goes beside it.
-        """
+        """Write the profile to ``path``, with its operator information beside it if requested."""
         path = writer.publish()
         if self._wanted.debug_info and not self._has_debug_info:
             debug_info.write(path)
             self._has_debug_info = True
 
     def _add_host_events(self) -> None:
-        """What ``libpvti`` recorded in this process and the profile does not have yet."""
+        """Add the events that ``libpvti`` recorded in this process since the last time."""
         if self._writer is None:
             return
         events, values = (
@@ -127,7 +124,7 @@ class ProfileSession:
             self._host = self._host[0] + len(events), self._host[1] + len(values)
 
     def publish(self) -> Path | None:
-        """Put what there is at ``path`` now: after an explicit compile, without a run."""
+        """Write the current state to ``path``: after an explicit compile, without a run."""
         if self._writer is not None:
             try:
                 self._publish(self._writer)
@@ -136,7 +133,7 @@ class ProfileSession:
         return self.path
 
     def close(self) -> None:
-        """Publish what was not, and let the file go."""
+        """Publish what is not published yet, and close the file."""
         if self._writer is None:
             return
         try:
@@ -160,10 +157,9 @@ class ProfileSession:
 
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:
-    """Of the first of ``kind``, ``kind-2``, ``kind-3`` ...
+    """A writer in the first of ``kind``, ``kind-2``, ... in which no other process writes.
 
-    That no other process is writing in. ProfileError where that cannot be written, or all are
-    taken.
+    ProfileError if that cannot be written, or if all are in use.
     """
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"

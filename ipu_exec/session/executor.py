@@ -1,8 +1,8 @@
 """``PoplarExecutor``: a model that compiles for the modelled IPUs at its first call and then runs.
 
-Real numbers come from `ipu_exec.numerics.loop`, cycles from what `ipu_exec.compiler.passes` made,
+Numbers come from `ipu_exec.numerics.loop` and cycles from the result of `ipu_exec.compiler.passes`;
 profiles are written by `ipu_exec.session.autoreport`. The wrapped model's parameters are the user's
-own; where the device holds others is kept by `ipu_exec.session.device_tensors`.
+own; `ipu_exec.session.device_tensors` keeps track of those for which the device holds other values.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def trainingModel(
     """Wrap ``model`` for training: a call runs forward, backward and weight updates.
 
     The model returns its loss last (or marks it with `identity_loss`). Parameters are shared with
-    ``model``. Without an optimiser, SGD with lr=0.01 is taken, as PopTorch takes it.
+    ``model``. Without an optimiser, SGD with lr=0.01 is used, as in PopTorch.
     """
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
@@ -108,10 +108,7 @@ def trainingModel(
 def inferenceModel(
     model: torch.nn.Module | PoplarExecutor, options: Options | None = None
 ) -> PoplarExecutor:
-    """Wrap ``model`` for inference.
-
-    A call runs forward on deviceIterations x replicas micro-batches.
-    """
+    """Wrap ``model`` for inference: a call runs deviceIterations x replicas micro-batches."""
     return PoplarExecutor(model, options, training=False)
 
 
@@ -120,8 +117,8 @@ def load(
 ) -> PoplarExecutor:
     """The compiled model of a file that ``compileAndExport`` or ``save`` wrote with its model.
 
-    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: only from
-    people you trust.
+    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: load files
+    only from people you trust.
     """
     exported = executables.read_model(filename)
     options = exported["options"]
@@ -138,15 +135,15 @@ def load(
 
 
 class PoplarExecutor:
-    """Made by `trainingModel` and `inferenceModel`.
+    """A compiled model, created by `trainingModel` or `inferenceModel`.
 
-    Attributes it has not are the wrapped model's; a parameter of it comes with ``replicaGrouping``
-    (`ipu_exec.replica_groups`).
+    Attributes that it does not have are the wrapped model's; a parameter of it comes with
+    ``replicaGrouping`` (`ipu_exec.replica_groups`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
-    Compiles again, and says so in the log "ipu_exec", when trained parameters or the optimiser's
-    structure change. Train or eval is settled by then (`ipu_exec.session.modes`). Holds a copy of
-    ``options`` and freezes the given ones.
+    Compiles again, and logs that in the log "ipu_exec", when trained parameters or the optimiser's
+    structure change. Train or eval is fixed at that point (`ipu_exec.session.modes`). Holds a copy
+    of ``options`` and freezes the ones passed to it.
     """
 
     any_wrapped = False  # whether a script wrapped a model yet, for `ipu-run`
@@ -451,9 +448,9 @@ class PoplarExecutor:
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
-        """``contents``: what the forward reads off tensors.
+        """Compile. ``contents``: the values that the forward reads from tensors.
 
-        Found by running it, where it does read some.
+        If it reads any, they are found by running it.
         """
         from ipu_exec.session.compilation import compile_step
 
@@ -506,13 +503,13 @@ class PoplarExecutor:
             yield
 
     def _give_away(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let somebody else have the first call, where somebody wants it."""
+        """Pass the first call to `first_call_taker`, if one is set."""
         taker = PoplarExecutor.first_call_taker
         if taker is not None:
             taker.take(self._first_call(args, kwargs))
 
     def first_call(self, *args: Any, **kwargs: Any) -> FirstCall:
-        """What a call with these inputs would compile, for whoever compiles it in other ways."""
+        """What a call with these inputs would compile, for callers that compile it differently."""
         bound = arguments.bind(self._model, args, kwargs)
         streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
         numerics.check_batch((streamed, named), self._plan)
@@ -533,11 +530,11 @@ class PoplarExecutor:
         )
 
     def _settled_modes(self) -> Modes:
-        """Train or eval of each module, to be compiled and to stay."""
+        """The train or eval mode of each module, to be compiled and kept."""
         return modes_of(self._model)
 
     def _pull(self, levers: Levers, micro_batch: Any) -> Any:
-        """For `ipu-run --with`: model, options and a micro-batch changed as the levers say."""
+        """For `ipu-run --with`: apply the levers to model and options; returns the micro-batch."""
         pull_on_model(self._model, levers, self._training)
         self._options = changed_options(self._options, levers, self._training)
         plan = plan_call(self._options, self._training)
@@ -547,7 +544,7 @@ class PoplarExecutor:
     def _take(self, executable: Any) -> None:
         """Make it the executable that runs.
 
-        Open its profile, check its memory and find the anchored tensors.
+        Opens its profile, checks its memory and finds the anchored tensors.
         """
         if self._options.profiling().enabled and self._plan.instance == 0:
             from ipu_exec.session.autoreport import ProfileSession
@@ -595,9 +592,9 @@ class PoplarExecutor:
         self._attach_optimiser()
 
     def _attach_optimiser(self) -> None:
-        """Tell the device of the optimiser, and the optimiser what its parameters are called.
+        """Pass the optimiser to the device, and the parameter names to the optimiser.
 
-        Offline there is no device, and so no state of one.
+        Offline there is no device, and so no optimiser state on one.
         """
         if self._executable is None or self._optimizer is None or not self._attached:
             return
@@ -648,7 +645,7 @@ class PoplarExecutor:
     ) -> None:
         """`compile` for inputs like these, then `save`.
 
-        Works without a device (``useOfflineIpuTarget``) too.
+        Also works without a device (``useOfflineIpuTarget``).
         """
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
@@ -658,8 +655,8 @@ class PoplarExecutor:
 
         In a directory the file is ``model.poptorch``.
 
-        ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before
-        compiling.
+        ``export_model``: include the model, optimiser and options, for `ipu_exec.load`. Error
+        before compiling.
         """
         self._need_executable("save")
         if self._attached:
@@ -679,11 +676,11 @@ class PoplarExecutor:
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
-        """Load what `save` or `compileAndExport` wrote for such a model.
+        """Load an executable that `save` or `compileAndExport` wrote for such a model.
 
         Nothing is compiled then.
 
-        Error where the file has none, or one for other use (training, inference).
+        Error if the file contains none, or one for the other use (training, inference).
         """
         stored = executables.read(filename)
         if stored.header["training"] != self._training:
@@ -722,7 +719,7 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from: PyTorch's.
+        """State of the generator that random operators draw from, which is PyTorch's.
 
         Error before compiling.
         """
@@ -750,9 +747,9 @@ class PoplarExecutor:
         return [*tensor_names(self._executable.graph), *self._optimiser_tensors()]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call.
+        """The values that ``Options.anchorTensor(short_name, ...)`` kept in the last call.
 
-        Error where it kept nothing.
+        Error if it kept none.
         """
         if short_name not in self._anchored:
             known = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
@@ -767,9 +764,9 @@ class PoplarExecutor:
     # -- times ---
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """When inputs and outputs of the last call were asked for and complete.
+        """The times at which the last call's inputs and outputs were requested and complete.
 
-        Seconds since its start, as modelled.
+        In modelled seconds since its start.
 
         ``["input"][i][step]``, "input_complete", "output", "output_complete"; see
         `ipu_exec.session.latencies`. Empty lists before the first call.
@@ -790,7 +787,7 @@ class PoplarExecutor:
     def getHostIpuLatency(self) -> tuple[float, float, float]:
         """Modelled seconds (least, most, mean) in which inputs reach the IPU.
 
-        They count from the request for the first to the arrival of the last.
+        From the request for the first to the arrival of the last.
         """
         return self._latency("input", min, "input_complete", max)
 
@@ -801,7 +798,7 @@ class PoplarExecutor:
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Modelled seconds (least, most, mean) in which outputs reach the host.
 
-        They count from the first output being ready to the last one being there.
+        From the first output being ready to the arrival of the last.
         """
         return self._latency("output", min, "output_complete", max)
 
@@ -830,7 +827,7 @@ class PoplarExecutor:
 
     @property
     def executable(self) -> Any:
-        """What `ipu_exec.compiler.passes` made; None before."""
+        """The result of `ipu_exec.compiler.passes`; None before compiling."""
         return self._executable
 
     def __getattr__(self, name: str) -> Any:
@@ -846,7 +843,7 @@ class PoplarExecutor:
     def train(self, mode: bool = True) -> PoplarExecutor:
         """Put the user's model into train (or eval) mode.
 
-        What is compiled stays as it is (`ipu_exec.session.modes`).
+        The compiled program keeps its mode (`ipu_exec.session.modes`).
         """
         self._model.train(mode)
         return self
@@ -858,10 +855,10 @@ class PoplarExecutor:
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use ``optimizer`` from now on.
 
-        States (momenta) of the one before are kept where the kind is the same.
+        States (momenta) of the previous one are kept if it is of the same kind.
 
-        New learning rates and such take effect at the next call and need no compiling. Error in
-        inference, or where the optimiser has none of the model's parameters.
+        New learning rates and similar values take effect at the next call without compiling. Error
+        in inference, or if the optimiser has none of the model's parameters.
         """
         if not self._training:
             raise UsageError("an inference model has no optimiser")
@@ -906,11 +903,11 @@ class PoplarExecutor:
             self._tell()
 
     def _keep_running_means(self) -> None:
-        """float16 accumulators hold running means, so that they do not overflow.
+        """Let float16 accumulators hold running means, so that they do not overflow.
 
         See docs/poptorch-semantics.md#gradients.
 
-        Error once compiled with another strategy.
+        Error if compiled with another strategy already.
         """
         strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
         if self._executable is not None and strategy is not MeanReductionStrategy.Running:
@@ -928,11 +925,11 @@ class PoplarExecutor:
         self._plan = plan_call(self._options, self._training)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The wrapped model's."""
+        """The wrapped model's state."""
         return self._user_model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """The wrapped model's; every replica starts from it."""
+        """Load the wrapped model's state; every replica starts from it."""
         loaded = self._user_model.load_state_dict(state_dict, strict)
         self._buffers.forget()
         if self._attached:
@@ -941,9 +938,9 @@ class PoplarExecutor:
         return loaded
 
     def copyWeightsToHost(self) -> None:
-        """Have the model hold the weights and buffers of the device. Error before compiling.
+        """Copy the device's weights and buffers to the model. Error before compiling.
 
-        Whoever asks a trained model for weights gets them without it.
+        Reading the weights of a trained model does this implicitly.
         """
         self._need_executable("copyWeightsToHost")
         logger.debug("Writing weights from IPU to host")
@@ -953,7 +950,7 @@ class PoplarExecutor:
         self._host_weights_version += 1
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """`copyWeightsToHost` where the weights were trained since; says whether they were."""
+        """`copyWeightsToHost` if the weights were trained since; returns whether they were."""
         if not self._host_is_behind or self._executable is None:
             return False
         logger.debug("Implicit copyWeightsToHost()")
@@ -961,9 +958,9 @@ class PoplarExecutor:
         return True
 
     def copyWeightsToDevice(self) -> None:
-        """Have the device hold the model's weights and buffers, all replicas. Error if uncompiled.
+        """Copy the model's weights and buffers to the device and its replicas. Error if uncompiled.
 
-        Done when a device is attached; later changes of the model's weights ask for it.
+        Attaching a device does this too; later changes of the model's weights require a call.
         """
         self._need_executable("copyWeightsToDevice")
         if self._host_is_behind:
@@ -979,9 +976,9 @@ class PoplarExecutor:
             self._device.copy_to_device(tensors_of(self._model))
 
     def copyNamedBuffersToDevice(self) -> None:
-        """Have the device hold the buffers that ``Options.updatableNamedBuffers`` names.
+        """Copy the buffers that ``Options.updatableNamedBuffers`` names to the device.
 
-        Error before compiling, and where it names none.
+        Error before compiling, and if it names none.
         """
         self._need_executable("copyNamedBuffersToDevice")
         names = self._options.updatable_named_buffers
@@ -993,7 +990,7 @@ class PoplarExecutor:
             self._device.copy_to_device({name: buffers[name] for name in names})
 
     def _take_trained_weights(self) -> None:
-        """In inference: have the weights that the model's training made since."""
+        """In inference: take over the weights that the model's training has changed since."""
         trainer = self._trainer() if self._trainer is not None else None
         if self._training or trainer is None:
             return
@@ -1010,13 +1007,13 @@ class PoplarExecutor:
         return self._executable is not None
 
     def isAttachedToDevice(self) -> bool:
-        """True once compiled or attached, until `detachFromDevice`; never without a device."""
+        """True once compiled or attached, until `detachFromDevice`; False without a device."""
         return self._attached
 
     def attachToDevice(self) -> None:
-        """Take the device, with the model's weights; a call does so by itself.
+        """Attach to the device with the model's weights; a call does so by itself.
 
-        Error before compiling, without a device (`ConnectionType.Never`) and where it is attached.
+        Error before compiling, without a device (`ConnectionType.Never`) and if already attached.
         """
         self._need_executable("attachToDevice")
         if self._options.connection_type is ConnectionType.Never:
@@ -1043,7 +1040,7 @@ class PoplarExecutor:
         self._device.copy_to_device(tensors_of(self._model))
 
     def detachFromDevice(self) -> None:
-        """Give the device back; what was compiled stays. Error where it is not attached."""
+        """Release the device; what was compiled is kept. Error if it is not attached."""
         self._need_executable("detachFromDevice")
         if not self._attached:
             raise Error("Device is not attached")
@@ -1069,10 +1066,9 @@ class PoplarExecutor:
         logger.debug("Detached from device")
 
     def destroy(self) -> None:
-        """Finish the profile and drop what was compiled.
+        """Finish the profile and discard what was compiled.
 
-        A call compiles anew, for whatever inputs it is given; the user's module can be wrapped
-        again.
+        A call compiles again, for whatever inputs it gets; the user's module can be wrapped again.
         """
         self.copyWeightsToHostIfNeeded()
         self._release()
@@ -1080,7 +1076,7 @@ class PoplarExecutor:
         unwrap(self._user_model)
 
     def _release(self) -> None:
-        """Drop what was compiled, and the device."""
+        """Discard what was compiled, and release the device."""
         self._drop_executable()
         if self._attached:
             self._detach()
@@ -1093,10 +1089,10 @@ class PoplarExecutor:
         self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
 
     def cycleCount(self) -> int:
-        """Cycles of one call, as modelled.
+        """Modelled cycles of one call.
 
         Error before the first call and without ``Options.logCycleCount(True)``, as in PopTorch;
-        ``executable.cycles_per_call`` is there once the model is compiled.
+        ``executable.cycles_per_call`` is available once the model is compiled.
         """
         if not self._options.log_cycle_count:
             raise UsageError(
@@ -1111,9 +1107,9 @@ class PoplarExecutor:
         return int(self._executable.cycles_per_call)
 
     def compilationTime(self) -> timedelta:
-        """How long the last compilation took.
+        """The duration of the last compilation.
 
-        Error before compiling and where ``showCompilationProgressBar`` is off, as in PopTorch.
+        Error before compiling and if ``showCompilationProgressBar`` is off, as in PopTorch.
         """
         if self._executable is None:
             raise UsageError("Please compile the model before obtaining compilation time.")
@@ -1129,12 +1125,12 @@ _AFTER_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
 
 
 def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
-    """Have ``hook`` called before each compile. The handle's ``remove`` ends that."""
+    """Call ``hook`` before each compile. The handle's ``remove`` ends that."""
     return _register(_BEFORE_COMPILING, hook, "Pre-compile hook must be callable")
 
 
 def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
-    """Have ``hook`` called after each compile. The handle's ``remove`` ends that."""
+    """Call ``hook`` after each compile. The handle's ``remove`` ends that."""
     return _register(_AFTER_COMPILING, hook, "Post-compile hook must be callable")
 
 
@@ -1269,7 +1265,7 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 def _progress(shown: bool) -> Iterator[Progress]:
     """A progress bar 'Graph compilation: 100%' on stderr.
 
-    Yields a function that takes the part done (0 to 1) and what is done now.
+    Yields a function that takes the completed part (0 to 1) and the current activity.
     """
     if not shown:
         yield lambda part, what: None

@@ -1,6 +1,6 @@
-"""When inputs and outputs of the last call travelled, on the modelled clock.
+"""Transfer times of the last call's inputs and outputs on the modelled clock.
 
-PopTorch's latencies follow from that.
+PopTorch's latencies are derived from them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
     Micro-batches are in the order of the batch: device iteration, accumulation step, replica.
     Replicas run in step. ``mode`` and ``period`` say which outputs were sent; Final and Sum send
-    once. An input that nothing reads is not sent: it is complete when it is asked for. Times are
-    the schedule's, so they do not differ from call to call.
+    once. An input that nothing reads is not sent: it is complete when it is requested. The times
+    are the schedule's, so they are the same for every call.
     """
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     count = int(schedule.micro_batch.max()) + 1
@@ -60,7 +60,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
 
 def _sources(executable: Executable) -> list[_Transfer]:
-    """Of each input."""
+    """The source of each input."""
     graph, beside = executable.graph, executable.tree.beside
     sources = []
     for value in graph.inputs:
@@ -71,7 +71,7 @@ def _sources(executable: Executable) -> list[_Transfer]:
 
 
 def _sinks(executable: Executable) -> list[_Transfer]:
-    """Of each output."""
+    """The destination of each output."""
     graph, placement = executable.graph, executable.placement
     makers = graph_makers(graph)
     sinks: list[_Transfer] = []
@@ -86,7 +86,7 @@ def _sinks(executable: Executable) -> list[_Transfer]:
 def _column(
     executable: Executable, transfer: _Transfer, end: bool, micro_batches: list[_MicroBatch]
 ) -> list[float]:
-    """Seconds at which a transfer begins, or is at its ``end``, with each micro-batch."""
+    """The second at which each micro-batch's transfer starts, or ends if ``end``."""
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     kind, stage = transfer
     across = executable.timeline.costs.across
@@ -108,7 +108,7 @@ def _times(
 ) -> tuple[int, int]:
     """Start and end of a transfer.
 
-    Without a stage, the start of the first task of the micro-batch, twice.
+    Without a stage, both are the start of the micro-batch's first task.
     """
     schedule = executable.timeline.schedule
     in_micro_batch = schedule.micro_batch == micro_batch
@@ -124,7 +124,7 @@ def _times(
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn outside its own device iteration.
+    """Cycles by which a transfer is shifted out of its own device iteration.
 
     See `schedules.Costs.across`.
     """
@@ -141,9 +141,9 @@ def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
 def latency(
     found: Counters, first: str, of_first: Reduce, last: str, of_last: Reduce
 ) -> tuple[float, float, float]:
-    """Least, most and mean seconds from event ``first`` to ``last``; 0 where nothing was sent.
+    """Least, most and mean seconds from event ``first`` to ``last``; 0 if nothing was sent.
 
-    Where several micro-batches go in for one output, the first of them counts, as in PopTorch.
+    If several micro-batches produce one output, the first of them counts, as in PopTorch.
     """
     starts = [of_first(step) for step in zip(*found[first], strict=True)]
     ends = [of_last(step) for step in zip(*found[last], strict=True)]
@@ -156,5 +156,5 @@ def latency(
 
 
 def _local_replicas(executable: Executable) -> int:
-    """Those whose inputs and outputs this instance sees."""
+    """The replicas whose inputs and outputs this instance handles."""
     return executable.options.replicas // executable.options.instances

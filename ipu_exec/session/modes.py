@@ -1,9 +1,9 @@
-"""Train or eval: what a model is compiled in, it stays in.
+"""Train or eval: a model stays in the mode in which it was compiled.
 
-PopTorch wraps a shallow copy of the model, so that its own ``training`` is what it was when it was
-wrapped; the modules inside are shared, and their mode is in the program from the compile on
-[POPTORCH, python/__init__.py, ``trainingModel``]. What ``train()`` and ``eval()`` say later is for
-those who run the module itself.
+PopTorch wraps a shallow copy of the model, which keeps its own ``training`` from then on. The
+modules inside are shared, and their mode is fixed in the program when it is compiled [POPTORCH,
+python/__init__.py, ``trainingModel``]. Later calls of ``train()`` and ``eval()`` only affect those
+who run the module itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Modes = tuple[tuple[torch.nn.Module, bool], ...]
 
 
 def modes_of(model: torch.nn.Module) -> Modes:
-    """Of the wrapped copy and of every module inside, as they are now."""
+    """The current modes of the wrapped copy and of every module inside."""
     return tuple((module, module.training) for module in model.modules())
 
 
 @contextlib.contextmanager
 def in_modes(modes: Modes) -> Iterator[None]:
-    """Inside, each module has its mode of ``modes``; afterwards what its user gave it."""
+    """Inside, each module has its mode from ``modes``; afterwards the mode that its user set."""
     others = [(module, training) for module, training in modes if module.training != training]
     for module, training in others:
         module.training = training

@@ -1,10 +1,10 @@
-"""Values as JSON and plain numeric arrays, and back: no pickle, nothing in a file is ever run.
+"""Values as JSON and plain numeric arrays, and back: no pickle, and nothing in a file is run.
 
-A value is a table of nodes, each made of scalars and of references to nodes before it (so that what
-was shared is shared again, and nothing refers to itself), and a table of arrays. Classes are this
-project's dataclasses and enumerations, of listed modules, by name; they are filled
-without running their constructors, and each field must be what its annotation says. Sizes are
-compared with what the file has before anything is allocated.
+A value is a table of nodes, each made of scalars and of references to earlier nodes (so that
+sharing is preserved and cycles are impossible), and a table of arrays. Classes are this project's
+dataclasses and enumerations, of listed modules, by name; they are filled without running their
+constructors, and each field must match its annotation. Sizes are compared with the file's content
+before anything is allocated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Check = Callable[[Any], bool]
 
 @dataclasses.dataclass
 class Plain:
-    """A value taken apart.
+    """A flattened value.
 
     ``nodes``: JSON; a reference is a list of one number. ``arrays``: as `table` lists them.
     ``root``: a scalar or a reference.
@@ -67,14 +67,14 @@ class Plain:
 
 
 def taken_apart(value: Any) -> Plain:
-    """The value as nodes and arrays. TypeError where it has what cannot be stored."""
+    """The value as nodes and arrays. TypeError if it contains something that cannot be stored."""
     parts = _Apart()
     root = parts.of(value)
     return Plain(parts.nodes, parts.arrays, root)
 
 
 class _Apart:
-    """Nodes as they gather; each object once, by identity."""
+    """Collects nodes; each object once, by identity."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -144,9 +144,9 @@ def _name(kind: type) -> str:
 
 
 def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
-    """The arrays that a table lists: read-only views of ``content``.
+    """The arrays that a table lists, as read-only views of ``content``.
 
-    ValueError where the two do not agree.
+    ValueError if the two do not match.
     """
     arrays, at = [], 0
     for entry in _listed(table):
@@ -167,7 +167,7 @@ def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
 
 
 def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
-    """The value behind nodes, which anybody may have written. ValueError where they make none."""
+    """The value that nodes from an untrusted file describe. ValueError if they describe none."""
     values: list[Any] = []
     for node in _listed(nodes):
         values.append(_Together(values, arrays).of(_listed(node)))
@@ -176,7 +176,7 @@ def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Together:
-    """What was made so far, to make the next of."""
+    """The objects built so far, which later ones refer to."""
 
     made: list[Any]
     arrays: Sequence[np.ndarray]
@@ -294,7 +294,7 @@ def _is_record(kind: type) -> bool:
 
 @cache
 def _checks(kind: type) -> tuple[Check, ...]:
-    """Of each field, whether a value is what its annotation says."""
+    """For each field, a check that a value matches its annotation."""
     # What a module imports for annotations only is found among the classes of all of them.
     names = {one.__name__: one for one in _classes().values()}
     names |= vars(importlib.import_module(kind.__module__))
@@ -303,7 +303,7 @@ def _checks(kind: type) -> tuple[Check, ...]:
 
 
 def _check(hint: Any) -> Check:
-    """Whether a value is what an annotation says; lists and tuples pass for each other."""
+    """A check that a value matches an annotation; lists and tuples are interchangeable."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is not None:
         maker = _COMPOUND.get(origin)

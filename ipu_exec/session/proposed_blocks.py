@@ -1,8 +1,8 @@
-"""Blocks for a model that names none, and the micro-batches that their pipeline needs.
+"""Blocks for a model that opens none, and the micro-batches that their pipeline needs.
 
-`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. Where the model opens
-none, each layer of its lists, and each other part that has weights, begins one of the module's own
-name. The placement file carries these names, so that the script runs unchanged.
+`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. If the model opens none,
+each layer of its lists, and each other part that has weights, begins a Block with the module's
+name. The placement file contains these names, so that the script runs unchanged.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _GIVEN = (Role.WEIGHT, Role.BUFFER, Role.INPUT)  # no stage before computed them
 
 
 def asked_stages() -> int:
-    """For how many stages `ipu-run --num-ipus` wants Blocks and micro-batches; 0: it does not."""
+    """The number of stages for which `ipu-run --num-ipus` wants Blocks and micro-batches, or 0."""
     return int(os.environ.get(PROPOSE_VARIABLE, "0"))
 
 
 def prepare(
     model: torch.nn.Module, options: Options, training: bool, inputs: Any
 ) -> Options | None:
-    """Before a compile: the options for the stages that `ipu-run --num-ipus` asks for or chose.
+    """Before a compile: the options for the stages that `ipu-run --num-ipus` requests or chose.
 
-    What it chose is in the placement file: the modules that begin Blocks, and a number of
-    micro-batches. None where nobody asked for stages.
+    Its choice is in the placement file: the modules that begin Blocks, and a number of
+    micro-batches. None if no stages were requested.
     """
     proposal = load_proposal(options.placement) if options.placement else None
     stages = asked_stages() if proposal is None else len(options.execution_strategy.stages)
@@ -67,16 +67,16 @@ def prepare(
 
 
 def has_tied_weights(model: torch.nn.Module) -> bool:
-    """Whether two of its modules have the same parameter."""
+    """Whether two of its modules share a parameter."""
     by_name = list(model.named_parameters(remove_duplicate=False))
     return len(by_name) > len({id(parameter) for _, parameter in by_name})
 
 
 def deep_enough(options: Options, training: bool, least: int, samples: int) -> Options:
-    """The options, with a call's batch cut into at least so many micro-batches.
+    """The options, with a call's batch split into at least that many micro-batches.
 
-    The samples of a weight update stay what they are; ``samples`` are those of a call.
-    PipelineDepthError where they cannot be cut so.
+    The number of samples per weight update stays the same; ``samples`` are those of a call.
+    PipelineDepthError if they cannot be split that way.
     """
     group = options.Training if training else options
     name = "gradient_accumulation" if training else "device_iterations"
@@ -109,7 +109,7 @@ def deep_enough(options: Options, training: bool, least: int, samples: int) -> O
 def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
     """Let each of these modules begin a Block of its own name, unless it begins one already.
 
-    Names that the model has not are left to the compile, which says what the model opens.
+    Names that the model does not have are left to the compile, which reports what the model opens.
     """
     known = dict(model.named_modules())
     for name in modules:
@@ -118,10 +118,10 @@ def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
 
 
 def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
-    """The modules to begin Blocks, in the order in which the model calls them.
+    """The modules that should begin Blocks, in the order in which the model calls them.
 
-    Where its layers are fewer than the stages, they are cut inside too: where no more bytes cross
-    than at their own beginning.
+    If there are fewer layers than stages, layers are also cut inside, at points where no more bytes
+    cross than at their beginning.
     """
     first = _first_operators(graph)
     names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)
@@ -137,7 +137,7 @@ def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...
 def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
     """The layers of its lists, and its other parts that have weights.
 
-    A layer is not looked into, even where it has lists of its own.
+    A layer is not searched further, even if it contains lists of its own.
     """
     parts = _with_weights(module)
     for label, child in parts.items():
@@ -151,7 +151,7 @@ def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
 
 
 def _with_weights(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Its parts that have weights, by what it calls them."""
+    """Its parts that have weights, by attribute name."""
     children = module.named_children()
     return {label: child for label, child in children if any(True for _ in child.parameters())}
 
@@ -161,9 +161,9 @@ def _has_list(module: torch.nn.Module) -> bool:
 
 
 def _first_operators(graph: Graph) -> dict[str, int]:
-    """The first forward operator of each module that computes once, and not by parts.
+    """The first forward operator of each module that runs once without interruption.
 
-    One that the model comes back to would begin its Block again, behind others.
+    A module that is called again would begin its Block again, after others.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -183,7 +183,7 @@ def _first_operators(graph: Graph) -> dict[str, int]:
 def _cut(
     model: torch.nn.Module, name: str, first: dict[str, int], crossing: np.ndarray
 ) -> Iterator[str]:
-    """The module, and its parts that begin where no more crosses than where it begins itself."""
+    """The module, and its parts at whose beginning no more bytes cross than at its own."""
     begin = first[name]
     yield name
     for label in _with_weights(model.get_submodule(name)):
@@ -216,9 +216,9 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
 def script_lines(
     blocks: Sequence[str], ipus: Sequence[int], micro_batches: int, training: bool
 ) -> Iterator[str]:
-    """What puts the Blocks on their IPUs from inside the script, where the model is ``model``.
+    """Script lines that put the Blocks on their IPUs, for a model in the variable ``model``.
 
-    ``ipus``: of each Block. ``micro_batches``: what accumulation (device iterations) was chosen.
+    ``ipus``: of each Block. ``micro_batches``: the chosen accumulation (device iterations).
     """
     for name, ipu in zip(blocks, ipus, strict=True):
         yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'

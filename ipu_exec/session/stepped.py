@@ -1,8 +1,8 @@
-"""A compiled model whose numbers another loop computes, a micro-batch at a time.
+"""A compiled model whose numbers another loop computes, one micro-batch at a time.
 
 A trainer with a loop of its own (`ipu_exec.lightning`) calls forward, backward and the optimiser
-itself. It needs of an executor that it compiles when that is due, holds around the forward what a
-call holds there, and writes the calls into the profile.
+itself. From an executor it needs compilation when that is due, the contexts around the forward that
+a call has, and the calls' records in the profile.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ipu_exec.session.modes import Modes
 
 
 class SteppedExecutor(PoplarExecutor):
-    """``report_folder``: where in the options' directory its profile goes.
+    """``report_folder``: the profile's folder in the options' directory.
 
-    `prepare`, `running` and `record_call` take the place of a call; the options say how many
-    micro-batches a call has (``replicas``, ``device_iterations`` and accumulation), and what is
-    compiled is that.
+    `prepare`, `running` and `record_call` replace a call; the options set the number of
+    micro-batches per call (``replicas``, ``device_iterations`` and accumulation), and that is what
+    is compiled.
     """
 
     _wraps_a_copy = False  # its trainer runs the module itself
@@ -63,9 +63,9 @@ class SteppedExecutor(PoplarExecutor):
         )
 
     def prepare(self, *micro_batch: torch.Tensor) -> bool:
-        """Compile for micro-batches like this where that is due; says whether it was.
+        """Compile for micro-batches like this one if necessary; returns whether it compiled.
 
-        Error where it is like none that was compiled for.
+        Error if it differs from those that were compiled for.
         """
         before = self._executable
         self._prepare(micro_batch, {})
@@ -74,14 +74,14 @@ class SteppedExecutor(PoplarExecutor):
         return self._executable is not before
 
     def deepen(self, device_iterations: int) -> None:
-        """Have calls of so many micro-batches a replica, of a model that is not compiled yet."""
+        """Set the number of micro-batches per replica and call, before the model is compiled."""
         self._options._freeze(False)
         self._options.deviceIterations(device_iterations)
         self.device_iterations = device_iterations
         self._options._freeze()
 
     def _send_weights(self) -> None:
-        """Nothing: its trainer trains the module's own weights."""
+        """Do nothing: its trainer trains the module's own weights."""
 
     def _settled_modes(self) -> Modes:
         """None: its trainer runs the module itself, in the mode that it has at each step."""
@@ -93,17 +93,17 @@ class SteppedExecutor(PoplarExecutor):
 
     @property
     def path(self) -> tuple[bool | int | str, ...]:
-        """What the compiled program's forward read off tensors and decides what runs."""
+        """The values that the compiled forward reads from tensors and that decide its path."""
         return path(self._executable.contents)
 
     @property
     def precision(self) -> Precision:
-        """What the options ask for float16. After compiling."""
+        """The float16 handling that the options ask for. Only after compiling."""
         return self._float16()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[list[bool | int | float]]:
-        """Around a forward; gives what it reads off tensors, where the compiled program does."""
+        """Entered around a forward; yields its reads of tensors if the compiled program has any."""
         self._attached = True
         self._optimiser_went_on()
         if self._executable.contents:
@@ -115,15 +115,15 @@ class SteppedExecutor(PoplarExecutor):
         self._ran = True
 
     def keeping_what_is_saved(self) -> contextlib.AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch."""
+        """Entered around forward and backward of a micro-batch."""
         return keeping_what_is_saved(self._executable.graph.mutates)
 
     def record_call(self, host_start_us: int, host_end_us: int) -> None:
-        """A call's micro-batches were computed between these times of the host."""
+        """Record a call whose micro-batches were computed between these host times."""
         if self._session is not None:
             self._session.record_run(host_start_us, host_end_us)
 
     @property
     def seconds_per_call(self) -> float:
-        """As modelled."""
+        """Modelled seconds per call."""
         return int(self._executable.cycles_per_call) / float(self._executable.target.clock_hz)

@@ -1,8 +1,8 @@
 """The user's module while a training model of it exists.
 
-PopTorch wraps a shallow copy, and gives the user's module a class that knows of its training
-[POPTORCH, python/_poplar_executor.py]: it cannot be wrapped a second time, may be told to
-``destroy()`` the training model, and says when its weights are asked for.
+PopTorch wraps a shallow copy and changes the class of the user's module to one that knows of its
+training [POPTORCH, python/_poplar_executor.py]: it cannot be wrapped a second time, can be told to
+``destroy()`` the training model, and reports when its weights are requested.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _WEIGHTS = ("_buffers", "_parameters", "forward")
 
 
 class Trainer(Protocol):
-    """What the user's module asks of its training model."""
+    """What the user's module needs from its training model."""
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Have the module hold the trained weights; says whether they had to be copied."""
+        """Copy the trained weights to the module; returns whether that was necessary."""
 
     def destroy(self) -> None:
-        """Finish the training."""
+        """End the training."""
 
 
 class Wrapped:
@@ -36,12 +36,12 @@ class Wrapped:
     _class_of_module: type[torch.nn.Module]
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Whether the training model's weights had to be copied."""
+        """Returns whether the training model's weights had to be copied."""
         trainer = type(self)._trainer_of_module()
         return trainer is not None and trainer.copyWeightsToHostIfNeeded()
 
     def destroy(self) -> None:
-        """Finish the training model; the module can be wrapped again."""
+        """End the training model; the module can then be wrapped again."""
         trainer = type(self)._trainer_of_module()
         if trainer is not None:
             trainer.destroy()
@@ -59,7 +59,7 @@ class Wrapped:
         return attribute
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A copy or a file has the module as it was before it was wrapped."""
+        """Copies and files contain the module as it was before it was wrapped."""
         self.copyWeightsToHostIfNeeded()
         return _unwrapped, (shallow_copy(self),)  # type: ignore[arg-type]
 
@@ -69,7 +69,7 @@ def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def wrap(module: torch.nn.Module, trainer: Trainer) -> None:
-    """Give the module such a class, which knows the training model without keeping it."""
+    """Give the module such a class; it refers to the training model without keeping it alive."""
     base = type(module)
     attributes = {
         "_trainer_of_module": weakref.ref(trainer),
@@ -82,7 +82,7 @@ def wrap(module: torch.nn.Module, trainer: Trainer) -> None:
 
 
 def unwrap(module: Any) -> None:
-    """Give it back its own class; nothing where it has that."""
+    """Restore the module's own class, if it was changed."""
     if isinstance(module, Wrapped):
         module.__class__ = type(module)._class_of_module  # type: ignore[assignment]
 
@@ -93,12 +93,12 @@ def is_wrapped(module: Any) -> bool:
 
 
 def trainer_of(module: Any) -> Any:
-    """The training model of a wrapped module; None where there is none (any more)."""
+    """The training model of a wrapped module; None if there is none (any more)."""
     return type(module)._trainer_of_module() if isinstance(module, Wrapped) else None
 
 
 def shallow_copy(module: torch.nn.Module) -> torch.nn.Module:
-    """The module's own attributes apart, and weights and modules inside shared, as in PopTorch."""
+    """A copy with its own attributes that shares weights and submodules, as in PopTorch."""
     kind = type(module)._class_of_module if isinstance(module, Wrapped) else type(module)
     copied = kind.__new__(kind)
     vars(copied).update(vars(module))
