@@ -67,6 +67,7 @@ def options(setting: Setting, replicas: int) -> poptorch.Options:
     opts.setAvailableMemoryProportion(
         {f"IPU{ipu}": share for ipu, share in enumerate(setting.proportions)}
     )
+    opts.Precision.setPartialsType(torch.float16)  # enable_half_partials
     opts._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     return opts
 

@@ -70,8 +70,8 @@ class Mix(nn.Module):
             for part in qkv.chunk(3, dim=-1)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mixed = poptorch.set_available_memory(mixed, 0.15)
-        return poptorch.set_available_memory(self.output(mixed.transpose(1, 2).flatten(2)), 0.2)
+        mixed = poptorch.set_available_memory(mixed, 0.3)
+        return poptorch.set_available_memory(self.output(mixed.transpose(1, 2).flatten(2)), 0.5)
 
 
 class Inner(nn.Module):
@@ -107,7 +107,7 @@ class Gpt3(nn.Module):
         self.between = nn.ModuleList(nn.LayerNorm(config.hidden) for _ in layers)
         # The first half keeps what it hands on until two other stages have it.
         self.first = nn.ModuleList(Inner(config, 0.15, bias=False) for _ in layers)
-        self.second = nn.ModuleList(Inner(config, 0.2, bias=True) for _ in layers)
+        self.second = nn.ModuleList(Inner(config, 0.3, bias=True) for _ in layers)
         self.norm = nn.LayerNorm(config.hidden)
         # The table is twice a layer's weights: each half of the hidden size has a stage of its own.
         half = config.hidden // 2
