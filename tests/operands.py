@@ -6,16 +6,14 @@ from math import prod
 from typing import Any
 
 from ipu_exec.lowering.plan import (
-    Collective,
     Compute,
     Exchange,
     Layout,
     Operand,
     OpSpec,
     Plan,
-    Step,
 )
-from ipu_exec.machine import SYNC_CYCLES, TARGETS, Machine, exchange_tile_cycles
+from ipu_exec.machine import TARGETS, Machine
 
 MK2 = Machine(TARGETS["mk2"], 1472)
 
@@ -36,23 +34,6 @@ def tensor(
 def op(name: str, args: tuple[Any, ...], *outputs: Operand | None, **kwargs: Any) -> OpSpec:
     """A call of an operator."""
     return OpSpec(name, args, tuple(sorted(kwargs.items())), outputs)
-
-
-def step_cycles(step: Step, machine: Machine) -> int:
-    """How long a step lasts, with the sync before an exchange."""
-    if isinstance(step, Compute):
-        return int(step.cycles.max())
-    if isinstance(step, Collective):
-        return step.cycles
-    tiles = exchange_tile_cycles(
-        machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
-    )
-    return int(tiles.max()) + SYNC_CYCLES
-
-
-def plan_cycles(plan: Plan, machine: Machine) -> int:
-    """How long a plan lasts."""
-    return sum(step_cycles(step, machine) for step in plan.steps)
 
 
 def computes(plan: Plan) -> dict[str, Compute]:

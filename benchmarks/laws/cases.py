@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from ipu_exec.lowering import lower
-from ipu_exec.lowering.plan import Compute, Exchange, Operand, OpSpec, Plan
-from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
+from ipu_exec.machine import Machine
 
 HALF, FLOAT = "float16", "float32"
 
@@ -143,19 +143,3 @@ def plan_of(case: Case, machine: Machine) -> Plan:
 def spec_of(case: Case) -> OpSpec:
     """The call itself."""
     return KINDS[case.kind].build(case.extents, case.dtype)
-
-
-def cycles(plan: Plan, machine: Machine) -> int:
-    """The duration of a plan in cycles."""
-    total = 0
-    for step in plan.steps:
-        if isinstance(step, Compute):
-            total += int(step.cycles.max(initial=0))
-        elif isinstance(step, Exchange):
-            tiles = exchange_tile_cycles(
-                machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
-            )
-            total += int(tiles.max(initial=0)) + SYNC_CYCLES
-        else:
-            total += step.cycles
-    return total

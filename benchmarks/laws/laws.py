@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
-from benchmarks.laws.cases import FLOAT, HALF, KINDS, Case, cycles, larger, plan_of, spec_of
+from benchmarks.laws.cases import FLOAT, HALF, KINDS, Case, larger, plan_of, spec_of
+from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import MIN_BYTES_PER_TILE, linear
 from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.machine import Machine
@@ -37,7 +38,7 @@ def floating_point_bound(case: Case, machine: Machine, random_: random.Random) -
     target = machine.target
     macs = target.macs_fp16 if case.dtype == HALF else target.macs_fp32
     least = plan.flops / (2 * macs * machine.tiles)
-    took = cycles(plan, machine)
+    took = plan_cycles(plan, machine)
     return f"{took:,} cycles, {least:,.0f} at least" if took < least else ""
 
 
@@ -46,14 +47,14 @@ def byte_bound(case: Case, machine: Machine, random_: random.Random) -> str:
     spec, plan = spec_of(case), plan_of(case, machine)
     written = sum(out.nbytes for out in spec.outputs if out is not None)
     least = written / machine.tiles / READ_BYTES_PER_CYCLE
-    took = cycles(plan, machine)
+    took = plan_cycles(plan, machine)
     if took < least:
         return f"{took:,} cycles, {least:,.0f} at least to write {written:,} bytes"
     for step in plan.steps:
         if isinstance(step, Exchange):
             rate = machine.target.exchange_bytes_per_cycle * (1 + step.shared_bus)
             bound = int(step.bytes_in.max()) / rate
-            if cycles(replace(plan, steps=(step,)), machine) < bound:
+            if plan_cycles(replace(plan, steps=(step,)), machine) < bound:
                 return f"{step.name} is faster than its {int(step.bytes_in.max()):,} bytes"
     return ""
 
@@ -125,7 +126,7 @@ def no_cheaper_when_larger(case: Case, machine: Machine, random_: random.Random)
     more = larger(case, axis, random_.choice((1, max(1, size // 2), size)))
     if not comparable(case, more, machine):
         return ""
-    before, after = (cycles(plan_of(one, machine), machine) for one in (case, more))
+    before, after = (plan_cycles(plan_of(one, machine), machine) for one in (case, more))
     # a plan of a product is chosen by an estimate that may err by an exchange
     slack = PHASE if KINDS[case.kind].multiplies else 0
     least = before * (1 - CHEAPER) - slack
@@ -138,7 +139,7 @@ def no_slower_on_more_tiles(case: Case, machine: Machine, random_: random.Random
     fewer = replace(machine, tiles=few)
     if not done_alike(case, machine, case, fewer):
         return ""
-    some, every = (cycles(plan_of(case, one), one) for one in (fewer, machine))
+    some, every = (plan_cycles(plan_of(case, one), one) for one in (fewer, machine))
     some += PHASE if KINDS[case.kind].multiplies else 0
     return (
         f"{some:,} cycles on {few} tiles, {every:,} on all" if every > some * (1 + SLOWER) else ""
@@ -157,7 +158,7 @@ def no_slower_in_half(case: Case, machine: Machine, random_: random.Random) -> s
     if least * 2 < MIN_BYTES_PER_TILE * machine.tiles:
         return ""
     half, whole = (
-        cycles(plan_of(replace(case, dtype=kind), machine), machine) for kind in (HALF, FLOAT)
+        plan_cycles(plan_of(replace(case, dtype=kind), machine), machine) for kind in (HALF, FLOAT)
     )
     casts = sum(
         int(step.cycles.max(initial=0))

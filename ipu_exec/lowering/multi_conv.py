@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.conv import unread_by_gradients
+from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.operators import Arguments, describe
 from ipu_exec.lowering.plan import Compute, Exchange, OpSpec, Plan
 from ipu_exec.lowering.registry import find, lowering
-from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
+from ipu_exec.machine import Machine
 
 _BUS = 2  # tiles that share an exchange bus are never parted
 
@@ -77,7 +78,7 @@ def share_tiles(
     """Tiles of each convolution; they sum to the machine's."""
 
     def taken(k: int, tiles: int) -> int:
-        return _cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
+        return plan_cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
 
     def fewest(k: int, most: int, limit: float) -> int:
         """The least number of tiles on which it takes no longer.
@@ -107,19 +108,6 @@ def share_tiles(
         left -= shares[k]
     shares[second] = left
     return shares
-
-
-def _cycles(plan: Plan, machine: Machine) -> int:
-    total = 0
-    for step in plan.steps:
-        if isinstance(step, Compute):
-            total += int(step.cycles.max(initial=0))
-        elif isinstance(step, Exchange):
-            tiles = exchange_tile_cycles(
-                machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
-            )
-            total += int(tiles.max(initial=0)) + SYNC_CYCLES
-    return total
 
 
 def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:

@@ -102,15 +102,10 @@ def strategy_options(
             for index, (stage, way) in enumerate(zip(strategy.stages, ways, strict=True))
         )
         return StrategyOptions(Execution(strategy.kind), strategy.auto_stage, stages)
-    phases = strategy.phase_of_stages()
-    stages = tuple(
-        StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), phases[index])
-        for index, stage in enumerate(strategy.stages)
-    )
     return StrategyOptions(
         Execution.PHASED,
         strategy.auto_stage,
-        stages,
+        _stages_of_phases(strategy),
         strategy.parallel,
         strategy.liveness,
         strategy.separate_backward_phase,
@@ -118,17 +113,22 @@ def strategy_options(
 
 
 def _pipelined_phases(strategy: PipelinedExecution) -> StrategyOptions:
-    of = strategy.phase_of_stages()
-    stages = tuple(
-        StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), of[index])
-        for index, stage in enumerate(strategy.stages)
-    )
     return StrategyOptions(
         Execution.PHASED,
         strategy.auto_stage,
-        stages,
+        _stages_of_phases(strategy),
         liveness=Liveness.OffChipAfterEachPhase,
         pipelined_phases=True,
+    )
+
+
+def _stages_of_phases(
+    strategy: PhasedExecution | PipelinedExecution,
+) -> tuple[StageOptions, ...]:
+    phases = strategy.phase_of_stages()
+    return tuple(
+        StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), phases[index])
+        for index, stage in enumerate(strategy.stages)
     )
 
 

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_exec.lowering import amp, conv, lower
+from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Compute, OpSpec
 from ipu_exec.lowering.product import search, share_out
 from ipu_exec.machine import TARGETS, Machine
-from tests.operands import MK2, op, plan_cycles, tensor
+from tests.operands import MK2, op, tensor
 from tests.paths import DATA
 
 JIA = [

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import lower
+from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import linear_layout
 from tests.ipu_exec.lowering.test_plans import check
-from tests.operands import MK2, computes, exchanges, op, plan_cycles, tensor
+from tests.operands import MK2, computes, exchanges, op, tensor
 
 FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a worker at most
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import amp, lower
+from ipu_exec.lowering.durations import plan_cycles, step_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.machine import TARGETS, Machine
-from tests.operands import MK2, op, plan_cycles, step_cycles, tensor
+from tests.operands import MK2, op, tensor
 from tests.paths import DATA
 
 BOW = Machine(TARGETS["bow"], 1472)

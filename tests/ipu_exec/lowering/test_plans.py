@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ipu_exec.errors import LoweringError
 from ipu_exec.lowering import Builder, generic, is_view, lower, lowering, vertex_info
+from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import (
     apportion,
     blocks,
@@ -19,7 +20,7 @@ from ipu_exec.lowering.layouts import (
 )
 from ipu_exec.lowering.plan import Compute, Exchange, Operand, OpSpec, Plan
 from ipu_exec.machine import TARGETS, Machine
-from tests.operands import MK2, op, plan_cycles, tensor
+from tests.operands import MK2, op, tensor
 
 DTYPES = st.sampled_from(["float32", "float16"])
 SHAPES = st.lists(st.integers(1, 48), min_size=1, max_size=4).map(tuple)
