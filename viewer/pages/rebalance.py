@@ -83,8 +83,8 @@ def layout(view: View) -> Any:
             "Largest extent of a tile, predicted",
             "rebalance-memory",
             note=(
-                "Its bytes and gaps, which decide whether it fits. An estimate for other splits than"
-                " the profiled one: Blocks keep their tiles, the stash is spread evenly."
+                "Bytes and gaps decide whether it fits. An estimate for other splits than the"
+                " profiled one: Blocks keep their tiles, the stash is spread evenly."
             ),
             height=190,
         ),
