@@ -208,9 +208,9 @@ def alone() -> str:
     plain, on_cpu, call, on_ipu = (min(times_of[what]) * 1e6 for what in times_of)
     over = on_ipu - call
     return (
-        "Of a step that multiplies 16 numbers and logs their sum, a micro-batch takes at the"
-        f" least {plain:,.0f} us in plain PyTorch, {on_cpu:,.0f} us under"
-        f" `Trainer(accelerator='cpu')`, {call:,.0f} us in PopTorch's loop and {on_ipu:,.0f} us under"
+        "Of a step that multiplies 16 numbers and logs their sum, a micro-batch takes at the least"
+        f" {plain:,.0f} us in plain PyTorch, {on_cpu:,.0f} us under `Trainer(accelerator='cpu')`,"
+        f" {call:,.0f} us in PopTorch's loop and {on_ipu:,.0f} us under"
         f" `Trainer(accelerator='ipu')`. The {over:,.0f} us between the last two are 5 % of"
         f" {over / 0.05 / 1e3:,.1f} ms: a model whose micro-batch takes the host less is not"
         " within 5 % of PopTorch's loop."
