@@ -160,7 +160,18 @@ def options_for(row: Row) -> ipu_exec.Options:
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
     if match := re.search(r"partials (fp\d+)", row.case):
         options.Precision.setPartialsType(DTYPES[match.group(1)])
+    if match := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
+        each = [float(part) for part in match.group(1).split("/")]
+        count = ipus(row)
+        options.setAvailableMemoryProportion(
+            {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(count)}
+        )
     return options
+
+
+def ipus(row: Row) -> int:
+    """The number of IPUs in a replica."""
+    return number(row.case, r"replicas of (\d+) IPU", 1)
 
 
 def dtype_of(row: Row) -> torch.dtype:
@@ -256,7 +267,7 @@ def convolutions(row: Row) -> Compiled:
 
 def compiled(row: Row) -> Compiled:
     """Compile the row's case by the front end. Raises CannotRun and the engine's own errors."""
-    from benchmarks.fidelity import models, operators
+    from benchmarks.fidelity import inference, models, operators
 
     if operator := operators.find(row.case):
         return operator(row)
@@ -264,7 +275,7 @@ def compiled(row: Row) -> Compiled:
         return products(row)
     if "->" in row.case:
         return convolutions(row)
-    build = models.find(row.case)
+    build = models.find(row.case) or inference.find(row.case)
     if build is None:
         raise CannotRun(f"no model is written for {row.case!r}")
     return build(row)
