@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from benchmarks.fidelity import errors, page, poplibs
+from benchmarks.fidelity import errors, fits, page, poplibs
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
 from ipu_exec.errors import Error
 
@@ -51,8 +51,8 @@ def read(path: Path) -> list[Row]:
 
 
 def found_elsewhere() -> list[Row]:
-    """The rows we collected: poplibs' benchmarks, registered completely, and those of more.csv."""
-    return poplibs.rows() + read(HERE / "more.csv")
+    """The rows we collected: poplibs' and PopRT's, registered whole, and those of more.csv."""
+    return poplibs.rows() + read(HERE / "more.csv") + read(HERE / "c600.csv")
 
 
 def run(rows: list[Row]) -> list[Result]:
@@ -102,7 +102,8 @@ def main() -> int:
     if args.rows == HERE / "validation.csv" and not args.only:
         more = run(found_elsewhere())
         errors.write([*results, *more])
-        PAGE.write_text(page.whole(results, more))
+        verdicts = fits.run(fits.rows() + fits.submitted()) + fits.of_results([*results, *more])
+        PAGE.write_text(page.whole(results, more, fits.section(verdicts)))
         print(f"written: {PAGE}", file=sys.stderr)
     return 0
 

@@ -72,6 +72,10 @@ class Row:
             if "->" in self.case
             else "whole models"
         )
+        if what == "whole models" and self.unit == "bytes":
+            return "whole models, memory"
+        if what == "whole models" and "inference" in self.case:
+            return "whole models, inference"
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
 
     @property
@@ -160,6 +164,9 @@ def options_for(row: Row) -> ipu_exec.Options:
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
     if match := re.search(r"partials (fp\d+)", row.case):
         options.Precision.setPartialsType(DTYPES[match.group(1)])
+    if "128-bit loads" in row.case:
+        for table in ("convolutionOptions", "matmulOptions"):
+            options._Popart.set(table, {"use128BitConvUnitLoad": "true"})
     if match := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
         each = [float(part) for part in match.group(1).split("/")]
         count = ipus(row)
@@ -367,6 +374,7 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     "total memory without gaps": memory_of("total"),
     "total memory without code": memory_of("without code"),
     "fullest tile with gaps": memory_of("fullest tile"),
+    "always live with code": memory_of("live with code"),
     "always live": memory_of("always live"),
     "peak not-always-live": memory_of("peak"),
 }

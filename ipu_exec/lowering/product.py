@@ -787,7 +787,8 @@ class _ProductSteps:
                 build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
             flops = 2 * self.problem.macs // splits.serial
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
-            build.hold(f"{name}/weights{tail}", gathered, weights_step, last)
+            wide = self.unit.wide_load  # only interleaved memory is read 128 bits at a time
+            build.hold(f"{name}/weights{tail}", gathered, weights_step, last, interleaved=wide)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
