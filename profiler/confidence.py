@@ -38,6 +38,6 @@ def by_class(report: Report) -> pd.DataFrame:
 
 
 def likely(report: Report) -> str:
-    """``likely within 8 %``; empty where the profile does not say."""
+    """``likely within 8%``; empty where the profile does not say."""
     error = likely_error(report)
-    return "" if error is None else f"likely within {100 * error:.0f} %"
+    return "" if error is None else f"likely within {error:.0%}"
