@@ -1,4 +1,4 @@
-"""Published inference: encoders and ResNet as their scripts export them, on one IPU.
+"""Published inference [POPRT] [BMP]: encoders and ResNet as their scripts export them, on one IPU.
 
 A row says the batch, the batches that the IPU takes in turn before it answers (``iterations``), the
 tiles set aside for I/O that overlaps with computing, and the planner's options. What those scripts

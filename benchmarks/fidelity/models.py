@@ -163,7 +163,7 @@ def gpt2(row: Row) -> Compiled:
 
 
 def nano_gpt(row: Row) -> Compiled:
-    """The public demo of flash-attention-ipu [FAI]: 6 layers of 384, 65 characters.
+    """The public demo of flash-attention-ipu [FAI], with 6 layers of 384 and 65 characters.
 
     A replica is one IPU. Attention as PopTorch traced it, nothing recomputed, AdamW, the memory
     proportion of the script.

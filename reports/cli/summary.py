@@ -63,7 +63,8 @@ def _page(report: Report) -> Page:
             Table("cycles", proportions, ()),
         ]  # no columns: people have the bars
     parts.append(memory.by_ipu(report))
-    parts.append(Table("cycle_error", confidence.by_class(report), ()))  # people have the fact
+    if len(errors := confidence.by_class(report)):
+        parts.append(Table("cycle_error", errors, ()))  # people have the fact
     parts += common.mark(report)
     if report.meta["warnings"]:
         parts.append(Lines(_warnings(report)))

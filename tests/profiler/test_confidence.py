@@ -61,7 +61,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 def test_a_profile_carries_the_error_of_each_class(sure: Path, silent: Path) -> None:
     with open_report(sure) as report:
-        assert said.likely(report) == "likely within 19 %"
+        assert said.likely(report) == "likely within 19%"
         assert said.unmeasured(report) == 0.25
         assert said.by_class(report).to_dict("records") == CLASSES
     with open_report(silent) as report:
@@ -73,12 +73,12 @@ def test_readers_are_told_how_sure_the_cycles_are(
     sure: Path, silent: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = told(capsys, "summary", sure)
-    assert "likely within 19 %" in words and "judged by likeness" in words
+    assert "likely within 19%" in words and "judged by likeness" in words
     page = json.loads(told(capsys, "summary", "--json", sure))[0]
     assert page["cycle_error"] == CLASSES
     assert "likely within" not in told(capsys, "summary", silent)
     for command in ("whatif", "rebalance"):
-        assert "Cycles are likely within 19 %" in told(capsys, command, sure)
+        assert "Cycles are likely within 19%" in told(capsys, command, sure)
         assert "Cycles are" not in told(capsys, command, silent)
 
 
