@@ -56,17 +56,18 @@ def found_elsewhere() -> list[Row]:
 
 
 def run(rows: list[Row]) -> list[Result]:
-    """Predict every row; rows of the same case are compiled once."""
-    known: dict[tuple[str, ...], Compiled | str] = {}
+    """Predict every row; adjacent rows of the same case are compiled once, and nothing is kept."""
     results = []
+    last: tuple[str, ...] = ()
+    case: Compiled | str = ""
     for row in rows:
         key = (row.case, row.machine, row.dtype)
-        if key not in known:
+        if key != last:
+            last = key
             try:
-                known[key] = compiled(row)
+                case = compiled(row)
             except (CannotRun, Error) as error:
-                known[key] = str(error)
-        case = known[key]
+                case = str(error)
         try:
             results.append(
                 Result(row, None, case)
