@@ -64,6 +64,9 @@ def why(plan: Plan) -> Iterable[str]:
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
+    if best.error:
+        yield f"the cycles are likely within {best.error:.0%} of an IPU's (docs/fidelity.md)"
+    yield from _against_own(plan)
     yield from _against_others(plan)
     if mapping.attached < plan.question.ipus:
         left = plan.question.ipus - mapping.attached
@@ -76,6 +79,24 @@ def why(plan: Plan) -> Iterable[str]:
         stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
         yield f"{stages} recompute, since what they would keep does not fit their tiles"
     yield _proof(plan)
+
+
+def _against_own(plan: Plan) -> Iterable[str]:
+    """How much better than the script's own mapping it is."""
+    own, best = plan.own, plan.best
+    if own is None:
+        return
+    if own is best:
+        yield "it is the script's own mapping: nothing that was found is better"
+    elif not own.runs:
+        problem = own.obtained.problem if own.obtained is not None else ""
+        yield f"the script's own mapping does not run: {problem}"
+    else:
+        gain = best.rate / own.rate - 1
+        yield (
+            f"the script's own mapping does {own.rate:,.0f} samples/s: this is {gain:.1%} more"
+            f" ({own.mapping})"
+        )
 
 
 def _against_others(plan: Plan) -> Iterable[str]:

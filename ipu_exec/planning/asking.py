@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -107,7 +107,17 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
         asked.objective,
         asked.budget,
         call.training,
+        tuple(name for name, given in given_of(asked, fixed).items() if not given),
     )
+
+
+def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether micro-batches, proportions and shards were asked for, or are to be suggested."""
+    return {
+        "micro_batches": bool(asked.micro_batches),
+        "proportions": bool(asked.proportions) or "proportion" in fixed,
+        "shards": "t" in fixed,
+    }
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
