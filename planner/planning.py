@@ -22,14 +22,14 @@ from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
 from planner.question import PARTS, RECOMPUTE, STATE, Question
 from planner.search import Found, look_into, predicted, split_onto
+from profiler.rebalance import Costs
 
 MOST_IN_PARTS = 6  # compiles of optimiser state in parts
 _A_WAVE = 3  # of them at a time
 MOST_SETTLED = 6  # full compiles until what leads is what was compiled
 
 _NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
-_OTHERS = ("shards", "proportion")  # than micro-batches
-_DIMENSIONS = {"micro_batch": "micro_batches", "proportion": "proportions", "shards": "shards"}
+_RESPECTS = ("micro_batch", "proportion", "shards", "in_parts", "accumulates")  # of a key
 
 INTERRUPTED = "interrupted"
 
@@ -58,6 +58,7 @@ class _State:
     priced: dict[Key, Priced] = field(default_factory=dict)
     tried: set[Key] = field(default_factory=set)
     found: dict[Key, Found] = field(default_factory=dict)
+    some: Costs | None = None  # of any compile: the model's Blocks, and the machine
     candidates: list[Candidate] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     open_rate: float = 0.0
@@ -74,6 +75,12 @@ class _State:
 
     def worth(self, candidate: Candidate) -> tuple[float, ...]:
         return worth(candidate, self.question.objective)
+
+    def quick(self, candidate: Candidate) -> float:
+        """How quick it is, in the sense of the objective: more is better."""
+        if self.question.objective == "latency":
+            return 1 / max(candidate.latency, 1e-12)
+        return candidate.rate
 
     def late(self) -> bool:
         """Whether the time budget is used up."""
@@ -107,7 +114,8 @@ def plan(
         state.wanted += len(first)
         costs = state.engine.price(first)
         _take_own(state, own)
-        _look_at(state, first, costs)
+        if not _too_late(state, first):
+            _look_at(state, first, costs)
         _walk(state, keys)
         _at_once(state, [key for key in keys if not key.accumulates])
         _in_parts(state)
@@ -116,7 +124,10 @@ def plan(
         if not state.candidates:
             raise
         state.stopped = INTERRUPTED
-    if not state.candidates or state.best is None:
+    if state.best is None:
+        found = [one for one in state.candidates if not one.own]
+        if found:
+            raise NoMapping(words.none_runs(found, question))
         raise NoMapping(words.no_mapping(state.priced.values(), state.left_out, question, engine))
     return _plan_of(state, blocks)
 
@@ -130,7 +141,8 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
     gap = 0.0
     if state.open_rate > best.rate:
         gap = 1 - best.rate / state.open_rate
-    some = next(iter(state.priced.values())).costs
+    some = state.some
+    assert some is not None
     draft = Plan(
         question,
         tuple(ranked),
@@ -185,13 +197,14 @@ def _begin_own(state: _State) -> Iterator[Settled]:
 
 def _take_own(state: _State, results: Iterator[Settled]) -> None:
     for settled in results:
-        state.done += 1
         if settled.priced is None:
+            state.done += 1
             state.left_out.append(f"the script's own mapping: {settled.obtained.problem}")
             continue
+        state.some = settled.priced.costs
         own = predicted(settled.priced, settled.mapping, state.engine.rings)
-        state.candidates.append(replace(own, obtained=settled.obtained, own=True))
-        state.tell("the script's own mapping")
+        state.candidates.append(replace(own, own=True))
+        _take(state, state.candidates[-1], settled)
 
 
 # -- costs ---
@@ -199,13 +212,17 @@ def _take_own(state: _State, results: Iterator[Settled]) -> None:
 
 def _price(state: _State, keys: Sequence[Key]) -> None:
     """Compile for the costs of these keys, and look into what they give, in their order."""
-    if not keys:
-        return
-    if state.late():
+    if keys and not _too_late(state, keys):
+        _look_at(state, keys, state.engine.price(keys))
+
+
+def _too_late(state: _State, keys: Sequence[Key]) -> bool:
+    """Whether there is no time for these; then they are left out."""
+    late = state.late()
+    if late:
         state.left_out += [f"{key}: there was no time for it" for key in keys]
         state.tried.update(keys)
-        return
-    _look_at(state, keys, state.engine.price(keys))
+    return late
 
 
 def _look_at(state: _State, keys: Sequence[Key], results: Iterable[Priced | str]) -> None:
@@ -223,9 +240,7 @@ def _look_at(state: _State, keys: Sequence[Key], results: Iterable[Priced | str]
             continue
         state.priced[key] = result
         _look(state, result)
-        if state.late():
-            state.left_out += [f"{one}: there was no time for it" for one in keys[number + 1 :]]
-            state.tried.update(keys)
+        if _too_late(state, keys[number + 1 :]):
             return
 
 
@@ -245,6 +260,7 @@ def _equal(one: Priced, other: Priced) -> bool:
 
 
 def _look(state: _State, priced: Priced) -> None:
+    state.some = priced.costs
     state.tell(str(priced.key))
 
     def told(candidate: Candidate) -> None:
@@ -263,71 +279,66 @@ def _look(state: _State, priced: Priced) -> None:
 
 def _first_wave(question: Question, keys: Sequence[Key]) -> list[Key]:
     """What is compiled before anything is known: all that was asked for, or the script's own."""
-    several = [key for key in keys if key.accumulates]
-    firsts = {
-        "micro_batch": question.micro_batches[:1],
-        "proportion": question.proportions[:1],
-        "shards": question.shards[:1],
+    wave = [key for key in keys if key.accumulates]
+    for name, values in _suggested(question).items():
+        wave = [key for key in wave if getattr(key, name) == values[0]]
+    return wave
+
+
+def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
+    """Values, the script's own first, of what nobody asked for, by its name in a key."""
+    values: dict[str, tuple[float, ...]] = {
+        "micro_batch": question.micro_batches,
+        "proportion": question.proportions,
+        "shards": question.shards,
     }
-    for name, plural in _DIMENSIONS.items():
-        if plural in question.suggested:
-            several = [key for key in several if getattr(key, name) in firsts[name]]
-    return several
+    return {name: values[name] for name in question.suggested}
 
 
 def _walk(state: _State, keys: Sequence[Key]) -> None:
-    """Compile for what was suggested, not asked for: from the script's own, while it gets better.
+    """Compile for what was suggested, not asked for: neighbours of what is near the best so far.
 
-    Micro-batches up and down; then other memory proportions, and other numbers of shards, for those
-    that came near the best.
+    A neighbour differs in one respect, by one step of the values that are tried.
     """
     several = [key for key in keys if key.accumulates]
-    if "micro_batches" in state.question.suggested:
-        _walk_sizes(state, several)
-    for name in ("proportion", "shards"):
-        if _DIMENSIONS[name] not in state.question.suggested:
-            continue
-        near = [replace(key, **{name: 0}) for key in state.priced if _promises(state, key)]
+    while not state.stopped:
+        near = [key for key in state.tried if _is_near(state, key)]
         wave = [
-            key for key in several if key not in state.tried and replace(key, **{name: 0}) in near
+            key
+            for key in several
+            if key not in state.tried
+            and any(_are_neighbours(state.question, key, one) for one in near)
         ]
+        if not wave:
+            break
         state.wanted += len(wave)
         _price(state, wave)
     left = [key for key in several if key not in state.tried]
     if left:
         state.left_out.append(
-            f"{len(left)} more ({_some(left)}): those next to them are worse than the best by more"
-            f" than {1 - _NEAR:.0%}; --micro-batches and --proportions try what they name"
+            f"{len(left)} more ({_some(left)}): what is next to them is slower than the best by"
+            f" more than {1 - _NEAR:.0%}; --micro-batches and --proportions try what they name"
         )
 
 
-def _walk_sizes(state: _State, several: Sequence[Key]) -> None:
-    """Micro-batches next to the first, and on from those that came near the best."""
-    sizes = sorted(set(state.question.micro_batches))
-    shards, proportions = ({getattr(key, name) for key in state.tried} for name in _OTHERS)
-    alike = [key for key in several if key.shards in shards and key.proportion in proportions]
-    first = sizes.index(state.question.micro_batches[0])
-    reached = {-1: first, 1: first}
-    while reached:
-        reached = {way: at + way for way, at in reached.items() if 0 <= at + way < len(sizes)}
-        wave = {
-            way: [key for key in alike if key.micro_batch == sizes[at]]
-            for way, at in reached.items()
-        }
-        keys = [key for some in wave.values() for key in some]
-        state.wanted += len(keys)
-        _price(state, keys)
-        going = [way for way, some in wave.items() if any(_promises(state, key) for key in some)]
-        reached = {way: reached[way] for way in going if not state.stopped}
+def _are_neighbours(question: Question, key: Key, other: Key) -> bool:
+    """Whether they differ by one step of one suggested respect."""
+    steps = 0
+    for name, values in _suggested(question).items():
+        ladder = sorted(set(values))
+        mine, its = (ladder.index(getattr(one, name)) for one in (key, other))
+        steps += abs(mine - its)
+    respects = _suggested(question)
+    apart = [name for name in _RESPECTS if getattr(key, name) != getattr(other, name)]
+    return steps == 1 and all(name in respects for name in apart)
 
 
-def _promises(state: _State, key: Key) -> bool:
-    """Whether the best mapping of these costs comes near the best of all, or there is none yet."""
-    best = state.best
-    if best is None:
-        return True
-    own = [one.rate for one in state.candidates if one.mapping.key == key and one.runs]
-    return max(own, default=0.0) >= _NEAR * best.rate
+def _is_near(state: _State, key: Key) -> bool:
+    """Whether the best mapping of these costs is near the best that was found by search."""
+    found = [one for one in state.candidates if one.runs and not one.own]
+    best = max((state.quick(one) for one in found), default=0.0)
+    own = [state.quick(one) for one in found if one.mapping.key == key]
+    return max(own, default=0.0) >= _NEAR * best
 
 
 def _at_once(state: _State, keys: Sequence[Key]) -> None:
@@ -335,7 +346,15 @@ def _at_once(state: _State, keys: Sequence[Key]) -> None:
 
     All Blocks have to fit one IPU, without accumulators.
     """
+    if state.stopped:
+        return
     wave = [key for key in keys if not _lacks_at_once(state, key)]
+    hopeless = [key for key in keys if key not in wave]
+    if hopeless:
+        state.left_out.append(
+            f"{len(hopeless)} without accumulation ({_some(hopeless)}): a replica is one stage"
+            " then, and the whole model does not fit an IPU"
+        )
     state.wanted += len(wave)
     _price(state, wave)
 
@@ -355,8 +374,7 @@ def _lacks_at_once(state: _State, key: Key) -> bool:
             return True
         try:
             split_onto(place, state.question, state.engine.rings)
-        except ValueError as error:
-            state.left_out.append(f"{key}: a replica is one stage then, and {error}")
+        except ValueError:
             return True
         return False
     return False
@@ -457,6 +475,7 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     at = state.candidates.index(leader)
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if settled.priced is not None:
+        _held_there(state, leader.mapping, settled.priced)
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
         try:
@@ -469,13 +488,28 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.tell(f"in full: {leader.mapping}")
 
 
+def _held_there(state: _State, compiled: Mapping, priced: Priced) -> None:
+    """Predict the memory of like mappings from this compile, which is nearer than the first."""
+    for at, one in enumerate(state.candidates):
+        mapping = one.mapping
+        alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
+        if alike and one.obtained is None:
+            here = predicted(priced, mapping, state.engine.rings)
+            state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)
+
+
 def verified(
     made: Plan,
     engine: Engine,
     count: int,
     told: Callable[[News], None] = lambda news: None,
 ) -> Plan:
-    """The plan with its first ``count`` candidates compiled in full, predicted beside obtained."""
+    """The plan with its first ``count`` candidates compiled in full, predicted beside obtained.
+
+    As it is where somebody interrupted the search.
+    """
+    if made.stopped == INTERRUPTED:
+        return made
     wanted = [one for one in made.candidates[:count] if one.obtained is None]
     came: dict[Mapping, Obtained] = {}
     for settled in engine.settle([one.mapping for one in wanted]):

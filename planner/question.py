@@ -35,8 +35,8 @@ class Question:
     replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried of each, the script's
     own first. ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``:
     seconds after which no compile begins; 0: none. ``training``: weight updates, else inference.
-    ``suggested``: of "micro_batches", "proportions" and "shards", those that nobody asked for: they
-    are tried as long as they promise something.
+    ``suggested``: of "micro_batch", "proportion" and "shards", those that nobody asked for: their
+    values are tried as long as they promise something.
     """
 
     ipus: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -125,8 +125,8 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: of what was looked at until then, this is the best"
     if plan.exact:
         return (
-            "exact for the costs compiled: every split, every p and r and every way to save memory"
-            " was looked at or ruled out by a lower bound"
+            f"exact for the costs of the {plan.compiles} compiles: every split, every p and r and"
+            " every way to save memory was looked at or ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -141,6 +141,17 @@ def kib(nbytes: int) -> str:
 
 
 # -- nothing fits ---
+
+
+def none_runs(candidates: Sequence[Candidate], question: Question) -> str:
+    """Say that nothing runs that was thought to, and name the nearest."""
+    nearest = min(candidates, key=lambda one: one.obtained.fullest if one.obtained else 0)
+    problem = nearest.obtained.problem if nearest.obtained is not None else ""
+    return (
+        f"no mapping onto {question.ipus} IPUs fits: the nearest is {nearest.mapping}, which was"
+        f" compiled: {problem}. More IPUs, smaller --micro-batches or lower --proportions take less"
+        " of a tile"
+    )
 
 
 def no_mapping(

@@ -7,6 +7,7 @@ sequences, serialised embeddings, images of 8 bits) is left out for both sides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -108,6 +109,17 @@ def _gpt2(config: gpt2.Gpt2Config) -> Callable[[], Example]:
     return lambda: gpt2.example(replace(config, sequence=1024, vocabulary=50272, loss_pieces=8))
 
 
+def _resnet() -> Example:
+    """ResNet-50 with checkpoints behind its residual blocks, from which the rest is recomputed."""
+    example = resnet.example(50, False)
+    for name, module in example.module.named_modules():
+        if re.fullmatch(r"residual\.\d+", name):
+            module.register_forward_hook(
+                lambda _, inputs, output: poptorch.recomputationCheckpoint(output)
+            )
+    return example
+
+
 _LARGE_128 = Public(
     "BERT-Large, sequence 128",
     16,
@@ -195,7 +207,7 @@ PUBLIC = {
     "resnet-50-16": Public(
         "ResNet-50, 224 x 224",
         16,
-        lambda: resnet.example(50, False),
+        _resnet,
         _momentum,
         (16,),
         18,

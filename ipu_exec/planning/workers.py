@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
@@ -113,9 +114,13 @@ class Processes:
 
 
 def _begin() -> None:
-    """Compute on one core in this worker: there are as many workers as cores to be used."""
+    """Compute on one core in this worker: there are as many workers as cores to be used.
+
+    Ctrl-C, which reaches workers too, ends it without a traceback.
+    """
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
 
 
