@@ -1,6 +1,6 @@
 """Public configurations, as scripts have them, for a plan to be held against.
 
-Each is Graphcore's own for PyTorch [EXAMPLES]: layers of each IPU, micro-batch, accumulation,
+Each is Graphcore's own for PyTorch [EX]: layers of each IPU, micro-batch, accumulation,
 replicas, memory proportions, where optimiser state is. What the models here have not (packed
 sequences, serialised embeddings, images of 8 bits) is left out for both sides.
 """
@@ -156,7 +156,7 @@ _GPT2_SMALL = Public(
 )
 
 # nlp/bert/pytorch/configs_pretraining.yml, nlp/gpt2/pytorch/run/pretraining_*.sh,
-# vision/vit/pytorch/configs.yml, vision/cnns/pytorch/train/configs.yml of [EXAMPLES]
+# vision/vit/pytorch/configs.yml, vision/cnns/pytorch/train/configs.yml of [EX]
 PUBLIC = {
     "bert-large-16": _LARGE_128,
     "bert-base-16": _BASE_128,
