@@ -59,7 +59,7 @@ def _pack(connection: sqlite3.Connection, record: type[Any]) -> Iterator[Packed]
             if text.count(_BETWEEN) != len(words) - 1:
                 continue  # a text has the separator in it
             place = {word: number for number, word in enumerate(words)}
-            coded = codec.encode(np.array([place[cell] for cell in cells], dtype=np.int64))
+            coded = codec.encode(np.array([place[str(cell)] for cell in cells], dtype=np.int64))
             compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
             packed_words = compressor.compress(text.encode())
         elif column.kind == "float":
