@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, lock, plain, records, schema
+from profiler import codec, lock, plain, records, schema, whole_columns
 from profiler.errors import ProfileError, ProfileTaken
 
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
@@ -50,6 +50,7 @@ class ProfileWriter:
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()
+        self._packed: dict[type[Any], tuple[int, list[whole_columns.Packed]]] = {}
         self._published = False
         self._locked = False
         self._take()
@@ -176,7 +177,10 @@ class ProfileWriter:
                 try:
                     target.execute("PRAGMA synchronous = OFF")
                     self._connection.backup(target)
+                    target.execute("BEGIN")
+                    whole_columns.store(target, self._packed)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                    target.execute("COMMIT")
                 finally:
                     target.close()
                 _fsync(copy)
