@@ -24,6 +24,8 @@ CLASSES = {
     "depthwise": "grouped convolution",
     "LSTM": "recurrent",
     "GRU": "recurrent",
+    "LSTM, all passes": "recurrent",
+    "GRU, all passes": "recurrent",
     "reductions": "reduction",
     "pooling": "pooling",
 }
@@ -34,7 +36,7 @@ def class_of(row: Row) -> str | None:
     """The class that a row measures; None if it counts for no class."""
     if row.source in OLD or row.unit == "bytes" or row.quantity.startswith("tiles"):
         return None
-    if row.mark and row.operator not in ("GRU", "reductions"):
+    if row.mark and row.operator not in ("GRU", "GRU, all passes", "reductions"):
         return None
     if row.group.startswith("whole models"):
         return None
