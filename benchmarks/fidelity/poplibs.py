@@ -2,8 +2,9 @@
 
 CHECKOUT is a directory with ``tests/benchmark_results.csv`` and ``tests/CMakeLists.txt`` of
 poplibs at commit 8dcde1e [PLB], the last before both were removed, for instance of ``git worktree
-add CHECKOUT 8dcde1e``. Each of its 555 results becomes a line of ``poplibs.csv`` with three measurements: cycles, the bytes of the
-liveness report over all tiles (``TotalMemory``) and the fullest tile with gaps (``MaxTileMemory``).
+add CHECKOUT 8dcde1e``. Each of its 555 results becomes a line of ``poplibs.csv`` with three
+measurements: cycles, the bytes of the liveness report over all tiles (``TotalMemory``) and the
+fullest tile with gaps (``MaxTileMemory``).
 The rule: every result is a row. One whose work torch has no operator for is marked, and says what
 stands for it.
 """
@@ -33,6 +34,7 @@ QUANTITIES = {
 GRU = "popnn resets the state before its second product, torch after it"
 EMBEDDING = "the vendor's model counts the worst case: all indices in one worker's part"
 OCTAVE = "here one convolution after the other; the vendor's run as one multi-convolution"
+STEPWISE = "gradients of weights were made step by step then, of several steps at once since"
 CELLS = "the cells of all gates lie in another order there"
 NARROWER = "the published tool uses {} tiles; here all of the chip's"
 Command = tuple[str, dict[str, str]]  # the kind of a benchmark and its options
@@ -199,25 +201,38 @@ def embedding(options: dict[str, str]) -> str:
 def case_of(kind: str, options: dict[str, str]) -> tuple[str, str, str]:
     """(case, data type, mark) of a benchmark."""
     dtype = {"half": "fp16", "float": "fp32"}[_type(options)]
-    if kind in ("conv", "oct_conv"):
-        return convolution(options), dtype, OCTAVE if kind == "oct_conv" else ""
-    if kind == "pooling":
-        return pooling(options), dtype, ""
+    words, mark = _words(kind, options)
+    return words, dtype, mark
+
+
+def _words(kind: str, options: dict[str, str]) -> tuple[str, str]:
+    """(case, mark) of a benchmark."""
     if kind in ("lstm", "gru"):
-        mark = CELLS if "cell-order" in options else GRU if kind == "gru" else ""
-        return recurrent(kind, options), dtype, mark
-    if kind == "ctc_loss":
-        return ctc_loss(options), dtype, ""
-    if kind == "matrix_solver":
-        return matrix_solver(options), dtype, ""
-    if kind in ("gemm", "fc"):
-        return product(kind, options), dtype, ""
-    if kind == "reduction":
-        tiles = options.get("tiles-per-ipu", "")
-        return reduction(options), dtype, NARROWER.format(tiles) if tiles else ""
-    if kind == "embedding":
-        return embedding(options), dtype, EMBEDDING
-    raise ValueError(f"no case is written for add_{kind}_benchmark")
+        return recurrent(kind, options), _recurrent_mark(kind, options)
+    tiles = options.get("tiles-per-ipu", "")
+    known = {
+        "conv": (convolution, ""),
+        "oct_conv": (convolution, OCTAVE),
+        "pooling": (pooling, ""),
+        "ctc_loss": (ctc_loss, ""),
+        "matrix_solver": (matrix_solver, ""),
+        "reduction": (reduction, NARROWER.format(tiles) if tiles else ""),
+        "embedding": (embedding, EMBEDDING),
+        "gemm": (lambda given: product(kind, given), ""),
+        "fc": (lambda given: product(kind, given), ""),
+    }
+    if kind not in known:
+        raise ValueError(f"no case is written for add_{kind}_benchmark")
+    words, mark = known[kind]
+    return words(options), mark
+
+
+def _recurrent_mark(kind: str, options: dict[str, str]) -> str:
+    if "cell-order" in options:
+        return CELLS
+    if kind == "gru":
+        return GRU
+    return STEPWISE if options.get("phase") == "all" else ""
 
 
 def _type(options: dict[str, str]) -> str:
