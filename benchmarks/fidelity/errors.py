@@ -27,6 +27,7 @@ CLASSES = {
     "LSTM, all passes": "recurrent",
     "GRU, all passes": "recurrent",
     "reductions": "reduction",
+    "CTC loss": "CTC loss",
     "pooling": "pooling",
 }
 OLD = ("JIA",)

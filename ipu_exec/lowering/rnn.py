@@ -296,16 +296,16 @@ def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) ->
     _, done = _product(build, "grad recurrent", grad, weights)
     first = transpose_once(build, first, product)
     worklists = done.worklists
-    columns = weights.shape[-1]
-    share = apportion(sizes.batch * columns, states)
-    source = row_major((sizes.batch, columns), sizes.dtype, done.outputs.layout(sizes.dtype))
-    step = build.fetch("collect gradient", source, share)
-    build.hold("gradient of state", share * sizes.item_bytes, step, build.next)
     if sizes.gates == GRU:
         product = build.next
         _, again = _product(build, "grad input", grad, w_in)
         first = transpose_once(build, first, product)
         worklists = worklists + again.worklists
+    columns = weights.shape[-1]
+    share = apportion(sizes.batch * columns, states)
+    source = row_major((sizes.batch, columns), sizes.dtype, done.outputs.layout(sizes.dtype))
+    step = build.fetch("collect gradient", source, share)
+    build.hold("gradient of state", share * sizes.item_bytes, step, build.next)
     if sizes.gates > 1:
         written = apportion(sizes.batch * (sizes.inputs + sizes.units), states) * sizes.item_bytes
         build.compute("write gradients", sizes.update, slice_cycles(written))
