@@ -192,8 +192,8 @@ def coverage(results: Sequence[Result]) -> str:
         of = [result for result in results if result.row.source == source]
         timed = [result for result in of if result.row.unit != "bytes"]
         there = THERE.get(source, "not counted")
-        counted = len(of) if source == "TUT4" else len(timed)
-        predicted = sum(r.predicted is not None for r in (of if source == "TUT4" else timed))
+        rows = of if source == "TUT4" or not timed else timed
+        counted, predicted = len(rows), sum(r.predicted is not None for r in rows)
         lines.append(
             f"| {source} | {there} | {counted} | {predicted} | {RULES.get(source, '')} |"
             f" {signed([result for result in timed if not result.row.mark])} |"
