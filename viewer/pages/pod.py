@@ -121,13 +121,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _table(loads: pd.DataFrame, theme: Theme) -> Any:
     shown = loads.head(_MOST_LINKS)
-    frame = shown.assign(
-        **{
-            "from": shown["source"].astype(str),
-            "to": ["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]],
-            "sent": [size(nbytes) for nbytes in shown["bytes"]],
-            "share": shown["busy"],
-        }
+    frame = shown.rename(columns={"source": "from", "busy": "share"}).assign(
+        to=["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]],
+        sent=[size(nbytes) for nbytes in shown["bytes"]],
     )
     rest = len(loads) - len(shown)
     more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []
