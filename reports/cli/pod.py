@@ -53,23 +53,21 @@ def run(args: argparse.Namespace) -> int:
 def _map(report: Report, by: str) -> Page:
     from profiler import analysis
     from profiler.units import count
-    from reports.tables import Page, Table, drawing_width, say
+    from reports.tables import Page, Table, say
 
     ipus = analysis.pod(report)
     share = ipus[_COLUMNS[by]]
     if by == "links":
         share = share / max(1, int(share.max()))
     lines = _machines(ipus.assign(share=share))
-    beside = max(1, (drawing_width() - _MACHINE_WIDTH) // _RACK_WIDTH)  # racks beside each other
     shards, target = analysis.shards_of(report), report.target
     replicas = count(target.num_replicas, "replica")
     about = (
         f"Per cent of {_SAID[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
         f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
     )
-    maps = _side_by_side(lines, beside)
     links = [_links(analysis.link_loads(report))] if by == "links" else []
-    return Page(str(report.path), (Table("ipus", ipus, ()), *maps, say(about), *links))
+    return Page(str(report.path), (Table("ipus", ipus, ()), *maps(lines), say(about), *links))
 
 
 def _links(loads: pd.DataFrame) -> Table:
@@ -92,11 +90,12 @@ def _links(loads: pd.DataFrame) -> Table:
     return Table("links", frame.head(_MOST_LINKS), columns)
 
 
-def _side_by_side(lines: pd.DataFrame, beside: int) -> list[Table]:
-    """Tables of so many racks each, one below the other."""
-    from reports.tables import Column, Table, whole_text
+def maps(lines: pd.DataFrame) -> list[Table]:
+    """Tables of as many racks as stand beside each other on the terminal, one below the other."""
+    from reports.tables import Column, Table, drawing_width, whole_text
 
     racks = [name for name in lines.columns if name != "machine"]
+    beside = max(1, (drawing_width() - _MACHINE_WIDTH) // _RACK_WIDTH)
     beside = ceil(len(racks) / ceil(len(racks) / beside))
     tables = []
     for begin in range(0, len(racks), beside):
