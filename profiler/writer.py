@@ -125,7 +125,8 @@ class ProfileWriter:
         """
         added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        for row in [*added, *plain.derived(added, known)]:
+        derived = plain.derived(added, known)
+        for row in [*added, *derived.records]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
@@ -140,6 +141,8 @@ class ProfileWriter:
         prepared.setdefault(records.TileRun, []).extend(
             _prepare(records.TileRun, new_runs, vectors)
         )
+        for kind, values in derived.tuples.items():
+            prepared.setdefault(kind, []).extend(values)
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, values in prepared.items():
