@@ -813,6 +813,10 @@ class Report:
         """Version of the file's format."""
         return self._reader.version
 
+    def packed_amiss(self, record: type[Any]) -> list[str]:
+        """Columns of a table that the file holds packed otherwise than in its rows."""
+        return self._reader.packed_amiss(record)
+
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, with its rows in order; vectors as ids, -1 where there is none.
 
