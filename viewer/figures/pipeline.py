@@ -46,7 +46,7 @@ _TASK, _STRIP, _BESIDE = (
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
-_MOST_BARS = 48  # of stages
+_MOST_STAGES = 48  # of stages
 _DIGIT = 7  # pixels
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
 _LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
@@ -390,7 +390,7 @@ def _alike(stages: pd.DataFrame) -> pd.DataFrame:
     names = ["forward_cycles", "backward_cycles", "recompute_cycles"]
     costs = stages[names]
     part = (costs != costs.shift()).any(axis=1).cumsum()
-    if len(part) and part.iloc[-1] > _MOST_BARS:
+    if len(part) and part.iloc[-1] > _MOST_STAGES:
         equal = stages.groupby(names, sort=False)
         firsts, counts = equal.first(), equal.size().to_numpy()
         words = [
