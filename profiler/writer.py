@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, lock, plain, records, schema
+from profiler import codec, lock, plain, records, schema, whole_columns
 from profiler.errors import ProfileError, ProfileTaken
 
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
@@ -50,6 +50,7 @@ class ProfileWriter:
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()
+        self._packed: dict[type[Any], tuple[int, list[whole_columns.Packed]]] = {}
         self._published = False
         self._locked = False
         self._take()
@@ -132,8 +133,8 @@ class ProfileWriter:
         """
         added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        derived = plain.derived(added, known) if self._plain_rows else []
-        for row in [*added, *derived]:
+        derived = plain.derived(added, known) if self._plain_rows else plain.NOTHING
+        for row in [*added, *derived.records]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
@@ -149,6 +150,8 @@ class ProfileWriter:
         prepared.setdefault(records.TileRun, []).extend(
             _prepare(records.TileRun, new_runs, vectors)
         )
+        for kind, values in derived.tuples.items():
+            prepared.setdefault(kind, []).extend(values)
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, values in prepared.items():
@@ -174,7 +177,10 @@ class ProfileWriter:
                 try:
                     target.execute("PRAGMA synchronous = OFF")
                     self._connection.backup(target)
+                    target.execute("BEGIN")
+                    whole_columns.store(target, self._packed)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                    target.execute("COMMIT")
                 finally:
                     target.close()
                 _fsync(copy)

@@ -96,7 +96,7 @@ def _priced(report: Report, key: Key) -> Priced:
 
 def _exchanged(report: Report) -> float:
     """Share of the cycles of Blocks' steps in which tiles exchange and synchronise."""
-    steps = report.program_steps()
+    steps = report.steps_as_run()
     block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
     cycles = block_steps.groupby("kind")["cycles"].sum()
     total = float(cycles.sum())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ipu_exec import optimiser_log
+from ipu_exec import collecting, optimiser_log
 from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
@@ -445,6 +445,7 @@ class PoplarExecutor:
         self._peers = agree(together, options, self._model, inputs, structure)
         self._together = together
 
+    @collecting.paused()
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
@@ -689,11 +690,11 @@ class PoplarExecutor:
                 f"{filename} was compiled by {kinds[stored.header['training']]} and cannot be"
                 f" loaded into {kinds[self._training]}"
             )
+        graph, shards = stored.executable.graph, stored.executable.options.shards
         weights = {
-            n: s.elements
-            for s in stored.executable.graph.storages.values()
+            s.name: s.elements * (shards if s.id in graph.shares else 1)
+            for s in graph.storages.values()
             if s.role == Role.WEIGHT
-            for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
         for name, grouped in grouping.resolve(

@@ -68,11 +68,12 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
     need not come).
     """
-    names = ("block", "stage", "purpose", "direction", "kind", "cycles")
+    names = ("block", "stage", "purpose", "direction", "kind", "spent")
     block, where, purpose, direction, kind, cycles = map(report.steps_in_order, names)
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
     own_steps &= np.logical_and.reduce([purpose != one for one in _STASHING])
     brought = np.logical_or.reduce([kind == one for one in _FOR_BOTH])
+    brought &= purpose != Purpose.OPERATOR  # a collective of shards is part of its operator
 
     def of(chosen: np.ndarray) -> np.ndarray:
         return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))

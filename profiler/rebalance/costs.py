@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,8 @@ class Costs(BlockCosts):
         stage = blocks["stage"].to_numpy()
         machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
         forward, backward = measured_cycles(report, stage)
-        update = blocks["update_cycles"].to_numpy()
+        meeting, met = _meeting(report, machine, len(blocks))
+        update = blocks["update_cycles"].to_numpy() - met
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
         pipelined = _pipelined(report)
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
@@ -56,7 +57,9 @@ class Costs(BlockCosts):
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
         choices = _choices(report, pipelined and training)
         if choices:
-            again, off_chip = (any(each) for each in zip(*map(astuple, choices), strict=True))
+            off_chip = any(choice.offload for choice in choices)
+        if len(set(choices)) > 1:
+            again = any(choice.recompute for choice in choices)
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -78,10 +81,11 @@ class Costs(BlockCosts):
             recompute=again,
             recompute_alone=not pipelined or automatic is not None,
             offload=off_chip,
-            choices=choices,
+            choices=choices if len(set(choices)) > 1 else (),
             proportions=_proportions(options),
             block_proportions=_block_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
+            meeting=meeting,
         )
         costs = costs._without_moves(report) if costs.offload else costs
         return costs._with_residual(report)
@@ -121,7 +125,8 @@ def _check(report: Report, blocks: int) -> None:
     if report.meta.get("strategy") == "phased":
         raise ValueError(
             f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
-            " sharded execution only. Profile the model with PipelinedExecution"
+            " sharded execution only. Profile the model with PipelinedExecution of stages, without"
+            " phases"
         )
 
 
@@ -134,10 +139,10 @@ def _pipelined(report: Report) -> bool:
 
 
 def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
-    """How each stage saved memory, where a placement file made stages differ, otherwise empty.
+    """How each stage saved memory, by the script's options or by a placement file.
 
-    Also empty for an older profile, which does not record it, and for a foreign one whose record
-    makes no sense.
+    Empty for an older profile, which does not record it, and for a foreign one whose record makes
+    no sense.
     """
     said: Any = report.meta.get("choices")
     try:
@@ -146,8 +151,7 @@ def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
         )
     except (TypeError, ValueError):
         return ()
-    differ = len(set(choices)) > 1 and len(choices) == len(report.stages)
-    return choices if differ else ()
+    return choices if len(choices) == len(report.stages) else ()
 
 
 def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
@@ -167,6 +171,30 @@ def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]
     shares = said.items() if isinstance(said, dict) else ()
     known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
     return tuple(sorted(known))
+
+
+def _meeting(
+    report: Report, machine: MachineCosts, blocks: int
+) -> tuple[int | None, np.ndarray | int]:
+    """The cycles of `BlockCosts.meeting`, and those of it in each Block's update.
+
+    Only where an operator joins numbers of several weights, as clipping by the norm of all does. On
+    one IPU nothing is exchanged: there it is what the links would take.
+    """
+    ops = report.ops[report.ops["direction"] == Direction.UPDATE]
+    if not ops["aten"].str.startswith("aten.stack.").any():
+        return None, 0
+    names = ("direction", "purpose", "op", "block", "ipu", "cycles")
+    direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
+    update = (direction == Direction.UPDATE) & (op >= 0) & (block >= 0)
+    meets = update & ((purpose == Purpose.COPY) | (purpose == Purpose.EXTERNAL_SYNC))
+    if not meets.any():
+        return 2 * (machine.sync + machine.link_latency), 0
+    ipus = report.target.ipus_per_replica
+    whole, own = (
+        int(sum_by(ipu[chosen], cycles[chosen], ipus).max()) for chosen in (update, update & ~meets)
+    )
+    return whole - own, sum_by(block[meets], cycles[meets], blocks)
 
 
 def _reduce_cycles(report: Report) -> int:
