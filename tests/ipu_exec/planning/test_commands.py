@@ -95,6 +95,10 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     assert "16 samples of a weight update cannot be cut" in few.stderr
     wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
+    plain = write(tmp_path / "plain.py", "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
+    nothing = ipu_run("--plan", "2", str(plain), cwd=tmp_path)
+    assert nothing.returncode == 1
+    assert "wrapped no model" in nothing.stderr and "to plan" in nothing.stderr
     alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
     assert alone.returncode == 2 and "--verify goes with --plan N" in alone.stderr
 
