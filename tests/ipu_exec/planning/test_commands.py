@@ -106,7 +106,7 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
 def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) -> None:
     script, out = write(tmp_path / "train.py", TRAIN), tmp_path / "out"
     asked = ("--sweep", "micro_batch=2,4", "--sweep", "Training.gradientAccumulation=4,8")
-    swept = ipu_run(*asked, "--profile-dir", str(out), str(script), cwd=tmp_path)
+    swept = ipu_run(*asked, "--workers", "2", "--profile-dir", str(out), str(script), cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     rows = list(csv.DictReader((out / "runs.csv").open()))
     asked_for = [(row["micro-batch"], row["Training.gradientAccumulation"]) for row in rows]
