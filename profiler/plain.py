@@ -196,6 +196,9 @@ class Derived:
     tuples: dict[type[Any], list[tuple[int, ...]]]
 
 
+NOTHING = Derived([], {})  # for a profile without plain rows
+
+
 def derived(rows: Iterable[Any], known: Known) -> Derived:
     """The plain rows to keep beside ``rows``, except those of variables.
 

@@ -37,8 +37,15 @@ class ProfileWriter:
     that a row itself is wrong.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, writer: str = "IPUscope", plain_rows: bool = True
+    ) -> None:
+        """``plain_rows`` False: without the tables that only SQL reads, of which frames need none.
+
+        That takes half the time, for a profile that is read here and thrown away.
+        """
         self.path = Path(path)
+        self._plain_rows = plain_rows
         self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
@@ -126,7 +133,7 @@ class ProfileWriter:
         """
         added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        derived = plain.derived(added, known)
+        derived = plain.derived(added, known) if self._plain_rows else plain.NOTHING
         for row in [*added, *derived.records]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
@@ -137,7 +144,8 @@ class ProfileWriter:
         runs = {
             vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
         }
-        fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
+        wanted = runs if self._plain_rows else {}
+        fresh = [(id, values) for id, values in wanted.items() if id not in self._runs_of]
         new_runs = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
         prepared.setdefault(records.TileRun, []).extend(
             _prepare(records.TileRun, new_runs, vectors)
