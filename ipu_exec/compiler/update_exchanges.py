@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ipu_exec.compiler import loops
 from ipu_exec.compiler.bodies import Move, ProgramStep
 from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.placement import Placement, storage_bytes
@@ -90,6 +91,7 @@ def wait_for_senders(updates: Sequence[BodyBuilder]) -> None:
 def _until_sent(body: BodyBuilder, sent_at: dict[Move, deque[int]]) -> Iterator[ProgramStep]:
     """Run a body, with a pause at each step that receives what is not sent yet."""
     now = before = 0  # where this step begins, and where the one before it began
+    times = loops.times(len(body.steps), body.loops).tolist()
     for index, step in enumerate(body.steps):
         moves = step.moves if step.purpose is Purpose.COPY else ()
         received = [move for move in moves if move.target == body.ipu]
@@ -103,4 +105,4 @@ def _until_sent(body: BodyBuilder, sent_at: dict[Move, deque[int]]) -> Iterator[
         for move in moves:
             if move.source == body.ipu:
                 sent_at[move].append(before)
-        before, now = now + wait, now + wait + step.cycles
+        before, now = now + wait, now + wait + times[index] * step.cycles

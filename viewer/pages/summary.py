@@ -59,11 +59,11 @@ def _made(view: View) -> list[Any]:
     left = _cycles(view)
     right = common.filled("summary-memory", awaited=True)
     children.append(html.Div([left, right], className="row"))
+    children += _confidence(report)
     children.append(
         html.Div(
             [
                 common.card("Machine and program", common.facts(machine(report))),
-                *_confidence(report),
                 common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
