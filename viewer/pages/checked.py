@@ -115,7 +115,9 @@ def _said(check: Check, blocks: int) -> Any:
 
 
 def _of_compiled(count: int) -> str:
-    return "of 1 split that was compiled" if count == 1 else f"of {count} splits that were compiled"
+    if count == 1:
+        return "and the only split that could be compiled"
+    return f"of {count} splits that were compiled"
 
 
 def _head(words: str) -> Any:
