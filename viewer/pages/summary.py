@@ -177,11 +177,12 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     """The machine for which the model was compiled, and the size of the result."""
     target, meta = report.target, report.meta
     size = report.path.stat().st_size
+    ipus = target.num_ipus * analysis.shards_of(report)
     return [
         (
             "machine",
             (
-                f"{target.num_ipus} × {target.name} ({target.architecture}),"
+                f"{ipus} × {target.name} ({target.architecture}),"
                 f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
