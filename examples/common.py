@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import ipu_exec as poptorch
+from profiler.units import per_second
 
 
 def parser(
@@ -80,7 +81,7 @@ def say_speed(model: poptorch.PoplarExecutor, samples: int, seconds: float | Non
     modelled = samples / target.seconds(cycles)
     here = "" if seconds is None else f"; this computer takes {seconds:.2f} s a call"
     print(
-        f"{target.name}: {cycles:,} cycles a call of {samples} samples, {modelled:,.0f}"
+        f"{target.name}: {cycles:,} cycles a call of {samples} samples, {per_second(modelled)}"
         f" samples/s{here}"
     )
 

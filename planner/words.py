@@ -13,6 +13,7 @@ from planner.priced import Place, Priced, RingsOf, choices_of, places
 from planner.question import Question
 from profiler.rebalance import best_split, what_if
 from profiler.rebalance.what_if import Prediction
+from profiler.units import per_second
 
 _HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
 _KIB = 1024
@@ -60,7 +61,7 @@ def why(plan: Plan) -> Iterable[str]:
     mapping = best.mapping
     yield (
         f"{mapping.attached} IPUs as t={mapping.shards} x p={mapping.pipeline} x"
-        f" r={mapping.replicas}: {best.rate:,.0f} samples/s,"
+        f" r={mapping.replicas}: {per_second(best.rate)} samples/s,"
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
@@ -95,7 +96,7 @@ def _against_own(plan: Plan) -> Iterable[str]:
         times = best.rate / own.rate
         gain = f"{times - 1:.1%} more" if times < 2 else f"{times:.1f} times that"
         yield (
-            f"the script's own mapping does {own.rate:,.0f} samples/s: this is {gain}"
+            f"the script's own mapping does {per_second(own.rate)} samples/s: this is {gain}"
             f" ({own.mapping})"
         )
 

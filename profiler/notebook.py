@@ -10,7 +10,7 @@ import html
 from profiler import analysis
 from profiler.analysis.critical_path import critical_path, waterfall
 from profiler.report import PREDICTED_NOTE, Report
-from profiler.units import percent, size
+from profiler.units import per_second, percent, size
 
 _BAR = 160  # pixels of a bar that is everything
 
@@ -40,7 +40,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if pace.cycles:
         said += [
             (analysis.turn(report), f"{pace.cycles:,} cycles, {pace.micro_batches} micro-batches"),
-            ("speed", f"{pace.samples_per_second:,.0f} samples a second (predicted)"),
+            ("speed", f"{per_second(pace.samples_per_second)} samples a second (predicted)"),
             ("waiting", f"{percent(analysis.waiting(report))} of the cycles of all IPUs"),
         ]
     slowest = analysis.slowest(report)

@@ -26,6 +26,11 @@ def seconds(time: float) -> str:
     return _in_three_digits(time, _TIMES)
 
 
+def per_second(number: float) -> str:
+    """A number a second in three digits or more: 1.08, 42.3, 756, 18,442."""
+    return f"{number:,.0f}" if abs(float(f"{number:.3g}")) >= 100 else f"{number:.3g}"
+
+
 def size(number: float) -> str:
     """Bytes in B, KiB, MiB or GiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):

@@ -35,6 +35,7 @@ FORMULA_SIGNS = "=+-@"  # with which a spreadsheet takes a cell for a formula
 _ENDLESS = 1 << 20  # columns of what has no limit
 _SHORTEST = 12  # columns of a name that was cut
 _BETWEEN = 2  # columns between those of a table
+_LEAST_FACT = 20  # columns of what a fact says, however narrow the terminal
 
 Segment = tuple[str, str]  # text and rich style
 Line = Sequence[Segment]
@@ -292,13 +293,16 @@ def _cell(column: Column, value: Any) -> str:
 
 
 def _print_facts(console: Console, facts: Facts) -> None:
+    """Labels and what they say, beside each other; no blanks at the ends of lines."""
     shown = [fact for fact in facts.facts if fact.said]
-    grid = RichTable.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
+    indent = max((cell_len(fact.label) for fact in shown), default=0) + _BETWEEN
     for fact in shown:
-        grid.add_row(Text(fact.label), Text(clean(fact.said)))
-    console.print(grid)
+        label = Text(fact.label.ljust(indent), style="bold")
+        said = Text(clean(fact.said)).wrap(console, max(_LEAST_FACT, console.width - indent))
+        for line in said:
+            line.rstrip()
+            console.print(Text.assemble(label, line), soft_wrap=True)
+            label = Text(" " * indent)
 
 
 # -- for programs ---

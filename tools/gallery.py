@@ -102,7 +102,7 @@ def facts(profile: Path) -> Iterator[str]:
         pace, target = analysis.pace(report), report.target
         yield f"{units.count(target.num_ipus, 'IPU')}, {target.name}"
         yield f"{pace.cycles:,} cycles, {units.seconds(pace.cycles / target.clock_hz)}"
-        yield f"{pace.samples_per_second:,.0f} samples/s"
+        yield f"{units.per_second(pace.samples_per_second)} samples/s"
         slowest = report.stages.iloc[int(report.stages["cycles"].to_numpy().argmax())]
         yield f"{slowest['stage']} ({units.shortened(str(slowest['blocks']))})"
 

@@ -11,6 +11,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html
 from planner import Candidate, Plan
 from planner.plan import SHARES
 from planner.words import table
+from profiler.units import per_second
 from viewer import guard as guards
 from viewer.alone import THEME, page_alone
 from viewer.figures import plan as figures
@@ -158,7 +159,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
         for number, stage in enumerate(mapping.stages)
     ]
     rows = [
-        ("samples a second", f"{one.rate:,.0f}"),
+        ("samples a second", per_second(one.rate)),
         ("latency", f"{one.latency * 1e3:,.3f} ms"),
         ("cycles", _cycles(one)),
         ("fullest tile", f"{one.fullest:,} of {one.limit:,} bytes ({one.memory})"),

@@ -9,6 +9,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from profiler.units import per_second
+
 _PREDICTED, _HOST = "ipu/s", "host/s"
 
 
@@ -48,7 +50,7 @@ class Progress:
         if not self._seconds:
             return {}
         rates = {_PREDICTED: self._predicted, _HOST: self._samples / self._seconds}
-        return {name: f"{rate:,.0f}" for name, rate in rates.items()}
+        return {name: f"{per_second(rate)}" for name, rate in rates.items()}
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from planner.plan import SHARES
 from planner.plan_file import content
 from planner.planning import News
 from planner.words import kib, table
+from profiler.units import per_second
 
 SHOWN = 10  # rows
 _COLUMNS = (
@@ -41,7 +42,7 @@ def progress(console: Console) -> Iterator[Callable[[News], None]]:
             best = news.best
             said = news.what
             if best is not None:
-                said = f"best so far {best.rate:,.0f} samples/s: {best.mapping}"
+                said = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
             bar.update(task, completed=news.done, total=news.wanted, description=said)
 
         yield told
@@ -75,7 +76,7 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
             *(mapping.shards, mapping.pipeline, mapping.replicas, mapping.split),
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
             f"{mapping.proportion:g}" if mapping.proportion else "script's",
-            f"{one.rate:,.0f}",
+            per_second(one.rate),
             f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
         )
         shown.add_row(str(number), *map(str, cells), style="" if one.runs else "dim strike")

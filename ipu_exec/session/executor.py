@@ -445,7 +445,6 @@ class PoplarExecutor:
         self._peers = agree(together, options, self._model, inputs, structure)
         self._together = together
 
-    @collecting.paused()
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
@@ -465,6 +464,7 @@ class PoplarExecutor:
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
+            collecting.paused(),
             _progress(self._options.compilation_progress_bar) as progress,
             self._being_captured(modes, groupings),
         ):

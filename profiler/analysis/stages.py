@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from profiler import units
 from profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_MOST_NAMED = 6  # stages, and Blocks
 
 
 def ipu_costs(report: Report) -> pd.DataFrame:
@@ -30,7 +33,8 @@ def ipu_costs(report: Report) -> pd.DataFrame:
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
     """What sets the pace: its name, its Blocks, its cycles, and its cycles over the mean.
 
-    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages. None without a stage.
+    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages. Of many stages or Blocks
+    the first few are named. None without a stage.
     """
     costs = ipu_costs(report)
     if not len(costs):
@@ -39,6 +43,12 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
     name = f"stage {most['stages']}"
     if (costs["count"] > 1).any():
         several = "stages" if most["count"] > 1 else "stage"
-        name = f"IPU {most['ipu']} ({several} {most['stages']})"
+        name = f"IPU {most['ipu']} ({several} {_first_few(most['stages'])})"
     mean = max(1.0, float(costs["cycles"].mean()))
-    return name, str(most["blocks"]), int(most["cycles"]), float(most["cycles"] / mean)
+    blocks = _first_few(str(most["blocks"]))
+    return name, blocks, int(most["cycles"]), float(most["cycles"] / mean)
+
+
+def _first_few(names: str) -> str:
+    """Of names with commas between them, as many as a line has room for beside others."""
+    return units.listed(names.split(", "), _MOST_NAMED)

@@ -114,10 +114,10 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
     how = "an estimate; " if one.estimate else ""
     return Insight(
         f"together, {len(one.levers.pulled)} levers make {one.gain:.2f} times the speed",
-        f"{units.sentence(one.title)}: {one.samples_per_second:,.0f} samples a second"
-        f" instead of {present.samples_per_second:,.0f}, {one.samples:,} samples {basis.turn}"
-        f" instead of {present.samples:,}. As many samples take {cycles:,} cycles less than the"
-        f" {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
+        f"{units.sentence(one.title)}: {units.per_second(one.samples_per_second)} samples a second"
+        f" instead of {units.per_second(present.samples_per_second)}, {one.samples:,} samples"
+        f" {basis.turn} instead of {present.samples:,}. As many samples take {cycles:,} cycles less"
+        f" than the {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
         "write this",
         "/pipeline",
         cycles,

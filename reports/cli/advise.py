@@ -113,13 +113,22 @@ def _present(advised: Advised) -> float:
     return 0.0 if advised.present.problems else advised.present.samples_per_second
 
 
+def _per_second(samples: float) -> str:
+    from profiler.units import per_second
+
+    return per_second(samples)
+
+
 def _now(basis: Basis, advised: Advised) -> str:
+    from profiler import units
+
     present = advised.present
     if present.problems:
         return f"As profiled it does not run: {'; '.join(present.problems)}."
     return (
-        f"As profiled: {present.samples_per_second:,.0f} samples a second, {present.samples:,}"
-        f" samples {basis.turn}, {present.fullest:,} bytes of extent on a tile."
+        f"As profiled: {_per_second(present.samples_per_second)} samples a second,"
+        f" {present.samples:,} samples {basis.turn}, {units.size(present.fullest)} of extent on a"
+        " tile."
     )
 
 
@@ -151,7 +160,7 @@ def _checked(
 def _compiled(script: Script, name: str, advice: Advice, basis: Basis) -> Outcome:
     outcome = script.compiled(name, advice.levers, basis)
     if sys.stderr.isatty():
-        came = outcome.error or f"{outcome.samples_per_second:,.0f} samples a second"
+        came = outcome.error or f"{_per_second(outcome.samples_per_second)} samples a second"
         print(common.one_line(f"{advice.title}: {came}"), file=sys.stderr)
     return outcome
 
@@ -168,7 +177,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         columns=pd.Index(names),
     )
     frame["rate"] = [
-        f"{'~' if one.estimate else ''}{one.samples_per_second:,.0f}" for one in advices
+        f"{'~' if one.estimate else ''}{_per_second(one.samples_per_second)}" for one in advices
     ]
     frame["times"] = [f"{one.gain:.2f}" if one.gain else "" for one in advices]
     columns = [Column("rate", "samples/s", str), Column("times", "times\nnow", str)]
@@ -193,7 +202,7 @@ def _plain(value: Any) -> Any:
 def _came(outcome: Outcome) -> str:
     if outcome.error:
         return "does not compile"
-    return f"{outcome.samples_per_second:,.0f}" if outcome.fits else "out of memory"
+    return _per_second(outcome.samples_per_second) if outcome.fits else "out of memory"
 
 
 def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
@@ -224,7 +233,7 @@ def _rounds(steps: list[Step]) -> Table:
     ]
     names = ["title", "predicted", "came", "fullest", "argument"]
     columns = (
-        Column("predicted", "samples/s\npredicted", lambda rate: f"{rate:,.0f}"),
+        Column("predicted", "samples/s\npredicted", _per_second),
         Column("came", "compiled", text),
         Column("fullest", "extent\nKiB", kibibytes),
         Column("argument", "ipu-run --with", sentence),
@@ -264,5 +273,8 @@ def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
     words = best.levers.argument
     command = f": ipu-run --with {words}" if words else ""
     return [
-        say(f"The fastest that was compiled takes {rate:,.0f} samples a second{times}{command}.")
+        say(
+            f"The fastest that was compiled takes {_per_second(rate)} samples a"
+            f" second{times}{command}."
+        )
     ]

@@ -193,7 +193,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
             "samples_per_second",
             per_second,
             "speed",
-            f"{per_second:,.0f} samples a second (predicted)",
+            f"{units.per_second(per_second)} samples a second (predicted)",
         ),
         Fact("idle_share", idle, "waiting", f"{idle:.1%} of the cycles of all IPUs"),
         Fact(

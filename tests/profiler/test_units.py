@@ -69,3 +69,11 @@ def test_of_too_many_names_the_ends_are_said() -> None:
     assert units.ends_of(names, 20) == "layer4 … layer8"
     assert len(units.ends_of(["embedding.words.first", *names], 20)) <= 20
     assert units.ends_of(["transformer.block.attention"], 10) == "tra…ention"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1.0842, "1.08"), (42.31, "42.3"), (99.96, "100"), (755.6, "756"), (18442.4, "18,442")],
+)
+def test_a_rate_has_three_digits_at_the_least(number: float, words: str) -> None:
+    assert units.per_second(number) == words

@@ -99,6 +99,17 @@ def test_without_a_terminal_nothing_is_cut(profile: Path, name: str) -> None:
     assert process.stdout.count("/deep" * 18) == 5
 
 
+def test_lines_of_a_summary_end_with_a_word(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = printed(capsys, "summary", profile).splitlines()
+    facts = said[: said.index("")]
+    assert len(facts) > 8 and max(map(len, facts)) <= 60
+    assert [line for line in facts if line != line.rstrip()] == []
+    assert any(line.startswith(" " * 17) for line in facts)  # what is long goes on below
+
+
 def test_names_are_narrowed_the_longest_first() -> None:
     assert narrowed([30, 20, 9], [12, 12, None], 59) == [30, 20, 9]
     assert narrowed([30, 20, 9], [12, 12, None], 45) == [18, 18, 9]

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from planner import Candidate, Plan
 from planner.plan import SHARES
+from profiler.units import per_second
 from viewer.figures.theme import Theme
 
 KIB = 1024
@@ -100,7 +101,7 @@ def hover(one: Candidate, position: int) -> str:
     mapping = one.mapping
     shares = ", ".join(f"{name} {one.shares[name]:.0%}" for name in SHARES if one.shares[name])
     lines = [
-        f"<b>{position + 1}: {one.rate:,.0f} samples/s</b>"
+        f"<b>{position + 1}: {per_second(one.rate)} samples/s</b>"
         f"{', compiled in full' if one.obtained is not None else ''}",
         f"t={mapping.shards} p={mapping.pipeline} r={mapping.replicas}, {mapping.attached} IPUs",
         f"Blocks {_short(mapping.split)}",

@@ -17,7 +17,7 @@ from profiler.advise import Advice, Advised, Basis, advise_on
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
-from profiler.units import sentence
+from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
@@ -257,7 +257,9 @@ def _levers(report: Report, advised: Advised) -> Any:
 
 
 def _lever(one: Advice) -> Any:
-    rate = f"{'about ' if one.estimate else ''}{one.samples_per_second:,.0f} samples a second"
+    rate = (
+        f"{'about ' if one.estimate else ''}{per_second(one.samples_per_second)} samples a second"
+    )
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
     words = [html.B(sentence(one.title)), html.Span(f"{gain}; {one.memory}", className="gain")]
     return html.Li([html.Div(words), common.statements(one.code)])

@@ -11,7 +11,7 @@ from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
-from profiler.units import sentence
+from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
@@ -219,7 +219,7 @@ def _numbers(report: Report, clock: Clock) -> Any:
                 f"{what}, {units.seconds(cycles / clock.hz)},"
                 f" {units.count(batches, 'micro-batch')}",
             ),
-            (f"{speed:,.0f} / s", "samples, predicted"),
+            (f"{per_second(speed)} / s", "samples, predicted"),
         ]
         boxes.append(
             (units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting")
