@@ -81,7 +81,9 @@ class AttributeTracker:
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the first optimiser that was checked."""
         own = {
-            name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH
+            name
+            for name in vars(optimizer)
+            if not name.startswith("_") and name not in (*_OF_TORCH, *_OF_OURS)
         }
         unknown = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
         groups = {
@@ -100,6 +102,7 @@ class AttributeTracker:
 
 
 _OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
+_OF_OURS = ("ipu_state_is_dirty", "host_state_is_dirty")
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -180,6 +183,7 @@ class Optimizer:
     host_state_is_dirty = False  # the device has gone on since it was read
     _ipu_names: optimiser_state.Names | None = None  # while a model trains with it
     _ipu_scale: Callable[[], float] | None = None  # automatic loss scaling's
+    _ipu_loaded: optimiser_state.Loaded | None = None  # the device's, if not as the groups say
     _state_dict: Mapping[str, Any] = MappingProxyType({"ipu_state": None, "ipu_param": None})
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,7 +206,7 @@ class Optimizer:
         scale = self._ipu_scale() if self._ipu_scale is not None else None
         self._state_dict = {
             "ipu_state": optimiser_state.states(optimizer, self._ipu_names, scale),
-            "ipu_param": optimiser_state.values(optimizer, self._ipu_names),
+            "ipu_param": dict(optimiser_state.on_device(optimizer, self._ipu_names)),
         }
         self.host_state_is_dirty = False
 
@@ -241,6 +245,14 @@ class Optimizer:
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         optimizer = cast(torch.optim.Optimizer, self)
         optimiser_state.load(optimizer, self._ipu_names, self._state_dict["ipu_state"])
+        self._ipu_loaded = optimiser_state.loaded(
+            optimizer, self._ipu_names, self._state_dict["ipu_param"]
+        )
+        if self._ipu_loaded is not None:
+            logger.warning(
+                "the loaded ipu_param is not what the optimiser's groups say: the device trains"
+                " with ipu_param, until a setting of the groups changes"
+            )
         return True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -649,7 +661,7 @@ def detach(optimizer: torch.optim.Optimizer | None) -> None:
     if ours is not None and ours._ipu_names is not None:
         if ours.host_state_is_dirty:
             ours.read_ipu_state()
-        ours._ipu_names = ours._ipu_scale = None
+        ours._ipu_names = ours._ipu_scale = ours._ipu_loaded = None
 
 
 class LARS(_OneByOne):

@@ -37,7 +37,9 @@ class Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        self._running.append(name)
+        # A device, rather than its name, is another tensor's: the IPU in PopTorch.
+        placed = isinstance(kwargs.get("device"), torch.device)
+        self._running.append("tensor" if placed and name in _LEFT_ON_CPU else name)
         try:
             if name in _MOVES:
                 return self._moved(func, args, kwargs)

@@ -498,6 +498,19 @@ def test_the_random_state_is_saved_and_can_be_set() -> None:
     assert torch.equal(second, wrapped(x))
 
 
+def test_a_seeded_device_has_random_numbers_of_its_own() -> None:
+    x = torch.ones(64)
+    first = poptorch.inferenceModel(nn.Dropout(), quiet().randomSeed(7))
+    second = poptorch.inferenceModel(nn.Dropout(), quiet().randomSeed(7))
+    torch.manual_seed(3)
+    host = torch.get_rng_state()
+    drawn = [first(x), first(x)]
+    assert torch.equal(torch.get_rng_state(), host)
+    assert torch.equal(second(x), drawn[0])
+    assert torch.equal(second(x), drawn[1])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
 @pytest.mark.parametrize(
     ("content", "says"), [(b"text", "not a compiled model"), (None, "No such file")]
 )

@@ -85,6 +85,7 @@ def test_it_is_refused_with_its_way_out(function: Any, says: str, training: bool
         lambda y: y + torch.LongTensor([1, 1, 1, 1]).to(device=torch.device("ipu")),
         lambda y: y + torch.ones(4),
         lambda y: y + torch.tensor([1.0] * 4, device=y.device),
+        lambda y: y + torch.as_tensor(1.0, dtype=y.dtype, device=y.device).repeat(4),
         lambda y: y[:, [0, 1, 2, 3]] + 1,
         lambda y: y + torch.zeros(4, device="ipu").copy_(CONSTANT),
     ],
