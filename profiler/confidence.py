@@ -25,6 +25,6 @@ def unmeasured(report: Report) -> float:
 
 
 def likely(report: Report) -> str:
-    """``likely within 8 %``; empty where the profile does not say."""
+    """``likely within 8%``; empty where the profile does not say."""
     error = likely_error(report)
-    return "" if error is None else f"likely within {100 * error:.0f} %"
+    return "" if error is None else f"likely within {error:.0%}"

@@ -68,9 +68,10 @@ def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[
 
 
 def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> list[Insight]:
+    travelling = cycles.travelling_weights(costs, present)
     return [
-        *cycles.split(report, costs, present, present.total),
-        *cycles.travelling_weights(costs, present),
+        *cycles.split(report, costs, present, travelling),
+        *travelling,
         *cycles.more_micro_batches(costs, present),
         *cycles.host(report, costs, present),
         *cycles.balance(report, costs, present),

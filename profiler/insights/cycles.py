@@ -12,12 +12,13 @@ from profiler import analysis, units
 from profiler.advise.levers import LEAST_RETURNED
 from profiler.enums import Direction, PipelinePhase
 from profiler.insights.finding import Insight, Waits
-from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
+from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import with_reader_home
 from profiler.report import Report
+from profiler.units import sentence
 
 LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
@@ -26,54 +27,90 @@ _MUCH = 0.05  # of a stage: an operator with less is not named
 _MOST_MOVES = 3  # that are named
 
 
-def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
-    """The slowest stage, and the split that shortens it. ``now``: cycles of an update."""
+def split(
+    report: Report, costs: Costs, present: Prediction, travelling: list[Insight]
+) -> list[Insight]:
+    """The slowest stage, and the split that shortens it.
+
+    ``travelling`` is what `travelling_weights` found: where the split ends that too, it says how
+    much of its gain comes from there.
+    """
     slowest = analysis.slowest(report)
     if slowest is None:
         return []
     name, _, _, times = slowest
     stages = _paced_by(report)
-    ops = report.ops[
-        report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
-    ]
-    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())] if len(ops) else None
-    share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
-    most_of_it = (
-        f" {share:.0%} of it is {largest['name']}."
-        if largest is not None and share >= _MUCH
-        else ""
-    )
-    most = len(set(costs.ipus))
+    title = f"{name} takes {times:.2f} × the mean {name.split()[0]}"
+    waited = f"The others wait for it.{_largest_operator(report, stages)}"
+    waits = Waits(causes=WORK, stages=stages)
     try:
-        best: Split | None = quickest(costs)
+        best = quickest(costs)
     except ValueError:
         best = None
     gain = present.total - best.prediction.total if best is not None else 0
-    title = f"{name} takes {times:.2f} × the mean {name.split()[0]}"
-    waits = Waits(causes=WORK, stages=stages)
     if best is None or gain <= 0:
-        if most == 1 or times <= 1.1:
-            return []
-        if_even = present.total - what_if(_even(costs), present.assignment).total
-        detail = (
-            f"The others wait for it.{most_of_it} No better split of these Blocks was found. With"
-            f" smaller ones and all stages even {turn(costs)} would take about {if_even:,} cycles"
-            " less."
-        )
-        action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
-        return [Insight(title, detail, action, "/rebalance", if_even, at_most=True, waits=waits)]
+        return _only_if_even(costs, present, Insight(title, waited, "", "", waits=waits), times)
     assignment = best.prediction.assignment
     used = len(set(assignment.ipus))
-    fewer = f" on {units.count(used, 'IPU')}" if used < most else ""
-    moves = _moves(costs, assignment)
-    detail = (
-        f"The others wait for it.{most_of_it} The quickest split{fewer} moves {moves}:"
-        f" {gain / now:.1%} fewer cycles."
-    )
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(set(costs.ipus)) else ""
+    less = f"moves {_moves(costs, assignment)}: {gain / present.total:.1%} fewer cycles"
+    detail = f"{waited} The quickest split{fewer} {less}."
+    ended = sum(one.gain_cycles for one in travelling) if _no_tie_travels(costs, assignment) else 0
+    if ended >= gain:
+        return []  # it has been said
+    if 2 * ended > gain:  # the uneven stages are not what costs most
+        title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
+        detail = (
+            f"It {less}, {ended:,} of these {gain:,} because no tied weight travels then"
+            f" (see there). {sentence(name)} takes {times:.2f} × the mean, and the others wait"
+            " for it."
+        )
     action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
+
+
+def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
+    """What most of the time of the stages goes to, as a sentence; empty if nothing stands out."""
+    ops = report.ops[
+        report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
+    ]
+    if not len(ops):
+        return ""
+    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())]
+    share = largest["cycles"] / max(1, ops["cycles"].sum())
+    return f" {share:.0%} of it is {largest['name']}." if share >= _MUCH else ""
+
+
+def _only_if_even(
+    costs: Costs, present: Prediction, uneven: Insight, times: float
+) -> list[Insight]:
+    """The bound where no split of these Blocks is better; nothing where stages are even."""
+    if len(set(costs.ipus)) == 1 or times <= 1.1:
+        return []
+    if_even = present.total - what_if(_even(costs), present.assignment).total
+    detail = (
+        f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
+        f" stages even {turn(costs)} would take about {if_even:,} cycles less."
+    )
+    action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+    return [
+        replace(
+            uneven,
+            detail=detail,
+            action=action,
+            where="/rebalance",
+            gain_cycles=if_even,
+            at_most=True,
+        )
+    ]
+
+
+def _no_tie_travels(costs: Costs, assignment: Assignment) -> bool:
+    """Whether all Blocks that share a weight are on its IPU."""
+    ipu_of = np.array(assignment.ipus)[assignment.stage_of(len(costs))]
+    return all(len(set(ipu_of[list(blocks)].tolist())) == 1 for blocks in costs.cuts.ties.blocks)
 
 
 def _paced_by(report: Report) -> tuple[int, ...]:

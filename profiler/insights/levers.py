@@ -23,7 +23,7 @@ def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
     """
     if present.problems:
         return
-    advised = advise_on(basis, splits=False)
+    advised = advise_on(basis)
     for one in advised.single:
         (name,) = one.levers.pulled
         if name not in _ELSEWHERE:

@@ -169,7 +169,8 @@ def quickest(
 
 def _quickest(costs: Costs, together: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Split:
     most = len(set(costs.ipus))
-    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
+    back = returning(min(most, len(costs) - 1), costs)  # of as many IPUs as there are Blocks for
+    lists = [*one_an_ipu(most)[:1], *back, *one_an_ipu(most)[1:]]
     if len(costs.ipus) > most:
         lists.append(costs.ipus)
     return quickest_split(costs, lists, choices=choices, together=together)

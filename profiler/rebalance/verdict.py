@@ -22,7 +22,7 @@ class Answer(StrEnum):
     """The verdict on an IPU's memory."""
 
     FITS = "fits"
-    CLOSE = "within 3 %: compile to know"
+    CLOSE = "within 3%: compile to know"
     OVER = "does not fit"
 
 

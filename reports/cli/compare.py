@@ -3,7 +3,7 @@
 What one waits for more or less than the other adds up to the whole difference; operators are
 matched by name.
 
---fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3 %
+--fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3%
 longer in B. Times of a model that was only compiled are those of its schedule. What cannot be
 compared fails too and says why: no rule passes for want of a number, or where only A fits.
 """

@@ -1,6 +1,6 @@
 """What each pipeline stage costs a micro-batch, and which one the others wait for.
 
-A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50 % means that the IPU of that
+A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50% means that the IPU of that
 stage waits half of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight
 update. The stash is what a stage keeps of micro-batches that went forward and have not come back.
 """

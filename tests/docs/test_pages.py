@@ -184,20 +184,30 @@ def test_contributings_error_is_the_compilers() -> None:
     assert torch.hypot(torch.tensor(3.0), torch.tensor(4.0)) == 5
 
 
-def test_every_example_of_the_readme_is_of_the_demo() -> None:
-    """The README's tables are the demo's: its stages add up as the table says they do."""
-    words = (ROOT / "README.md").read_text()
-    rows = re.findall(
-        r"^ +(\d) +\d +B\d +([\d,]+) +([\d,]+) +[\d,]+ +([\d.]+)%", words, re.MULTILINE
-    )
-    cycles = [
-        int(forward.replace(",", "")) + int(backward.replace(",", ""))
-        for _, forward, backward, _ in rows
+def sessions(words: str) -> list[tuple[str, str]]:
+    """Each command of the console blocks that shows what it printed, with the lines it shows."""
+    shown = "".join(re.findall(r"^```console\n(\$ .*?)^```", words, re.MULTILINE | re.DOTALL))
+    return re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", shown, re.MULTILINE)
+
+
+def test_what_the_readme_shows_is_what_the_demo_prints(
+    demo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Line for line, but for those that it leaves out."""
+    (tmp_path / "demo").symlink_to(demo)
+    monkeypatch.chdir(tmp_path)
+    shown = sessions((ROOT / "README.md").read_text())
+    assert [command for command, _ in shown] == [
+        "ipu-report summary demo/training",
+        "ipu-report stages demo/training",
     ]
-    assert len(rows) == 4
-    assert f"{max(cycles):,} cycles a micro-batch" in words
-    for (*_, share), count in zip(rows, cycles, strict=True):
-        assert float(share) == pytest.approx(100 * count / max(cycles), abs=0.06)
+    for command, lines in shown:
+        assert main(shlex.split(command)[1:]) == 0
+        printed = {line.rstrip() for line in capsys.readouterr().out.splitlines()}
+        assert {line.rstrip() for line in lines.splitlines()} - {"..."} <= printed
 
 
 def test_the_sites_menu_has_each_page_once() -> None:

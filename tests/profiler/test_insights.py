@@ -18,9 +18,12 @@ from examples.models import NAMES, build, split
 from ipu_exec import OutputMode, PipelinedExecution, ShardedExecution, Stage
 from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
+from profiler.advise import advise
 from profiler.analysis.critical_path import WAITING, critical_path, entries
 from profiler.insights import Insight, Waits, insights, share_accounted
 from profiler.insights.finding import accounted
+from profiler.rebalance import Costs
+from profiler.rebalance.split import quickest
 from tests.models import Mlp, Mnist, TiedWords, model_of
 
 OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
@@ -257,9 +260,37 @@ def test_a_tied_weight_that_travels_is_named_with_its_ends(tmp_path: Path) -> No
     title = "the tied weight words.weight travels between IPU 0 and IPU 3"
     (one,) = [insight for insight in insights(before) if insight.title == title]
     assert "2.0 MiB" in one.detail and one.change["ipus"] == [0, 1, 2, 0]
+    best = quickest(Costs.from_report(before)).prediction
+    assert best.assignment.ipus == (0, 1, 2, 0)  # so the split is said once
+    assert analysis.pace(before).cycles - best.total == one.gain_cycles
+    assert not [one for one in insights(before) if "another split takes" in one.title]
     # where both ends are on one IPU there is nothing to say
     after = CASES["a tied weight"].changed(one.change).compiled(tmp_path / "after")
     assert not [one for one in insights(after) if "tied" in one.title]
+
+
+def test_a_split_that_ends_a_tied_weights_travels_says_what_of_its_gain_is_that(
+    tmp_path: Path,
+) -> None:
+    """Most of it, so that the slowest stage is not blamed."""
+    case = replace(CASES["a tied weight"], starts=(0, 2, 3), ipus=(0, 1, 2))
+    report = case.compiled(tmp_path)
+    found = insights(report)
+    (tied,) = [one for one in found if one.title.startswith("the tied weight")]
+    (split,) = [one for one in found if one.title.startswith("another split takes")]
+    assert split.gain_cycles / 2 < tied.gain_cycles < split.gain_cycles
+    assert f"{tied.gain_cycles:,} of these {split.gain_cycles:,}" in split.detail
+    assert "the mean" not in split.title
+
+
+@pytest.mark.parametrize("name", ["a tied weight", "uneven layers"])
+def test_the_advice_is_the_advisors(name: str, tmp_path: Path) -> None:
+    """One question, one answer: all levers together, the split among them."""
+    report = CASES[name].compiled(tmp_path)
+    advised = advise(report).together
+    (one,) = [one for one in insights(report) if one.title.startswith("together")]
+    assert advised is not None and advised.levers.split is not None
+    assert one.code == advised.code and f"{advised.gain:.2f} times" in one.title
 
 
 def adds_up_and_is_spoken_of(report: Report) -> None:

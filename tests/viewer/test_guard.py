@@ -169,6 +169,7 @@ def test_a_strangers_names_are_text_on_every_page(chromium: Any, tmp_path: Path)
             page.goto(address + at.path)
             settled(page)
             assert page.evaluate("window.pwned") is None, at.path
+            assert "<script>window.pwned" in page.inner_text("body"), at.path
             links = page.evaluate(
                 "() => [...document.querySelectorAll('a, img, script, iframe, image, use')].map("
                 "one => one.href?.baseVal ?? one.href ?? one.src ?? '')"

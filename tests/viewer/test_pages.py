@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -533,26 +532,6 @@ def test_a_figure_is_saved(chromium: Any, address: str, tmp_path: Path, form: st
         start = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b"trace,x,y"}[form]
         assert file.read_bytes().startswith(start)
         assert file.suffix == "." + form.lower()
-
-
-def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
-    bad = "<img src=x onerror=alert(1)>"
-    path = synthetic_profile(tmp_path / "profile.pop")
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.execute("update blocks set name = ?", (bad,))
-        file.execute("update meta set value = json_quote(?) where key = 'model'", (bad,))
-        file.commit()
-    with open_report(path) as report, serving(create_app(report)) as address:
-        for one in PAGES:
-            with tab(chromium, address) as view:
-                alarms: list[str] = []
-                view.page.on(
-                    "dialog", lambda d, alarms=alarms: (alarms.append(d.message), d.dismiss())
-                )
-                page = view.open(one.path)
-                assert alarms == []
-                assert page.locator("img[src=x]").count() == 0
-                assert bad in page.inner_text("main")
 
 
 def test_a_profile_that_vanishes_gives_a_message(chromium: Any, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def drawn(
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.13)
     lines = (
         ("live MiB", live / MIB, "%{y:,.1f} MiB live, at most"),
-        ("tiles at work", 100 * busy / (tiles * count), "%{y:.0f} % of the tiles at work"),
+        ("tiles at work", 100 * busy / (tiles * count), "%{y:.0f}% of the tiles at work"),
         ("GB/s sent", link * hz, "%{y:,.1f} GB/s over links"),
     )
     colours = (theme.accent, theme.muted, _LINK[theme.name])

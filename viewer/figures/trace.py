@@ -315,7 +315,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
             fill="tozeroy",
             fillcolor=theme.accent,
             opacity=0.8,
-            hovertemplate="%{y:.0f} % busy<extra></extra>",
+            hovertemplate="%{y:.0f}% busy<extra></extra>",
         )
     )
     figure.update_layout(
