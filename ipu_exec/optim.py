@@ -80,11 +80,7 @@ class AttributeTracker:
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the first optimiser that was checked."""
-        own = {
-            name
-            for name in vars(optimizer)
-            if not name.startswith("_") and name not in (*_OF_TORCH, *_OF_OURS)
-        }
+        own = {name for name in vars(optimizer) if not _is_ours(optimizer, name)}
         unknown = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
         groups = {
             f"group {i} attribute": set(group) - {"params"}
@@ -101,8 +97,15 @@ class AttributeTracker:
                 self._log(message)
 
 
-_OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
-_OF_OURS = ("ipu_state_is_dirty", "host_state_is_dirty")
+def _is_ours(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Whether an attribute is PyTorch's, PopTorch's or its own, rather than a script's."""
+    if name == "step":  # a learning rate scheduler puts its own in its place
+        return callable(optimizer.step)
+    return name.startswith("_") or name in _OWN
+
+
+_OWN = ("defaults", "state", "param_groups")  # PyTorch's
+_OWN += ("variable_attrs", "ipu_state_is_dirty", "host_state_is_dirty")  # PopTorch's
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:

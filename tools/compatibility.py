@@ -3,11 +3,16 @@
 Run ``python -m tools.compatibility > docs/compatibility.md``. The table below says how a name
 behaves; whether it is there is looked up, and what a setting that is not honoured does instead
 comes from where the warning comes from.
+
+``python -m tools.compatibility --check CHECKOUT OUTCOMES > tools/poptorch_checked.txt`` holds the
+names against what came of PopTorch's own tests (`tools.poptorch_suite`), and names on stderr those
+that are said to be here and whose tests fail more often than not.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +24,10 @@ from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
 from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session.executor import PoplarExecutor
+from tools.poptorch_suite import outcomes, sources
+from tools.poptorch_suite.__main__ import INTERNALS, test_files
+
+CHECKED = Path(__file__).parent / "poptorch_checked.txt"
 
 SAME, PROFILE = "same", "same + profile"
 ACCEPTED, ABSENT = "accepted, no effect here", "not there"
@@ -546,6 +555,50 @@ def resolves(name: str) -> bool:
     return value is not None
 
 
+def check(checkout: Path, outcomes_file: Path) -> dict[str, tuple[int, int]]:
+    """How many of PopTorch's tests pass that use a name, and how many fail, by name.
+
+    Tests that need what only the compiled PopTorch has are not counted, nor names without tests.
+    """
+    suite = checkout / "tests"
+    tests = sources.read(suite, test_files(suite))
+    known = outcomes.reasons(INTERNALS)
+    ran = sources.by_function(outcomes.read(outcomes_file), known)
+    counts = {}
+    for group in GROUPS:
+        for name in group.names:
+            word = name if group.prefix else f"poptorch.{name}"
+            use_it = [ran.get(test.test, Counter()) for test in tests if word in test.attributes]
+            total = sum(use_it, Counter())
+            if total["passed"] or total["failed"]:
+                counts[group.prefix + name] = (total["passed"], total["failed"])
+    return counts
+
+
+def checked() -> dict[str, tuple[int, int]]:
+    """The same, as written to tools/poptorch_checked.txt."""
+    rows = [line.split() for line in CHECKED.read_text().splitlines()]
+    return {name: (int(passed), int(failed)) for name, passed, failed in rows}
+
+
+def contradicted(counts: dict[str, tuple[int, int]]) -> list[str]:
+    """Names that are said to do what they do in PopTorch, and whose tests mostly fail."""
+    here = [
+        group.prefix + name
+        for group in GROUPS
+        for name in group.names
+        if classify(group, name)[0] in (SAME, PROFILE)
+    ]
+    return [name for name in here if name in counts and counts[name][1] > counts[name][0]]
+
+
+def _tests_said(counts: tuple[int, int] | None) -> str:
+    if counts is None:
+        return ""
+    passed, failed = counts
+    return f"{passed} of {passed + failed}" if failed else str(passed)
+
+
 def _is(owner: Any, wanted: Any) -> bool:
     return owner is wanted or type(owner) is wanted
 
@@ -573,15 +626,23 @@ def lines() -> Iterator[str]:
         + ", ".join(f"{count} are '{status}'" for status, count in counts.items())
         + "."
     )
+    yield ""
+    yield (
+        "The last column says how many of PopTorch's own tests that use the name pass"
+        " ([its suite](poptorch-suite.md)), 'p of n' where some fail; made by `python -m"
+        " tools.compatibility --check CHECKOUT OUTCOMES > tools/poptorch_checked.txt`."
+    )
+    said = checked()
     for group in GROUPS:
         yield ""
         yield f"## {group.title}"
         yield ""
-        yield "| name | here | |"
-        yield "| --- | --- | --- |"
+        yield "| name | here | | tests |"
+        yield "| --- | --- | --- | --- |"
         for name in group.names:
             status, reason = classify(group, name)
-            yield f"| `{group.prefix}{name}` | {status} | {reason} |"
+            tests = _tests_said(said.get(group.prefix + name))
+            yield f"| `{group.prefix}{name}` | {status} | {reason} | {tests} |"
     yield ""
     yield "## Not in PopTorch"
     yield ""
@@ -640,5 +701,19 @@ def page() -> str:
     return "\n".join(lines()) + "\n"
 
 
+def main(words: list[str]) -> int:
+    """Print the page, or with ``--check`` the counts of tests; 1 if these contradict the table."""
+    if words[:1] != ["--check"]:
+        sys.stdout.write(page())
+        return 0
+    counts = check(Path(words[1]), Path(words[2]))
+    for name, (passed, failed) in sorted(counts.items()):
+        print(name, passed, failed)
+    wrong = contradicted(counts)
+    for name in wrong:
+        print(f"{name} is said to be here, and its tests fail", file=sys.stderr)
+    return int(bool(wrong))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.exit(main(sys.argv[1:]))

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.poptorch_suite import outcomes as results
+from tools.poptorch_suite import sources
 from tools.poptorch_suite.page import page
 from tools.poptorch_suite.plugin_name import OUTCOMES_VARIABLE, PLUGIN
 
@@ -58,7 +59,8 @@ def main() -> int:
             run(tests, files, outcomes)
     done, known = results.read(outcomes), results.reasons(INTERNALS)
     if args.page:
-        print(page(done, known, datetime.date.today(), args.note))
+        sourced = sources.read(tests, test_files(tests))
+        print(page(done, known, datetime.date.today(), args.note, sourced))
     elif args.causes:
         print_causes(done, known)
     counts = sum(results.by_file(done, known).values(), Counter())
