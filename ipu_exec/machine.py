@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,6 +129,13 @@ class Machine:
     dithering: bool = False  # of convolutions: different ones begin at different tiles
     shards: int = 1  # IPUs that share the stage's tensors, this one among them
     stable_norm: bool = False  # norms take the mean off before they square
+    # kinds of operators ("convolution", "matmul") whose vertices load weights 128 bits at a time
+    wide_loads: tuple[str, ...] = ()
+    wide_load: bool = False  # of the operator in hand: `loading`
+
+    def loading(self, kind: str) -> Machine:
+        """The machine for an operator of this kind, with weights loaded as its options say."""
+        return replace(self, wide_load=True) if kind in self.wide_loads else self
 
     @property
     def product_tiles(self) -> int:

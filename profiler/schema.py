@@ -315,7 +315,8 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 `ipus_per_rack`, `streaming_bytes_per_cycle`, `slice_cycles` and
 `slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor). `cycle_error`: by which
 fraction the tiles' cycles are `likely` off, from published measurements of such operators, and the
-share of them that is `unmeasured` (docs/fidelity.md).
+share of them that is `unmeasured`; `classes` of operators each have their `share` of the cycles,
+`likely` and the published `rows` behind it, 0 where it is judged by likeness (docs/fidelity.md).
 
 ## Beside the profile: `debug.cbor`
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from benchmarks.fidelity import errors, page, poplibs
+from benchmarks.fidelity import errors, fits, page, poplibs
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
 from ipu_exec.errors import Error
 
@@ -51,22 +51,23 @@ def read(path: Path) -> list[Row]:
 
 
 def found_elsewhere() -> list[Row]:
-    """The rows we collected: poplibs' benchmarks, registered completely, and those of more.csv."""
-    return poplibs.rows() + read(HERE / "more.csv")
+    """The rows we collected: poplibs' and PopRT's, registered whole, and those of more.csv."""
+    return poplibs.rows() + read(HERE / "more.csv") + read(HERE / "c600.csv")
 
 
 def run(rows: list[Row]) -> list[Result]:
-    """Predict every row; rows of the same case are compiled once."""
-    known: dict[tuple[str, ...], Compiled | str] = {}
+    """Predict every row; adjacent rows of the same case are compiled once, and nothing is kept."""
     results = []
+    last: tuple[str, ...] = ()
+    case: Compiled | str = ""
     for row in rows:
         key = (row.case, row.machine, row.dtype)
-        if key not in known:
+        if key != last:
+            last = key
             try:
-                known[key] = compiled(row)
+                case = compiled(row)
             except (CannotRun, Error) as error:
-                known[key] = str(error)
-        case = known[key]
+                case = str(error)
         try:
             results.append(
                 Result(row, None, case)
@@ -102,7 +103,8 @@ def main() -> int:
     if args.rows == HERE / "validation.csv" and not args.only:
         more = run(found_elsewhere())
         errors.write([*results, *more])
-        PAGE.write_text(page.whole(results, more))
+        verdicts = fits.run(fits.rows() + fits.submitted()) + fits.of_results([*results, *more])
+        PAGE.write_text(page.whole(results, more, fits.section(verdicts)))
         print(f"written: {PAGE}", file=sys.stderr)
     return 0
 

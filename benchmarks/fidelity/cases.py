@@ -72,6 +72,10 @@ class Row:
             if "->" in self.case
             else "whole models"
         )
+        if what == "whole models" and self.unit == "bytes":
+            return "whole models, memory"
+        if what == "whole models" and "inference" in self.case:
+            return "whole models, inference"
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
 
     @property
@@ -160,7 +164,21 @@ def options_for(row: Row) -> ipu_exec.Options:
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
     if match := re.search(r"partials (fp\d+)", row.case):
         options.Precision.setPartialsType(DTYPES[match.group(1)])
+    if "128-bit loads" in row.case:
+        for table in ("convolutionOptions", "matmulOptions"):
+            options._Popart.set(table, {"use128BitConvUnitLoad": "true"})
+    if match := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
+        each = [float(part) for part in match.group(1).split("/")]
+        count = ipus(row)
+        options.setAvailableMemoryProportion(
+            {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(count)}
+        )
     return options
+
+
+def ipus(row: Row) -> int:
+    """The number of IPUs in a replica."""
+    return number(row.case, r"replicas of (\d+) IPU", 1)
 
 
 def dtype_of(row: Row) -> torch.dtype:
@@ -256,7 +274,7 @@ def convolutions(row: Row) -> Compiled:
 
 def compiled(row: Row) -> Compiled:
     """Compile the row's case by the front end. Raises CannotRun and the engine's own errors."""
-    from benchmarks.fidelity import models, operators
+    from benchmarks.fidelity import inference, models, operators
 
     if operator := operators.find(row.case):
         return operator(row)
@@ -264,7 +282,7 @@ def compiled(row: Row) -> Compiled:
         return products(row)
     if "->" in row.case:
         return convolutions(row)
-    build = models.find(row.case)
+    build = models.find(row.case) or inference.find(row.case)
     if build is None:
         raise CannotRun(f"no model is written for {row.case!r}")
     return build(row)
@@ -356,6 +374,7 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     "total memory without gaps": memory_of("total"),
     "total memory without code": memory_of("without code"),
     "fullest tile with gaps": memory_of("fullest tile"),
+    "always live with code": memory_of("live with code"),
     "always live": memory_of("always live"),
     "peak not-always-live": memory_of("peak"),
 }

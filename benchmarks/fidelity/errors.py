@@ -36,7 +36,7 @@ def class_of(row: Row) -> str | None:
         return None
     if row.mark and row.operator not in ("GRU", "reductions"):
         return None
-    if row.group == "whole models":
+    if row.group.startswith("whole models"):
         return None
     return CLASSES.get(row.operator)
 

@@ -24,6 +24,8 @@ def read(part: str, executable: Any) -> float:
     if part in ("without code", "fullest tile", "always live"):
         counted = [v for v in counted if not v.category.endswith("Code")]
     tiles = executable.target.tiles
+    if part == "live with code":
+        return float(sum(v.bytes for v in counted if v.always_live))
     if part == "always live":
         # the liveness report leaves code out ([TUT4]'s list: tensors, vertex state, worklists,
         # descriptors)

@@ -18,6 +18,7 @@ from benchmarks.fidelity.cases import (
     Row,
     compiled_by,
     dtype_of,
+    ipus,
     number,
     options_for,
 )
@@ -39,11 +40,6 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     options.Training.gradientAccumulation(accumulation)
     shared = number(row.case, r"batch norm over (\d+) replicas", 1)
     options.Training.distributedBatchNormReplicaGroupSize(shared)
-    if match := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
-        each = [float(part) for part in match.group(1).split("/")]
-        options.setAvailableMemoryProportion(
-            {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))}
-        )
     # as all public configurations have it: enable_half_partials, half_partial
     if row.dtype == "fp16":
         options.Precision.setPartialsType(torch.half)
@@ -52,11 +48,6 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
         location.useReplicatedTensorSharding("sharding" in row.case)
         options.TensorLocations.setOptimizerLocation(location)
     return options, number(row.case, r"micro-batch (\d+)")
-
-
-def ipus(row: Row) -> int:
-    """The number of IPUs in a replica."""
-    return number(row.case, r"replicas of (\d+) IPU", 1)
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -171,6 +162,21 @@ def gpt2(row: Row) -> Compiled:
     return compile_training(row, example.module, options, example.inputs(batch))
 
 
+def nano_gpt(row: Row) -> Compiled:
+    """The public demo of flash-attention-ipu [FAI], with 6 layers of 384 and 65 characters.
+
+    A replica is one IPU. Attention as PopTorch traced it, nothing recomputed, AdamW, the memory
+    proportion of the script.
+    """
+    from examples.models import gpt2 as source
+
+    options, batch = configured(row)
+    length = number(row.case, r"sequence (\d+)")
+    config = source.Gpt2Config(384, 6, 6, 65, length, length, batch)
+    example = source.example(config)
+    return compile_training(row, example.module, options, example.inputs(batch))
+
+
 def vit(row: Row) -> Compiled:
     """ViT-B/16 at 224 pixels."""
     from examples.models import vit as source
@@ -256,6 +262,7 @@ MODELS: dict[str, Callable[[Row], Compiled]] = {
     "BERT": bert,
     "GPT-2": gpt2,
     "GPT2": gpt2,
+    "nanoGPT": nano_gpt,
     "ViT": vit,
     "EfficientNet-B0": efficientnet,
     "ResNet-": resnet,

@@ -21,6 +21,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import last_touch, sequence
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
+from ipu_exec.compiler.update_exchanges import wait_for_senders
 from ipu_exec.compiler.weight_update import WeightUpdates
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
@@ -63,6 +64,7 @@ class _Emitter:
         if phased is not None:
             phased.hold_for_receivers([*forwards, *backwards])
         updates = [self._update(ipu) for ipu in self.ipus]
+        wait_for_senders(updates)
         streams_in, streams_out = self.transfers.streams(forwards)
         copies = [self.transfers.copies(ipu) for ipu in self.ipus]
         reduces = [self.collectives.reduce(ipu) for ipu in self.ipus]

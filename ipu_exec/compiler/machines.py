@@ -19,6 +19,7 @@ def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
             options.partials,
             dithering=options.dithering,
             stable_norm=options.stable_norm,
+            wide_loads=options.wide_loads,
             shards=options.shards,
         )
         for ipu in range(ipus)

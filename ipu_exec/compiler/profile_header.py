@@ -42,13 +42,27 @@ def header(executable: Executable) -> dict[str, Any]:
     return entries
 
 
-def _cycle_error(executable: Executable) -> dict[str, float]:
-    """The likely error of the tiles' cycles, and the share that was never measured."""
+def _cycle_error(executable: Executable) -> dict[str, Any]:
+    """The likely error of the tiles' cycles, in all and by class of operator."""
     cycles = executable.tree.op_cycles
     error = confidence(
         (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops
     )
-    return {"likely": round(error.likely, 4), "unmeasured": round(error.unmeasured, 4)}
+    classes = [
+        {
+            "class": one.name,
+            "share": round(one.share, 4),
+            "likely": round(one.likely, 4),
+            "rows": one.rows,
+        }
+        for one in error.shares
+        if one.share
+    ]
+    return {
+        "likely": round(error.likely, 4),
+        "unmeasured": round(error.unmeasured, 4),
+        "classes": classes,
+    }
 
 
 def _groups(op: OpNode) -> int:

@@ -34,9 +34,11 @@ from ipu_exec.topology import latency_cycles, link_rate, ring_cycles
 from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
-BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
+# Of an overlapped stream, on the I/O tiles: it is filled while the compute tiles work on their copy
+# ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs and outputs).
+BUFFERS = 1
 # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
-BUFFERS_ACROSS = 3
+BUFFERS_ACROSS = 2
 
 
 class Transfers:

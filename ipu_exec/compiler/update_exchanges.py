@@ -1,19 +1,22 @@
 """Exchanges between the weight updates of different IPUs: norms of gradients, and their sum.
 
 Clipping by the norm of all gradients takes a norm of each, on the IPU of its weight. They are added
-up on one IPU, which gives every other the factor to clip by.
+up on one IPU, which gives every other the factor to clip by. So each waits for the IPU whose norms
+come last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ipu_exec.compiler.bodies import Move
+from ipu_exec.compiler.bodies import Move, ProgramStep
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.placement import Placement, storage_bytes
 from ipu_exec.compiler.recompute import made_by, read_by
 from ipu_exec.graph import Graph, OpNode
-from profiler.enums import Direction
+from profiler.enums import Direction, Purpose
 
 Moves = tuple[Move, ...]
 
@@ -65,3 +68,39 @@ def update_exchanges(graph: Graph, placement: Placement) -> UpdateExchanges:
         for storage in made_by(graph, op):
             maker[storage] = op
     return UpdateExchanges(received, sent)
+
+
+def wait_for_senders(updates: Sequence[BodyBuilder]) -> None:
+    """Make the sync before a step that receives last until all its senders are there.
+
+    ``updates``: the weight updates of all IPUs, which begin together. Changes their steps.
+    """
+    sent_at: dict[Move, deque[int]] = defaultdict(deque)  # when the sync before it began
+    running = [_until_sent(body, sent_at) for body in updates]
+    before: list[int] = []
+    while running:
+        paused = [next(steps, None) for steps in running]
+        at = [id(step) for step in paused]
+        if at == before:
+            raise AssertionError("weight updates wait for each other's results forever")
+        running = [steps for steps, step in zip(running, paused, strict=True) if step is not None]
+        before = [id(step) for step in paused if step is not None]
+
+
+def _until_sent(body: BodyBuilder, sent_at: dict[Move, deque[int]]) -> Iterator[ProgramStep]:
+    """Run a body, with a pause at each step that receives what is not sent yet."""
+    now = before = 0  # where this step begins, and where the one before it began
+    for index, step in enumerate(body.steps):
+        moves = step.moves if step.purpose is Purpose.COPY else ()
+        received = [move for move in moves if move.target == body.ipu]
+        while not all(sent_at[move] for move in received):
+            yield step
+        came = max((sent_at[move].popleft() for move in received), default=0)
+        wait = max(0, came - before)
+        if wait:
+            sync = body.steps[index - 1]
+            body.steps[index - 1] = replace(sync, cycles=sync.cycles + wait)
+        for move in moves:
+            if move.source == body.ipu:
+                sent_at[move].append(before)
+        before, now = now + wait, now + wait + step.cycles

@@ -69,9 +69,10 @@ class StageModel:
         executor.ends_script = self._ends_script
         return executor
 
-    def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
-        """The compiled executor for a micro-batch like this one."""
-        shapes = _shapes(tensors)
+    def prepare(
+        self, tensors: list[torch.Tensor], accumulation: int, shapes: Shapes
+    ) -> SteppedExecutor:
+        """The compiled executor for a micro-batch like this one, which has these shapes."""
         known = self._last.get((accumulation, shapes))
         if known is self._looked_at and known is not None and self._state() == self._seen:
             return known
@@ -169,7 +170,8 @@ class StageModel:
         """
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
-        executor = self.prepare(tensors, accumulation)
+        shapes = _shapes(tensors)  # of every replica: they share a batch equally
+        executor = self.prepare(tensors, accumulation, shapes)
         self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
             self._begun = time.time_ns() // 1_000
@@ -177,7 +179,7 @@ class StageModel:
             until_backward.enter_context(executor.keeping_what_is_saved())
         if len(parts) == 1:
             with executor.precision.model(0):
-                return self._follow(executor, tensors, accumulation)
+                return self._follow(executor, tensors, accumulation, shapes)
         trainer = vars(self.step)["_lightning"].trainer
         returned: list[Any] = []
         logs: list[Sequence[Logged]] = []
@@ -185,7 +187,8 @@ class StageModel:
             tensors = self.step.arguments(args, kwargs)
             with collected(trainer) as logged, executor.precision.model(replica):
                 buffers = self._buffers_of(replica)
-                returned.append(self._follow(executor, tensors, accumulation, buffers))
+                outcome = self._follow(executor, tensors, accumulation, shapes, buffers)
+                returned.append(outcome)
             logs.append(logged)
         give(trainer, logs)
         return _joined(returned)
@@ -207,6 +210,7 @@ class StageModel:
         executor: SteppedExecutor,
         tensors: list[torch.Tensor],
         accumulation: int,
+        shapes: Shapes,
         buffers: dict[str, torch.Tensor] | None = None,
     ) -> Any:
         """Run, and compile again if the run took a path that was not compiled."""
@@ -221,7 +225,6 @@ class StageModel:
                 f"{type(self.step).__name__}.training_step returned no loss. Return the loss times"
                 " 0 to leave a batch out: an IPU updates its weights at each"
             )
-        shapes = _shapes(tensors)
         branches = (self.step.path, path(tuple(contents)))
         known = self._compiled.get((accumulation, shapes, branches))
         if known is None and len(self._compiled) < MOST_PATHS:

@@ -19,7 +19,9 @@ from ipu_exec.machine import Machine
 
 Ints = npt.ArrayLike
 WORKERS = 6
-COEFFICIENT_BYTES_PER_CYCLE = 8  # weights not interleaved, the planner's default
+# of weights that do not lie interleaved, the planner's default; twice that with 128-bit loads ([PL,
+# lib/poplin/ConvModel.cpp], use128BitConvUnitLoad)
+COEFFICIENT_BYTES_PER_CYCLE = 8
 MEMORY_ELEMENT_BYTES = 16_384  # docs/memory-model.md#contents-of-a-tile
 MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
 
@@ -37,11 +39,13 @@ class Unit:
     out_group: int
     item_bytes: int
     partial_bytes: int
+    wide_load: bool = False  # weights lie interleaved and are loaded 128 bits at a time
 
     @property
     def load(self) -> int:
         """Cycles to load the coefficients of one block."""
-        return self.in_group * self.out_group * self.item_bytes // COEFFICIENT_BYTES_PER_CYCLE
+        rate = COEFFICIENT_BYTES_PER_CYCLE * (2 if self.wide_load else 1)
+        return self.in_group * self.out_group * self.item_bytes // rate
 
 
 def unit_for(machine: Machine, dtype: str) -> Unit:
@@ -61,7 +65,8 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     outputs = macs * row_cycles // in_group
     if half and partial == 4:
         outputs = min(outputs, MIXED_OUTPUTS)
-    return Unit(half, in_group, outputs, 2 if half else 4, partial if half else 4)
+    partial_bytes = partial if half else 4
+    return Unit(half, in_group, outputs, 2 if half else 4, partial_bytes, machine.wide_load)
 
 
 def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:

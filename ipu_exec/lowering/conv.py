@@ -308,7 +308,7 @@ def _cheapest(
 )
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of rank one to three with bias: strided, dilated, grouped or transposed."""
-    build = Builder(spec, machine)
+    build = Builder(spec, machine.loading("convolution"))
     data, weight = spec.operands[0], spec.operands[1]
     out = spec.outputs[0]
     assert out is not None
@@ -347,7 +347,7 @@ def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
 @lowering("aten.convolution_backward", convolution=True, unread=unread_by_gradients)
 def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
-    build = Builder(spec, machine)
+    build = Builder(spec, machine.loading("convolution"))
     grad, data, weight = spec.operands[:3]
     stride, dilation, transposed, groups, mask = (
         spec.args[4],

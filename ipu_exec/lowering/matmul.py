@@ -69,7 +69,7 @@ def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:
 @lowering("aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.matmul")
 def product(spec: OpSpec, machine: Machine) -> Plan:
     """A product of two tensors."""
-    build = Builder(spec, machine)
+    build = Builder(spec, machine.loading("matmul"))
     out = spec.outputs[0]
     assert out is not None
     done = multiply(build, base_name(spec), sides_of(spec, 0, 1), spec.operands[0].dtype)
@@ -89,7 +89,7 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
 )
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
-    build = Builder(spec, machine)
+    build = Builder(spec, machine.loading("matmul"))
     out = spec.outputs[0]
     assert out is not None
     name = base_name(spec)
@@ -117,7 +117,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
 @lowering("aten.linear")
 def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     """X W^T + b with any number of leading dimensions of x."""
-    build = Builder(spec, machine)
+    build = Builder(spec, machine.loading("matmul"))
     out = spec.outputs[0]
     assert out is not None
     x, weight = spec.operands[0], spec.operands[1]

@@ -8,6 +8,7 @@ few elements a tile, small exchanges) they are made of: an estimate by likeness.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -60,23 +61,48 @@ def class_of(aten: str, groups: int = 1) -> str:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A class of operators in a model: its share of the cycles, and how far these likely are off.
+
+    ``rows``: measured rows behind that; 0 where it is judged by likeness.
+    """
+
+    name: str
+    share: float
+    likely: float
+    rows: int
+
+
+@dataclass(frozen=True)
 class Confidence:
     """How far a sum of cycles likely is from the truth.
 
     ``likely``: the share that each class's error has of it, added up, as if all erred the same way.
     ``unmeasured``: the share of operators that no published row measures.
+    ``shares``: by class, the largest first.
     """
 
     likely: float
     unmeasured: float
+    shares: tuple[Share, ...] = ()
 
 
 def confidence(cycles: Iterable[tuple[str, int]]) -> Confidence:
     """Of (class, cycles) pairs."""
-    known = errors()
-    total = wrong = unmeasured = 0.0
+    counts: Counter[str] = Counter()
     for name, count in cycles:
-        total += count
-        wrong += count * known[name if name in known else LIKE].likely
-        unmeasured += count * (name not in known)
-    return Confidence(wrong / total, unmeasured / total) if total else Confidence(0.0, 0.0)
+        counts[name] += count
+    total = counts.total()
+    if not total:
+        return Confidence(0.0, 0.0)
+    known = errors()
+    shares = []
+    for name, count in counts.most_common():
+        rows = known[name].rows if name in known else 0
+        likely = known[name if rows else LIKE].likely
+        shares.append(Share(name, count / total, likely, rows))
+    return Confidence(
+        sum(one.share * one.likely for one in shares),
+        sum(one.share for one in shares if not one.rows),
+        tuple(shares),
+    )

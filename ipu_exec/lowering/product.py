@@ -6,11 +6,12 @@ A `Problem` has a field (rows of outputs), input channels and output channels, i
 groups. The planner splits each over tiles, tries every split that fits in memory, and picks the one
 with the fewest cycles: exchange of inputs and weights, rearrangement, the multiply-accumulate
 vertex, exchange and reduction of partials. If nothing fits, output channels are processed serially;
-if that does not fit either, the bound doubles, as in the vendor's planner.
+if that does not fit either, the bound doubles and doubles, as in the vendor's planner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -210,8 +211,7 @@ def _divisions(extent: int, limit: int) -> Array:
 @lru_cache(maxsize=8192)
 def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, ...]) -> Splits:
     """The splits with the least cycles whose temporaries fit ``machine.proportion`` of a tile."""
-    bound = machine.proportion * machine.target.bytes_per_tile
-    for allowed in (bound, 2 * bound, np.inf):
+    for allowed in memory_bounds(machine):
         for serial in SERIAL_SPLITS:
             candidates = [
                 s for m in methods for s in _best(problem, machine, dtype, m, serial, allowed)
@@ -219,6 +219,21 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
             if candidates:
                 return min(candidates, key=lambda s: s.cycles)
     raise AssertionError("a split without a memory bound always exists")
+
+
+def memory_bounds(machine: Machine) -> Iterator[float]:
+    """Bytes of temporaries that are allowed, one after another until a split fits.
+
+    The proportion of a tile, doubled until that is twice a tile, then any number ([PL,
+    lib/poplin/ConvPlan.cpp], minimizeMemory; before June 2020 the planner took the split with the
+    least memory instead, however slow).
+    """
+    bound = machine.proportion * machine.target.bytes_per_tile
+    yield bound
+    while bound < 2 * machine.target.bytes_per_tile:
+        bound *= 2
+        yield bound
+    yield np.inf
 
 
 def _best(
@@ -772,7 +787,8 @@ class _ProductSteps:
                 build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
             flops = 2 * self.problem.macs // splits.serial
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
-            build.hold(f"{name}/weights{tail}", gathered, weights_step, last)
+            wide = self.unit.wide_load  # only interleaved memory is read 128 bits at a time
+            build.hold(f"{name}/weights{tail}", gathered, weights_step, last, interleaved=wide)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes

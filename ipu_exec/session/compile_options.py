@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, PipelinedExecution
 from ipu_exec.compiler.options import (
@@ -66,12 +67,24 @@ def compile_options(
         partials=options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
+        wide_loads=_wide_loads(popart.settings),
         norm_group=int(options.Training.batch_norm_replicas) if training else 1,
         estimate_unknown=bool(options.estimate_unknown_operators),
         output_mode=_output_mode(options, training),
         host_io=not options.synthetic_data,
         buffering=_buffering(options),
         explicit_ir=bool(popart.settings.get("enableExplicitIR")),
+    )
+
+
+def _wide_loads(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Kinds of operators whose table of poplibs' options asks for 128-bit loads of weights."""
+    tables = {"convolution": "convolutionOptions", "matmul": "matmulOptions"}
+    asked = {kind: settings.get(table) or {} for kind, table in tables.items()}
+    return tuple(
+        kind
+        for kind, table in asked.items()
+        if str(table.get("use128BitConvUnitLoad", "")).lower() == "true"
     )
 
 

@@ -35,7 +35,7 @@ class Relief:
 
 
 def relief(report: Report, ipu: int | None = None) -> list[Relief]:
-    """What frees most of an IPU's fullest tile (default: the worst IPU), most bytes first.
+    """What takes most off an IPU's largest extent (default: the worst IPU's), most bytes first.
 
     Empty where nothing does. ValueError where the profile has no costs of Blocks.
     """

@@ -101,7 +101,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
     detail = (
         "It is needed once a weight update. Off the chip, to read and write"
         f" {units.size(total)} of the IPU with most would cost {cost:,} cycles an update,"
-        f" {share:.1%} of one, and free {units.size(freed)} of the fullest tile."
+        f" {share:.1%} of one, and take {units.size(freed)} off its largest extent."
     )
     if share > _DEAR:
         action = "Leave it on the chip while the model fits"

@@ -62,6 +62,9 @@ class BlockCosts:
     # `rings` goes before `reduce`
     gradients: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     rings: Rings | None = None
+    # cycles that a weight update is longer on several IPUs, because they exchange what is made of
+    # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
+    meeting: int | None = None
 
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""
@@ -75,17 +78,23 @@ class BlockCosts:
         return len(self.names)
 
     def reduces(self, of_ipus: np.ndarray) -> np.ndarray:
-        """Cycles in which replicas exchange gradients: int64, of IPUs along the last axis.
+        """Cycles in which replicas exchange gradients, and IPUs what is made of all of them.
 
-        ``of_ipus``: the bytes of `gradients` on each.
+        int64, of IPUs along the last axis. ``of_ipus``: the bytes of `gradients` on each.
         """
+        meeting = self.meeting_of(of_ipus.shape[-1])
         if self.rings is None:
-            return np.full(of_ipus.shape, self.reduce, dtype=np.int64)
-        return self.rings.cycles(of_ipus)
+            return np.full(of_ipus.shape, self.reduce + meeting, dtype=np.int64)
+        return self.rings.cycles(of_ipus) + meeting
 
     def least_reduce(self, ipus: int) -> int:
-        """Cycles of that exchange, which no split onto so many IPUs is below."""
-        return self.reduce if self.rings is None else self.rings.least(self.gradients, ipus)
+        """Cycles of these exchanges, which no split onto so many IPUs is below."""
+        least = self.reduce if self.rings is None else self.rings.least(self.gradients, ipus)
+        return least + self.meeting_of(ipus)
+
+    def meeting_of(self, ipus: int) -> int:
+        """Cycles of `meeting` on so many IPUs."""
+        return self.meeting or 0 if ipus > 1 else 0
 
     def with_tile_bytes(self, nbytes: int) -> Self:
         """The same on tiles of so many bytes."""

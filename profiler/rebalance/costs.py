@@ -46,7 +46,8 @@ class Costs(BlockCosts):
         stage = blocks["stage"].to_numpy()
         machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
         forward, backward = measured_cycles(report, stage)
-        update = blocks["update_cycles"].to_numpy()
+        meeting, met = _meeting(report, machine, len(blocks))
+        update = blocks["update_cycles"].to_numpy() - met
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
         pipelined = _pipelined(report)
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
@@ -82,6 +83,7 @@ class Costs(BlockCosts):
             proportions=_proportions(options),
             block_proportions=_block_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
+            meeting=meeting,
         )
         costs = costs._without_moves(report) if costs.offload else costs
         return costs._with_residual(report)
@@ -167,6 +169,30 @@ def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]
     shares = said.items() if isinstance(said, dict) else ()
     known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
     return tuple(sorted(known))
+
+
+def _meeting(
+    report: Report, machine: MachineCosts, blocks: int
+) -> tuple[int | None, np.ndarray | int]:
+    """The cycles of `BlockCosts.meeting`, and those of it in each Block's update.
+
+    Only where an operator joins numbers of several weights, as clipping by the norm of all does. On
+    one IPU nothing is exchanged: there it is what the links would take.
+    """
+    ops = report.ops[report.ops["direction"] == Direction.UPDATE]
+    if not ops["aten"].str.startswith("aten.stack.").any():
+        return None, 0
+    names = ("direction", "purpose", "op", "block", "ipu", "cycles")
+    direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
+    update = (direction == Direction.UPDATE) & (op >= 0) & (block >= 0)
+    meets = update & ((purpose == Purpose.COPY) | (purpose == Purpose.EXTERNAL_SYNC))
+    if not meets.any():
+        return 2 * (machine.sync + machine.link_latency), 0
+    ipus = report.target.ipus_per_replica
+    whole, own = (
+        int(sum_by(ipu[chosen], cycles[chosen], ipus).max()) for chosen in (update, update & ~meets)
+    )
+    return whole - own, sum_by(block[meets], cycles[meets], blocks)
 
 
 def _reduce_cycles(report: Report) -> int:

@@ -325,16 +325,17 @@ class _Turn:
             update = np.zeros_like(update)
         once = self.stream_out if costs.streams.out_once else np.zeros_like(self.stream_out)
         every = np.ones((1, self.first.shape[1]), dtype=bool)
-        longest = self._on_ipus(every, update)[:, 0].max(axis=1)
+        on_ipus = self._on_ipus(every, update)[:, 0]
+        longest = on_ipus.max(axis=1)
         leaves = self._on_ipus(every, once)[:, 0].max(axis=1)
         any_of_it = (longest > 0) | (leaves > 0)
-        return np.where(any_of_it, self._reduce(every), 0) + longest + leaves
+        return np.where(any_of_it, self._reduce(every, on_ipus.shape[1]), 0) + longest + leaves
 
-    def _reduce(self, every: np.ndarray) -> np.ndarray | int:
-        """The longest exchange of gradients between replicas, for each split."""
+    def _reduce(self, every: np.ndarray, ipus: int) -> np.ndarray | int:
+        """The longest exchange of gradients, between replicas and IPUs, for each split."""
         costs = self.costs
         if costs.rings is None:
-            return costs.reduce
+            return costs.least_reduce(ipus)
         total = np.concatenate([[0], np.cumsum(costs.gradients)])
         nbytes = self._on_ipus(every, total[self.last + 1] - total[self.first])[:, 0]
         longest: np.ndarray = costs.reduces(nbytes).max(axis=1)

@@ -360,7 +360,7 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
 
 
 def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) -> list[str]:
-    """Warnings about tiles that are nearly full and IPUs that idle.
+    """What is close or not predicted: nearly full tiles, exchanged norms, IPUs that idle.
 
     IPUs are attached in powers of two (docs/poptorch-semantics.md#placement).
     """
@@ -379,6 +379,12 @@ def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) ->
         notes.append(
             "Blocks are predicted with the memory proportion that they were profiled with, which a"
             f" placement file keeps: {', '.join(moved)}"
+        )
+    if costs.meeting is not None and len(memory) > 1 and not _as_profiled(costs, assignment):
+        notes.append(
+            "clipping by the norm of all gradients makes every IPU wait for the slowest one's"
+            f" norms in the weight update: {costs.meeting:,} cycles, as profiled, whatever the"
+            " split"
         )
     ipus = len(memory)
     attached = 1 << (ipus - 1).bit_length()

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report) -> Page:
+    from profiler import confidence
     from reports.tables import Facts, Lines, Page, Table
 
     parts: list[Any] = [Facts("summary", (*_about(report), *_speed(report)))]
@@ -62,6 +63,8 @@ def _page(report: Report) -> Page:
             Table("cycles", proportions, ()),
         ]  # no columns: people have the bars
     parts.append(memory.by_ipu(report))
+    if len(errors := confidence.by_class(report)):
+        parts.append(Table("cycle_error", errors, ()))  # people have the fact
     parts += common.mark(report)
     if report.meta["warnings"]:
         parts.append(Lines(_warnings(report)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fidelity import models, page
+from benchmarks.fidelity import fits, models, page
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
 from benchmarks.fidelity.cases import CannotRun, Row
 from tests.paths import ROOT
@@ -168,3 +168,55 @@ def test_a_vision_transformer_in_a_configuration_that_nobody_has_seen_runs() -> 
     )
     assert result.predicted is not None and 100 < result.predicted < 100_000
     assert "no model is written" in of("Llama training; micro-batch 2", unit="images/s").why
+
+
+def verdicts(*said: tuple[str, str, str]) -> list[fits.Verdict]:
+    """Of (published, said, mark)."""
+    return [
+        fits.Verdict(replace(ROW, id=f"case {at}", mark=mark), published, here)
+        for at, (published, here, mark) in enumerate(said)
+    ]
+
+
+def test_a_published_out_of_memory_is_one_here_and_the_run_beside_it_is_not() -> None:
+    """nanoGPT of flash-attention-ipu's demo [FAI]: block 1024 does not fit an MK2, 256 does."""
+    cases = [case for case in fits.rows() if case[0].source == "FAI"]
+    assert {published for _, published in cases} == {fits.RAN, fits.OUT_OF_MEMORY}
+    assert all(verdict.right for verdict in fits.run(cases))
+
+
+def test_the_page_counts_what_fits_and_names_what_is_wrong() -> None:
+    text = fits.section(
+        verdicts(
+            (fits.RAN, fits.RAN, ""),
+            (fits.RAN, fits.OUT_OF_MEMORY, ""),
+            (fits.OUT_OF_MEMORY, fits.OUT_OF_MEMORY, ""),
+            (fits.RAN, fits.OUT_OF_MEMORY, "another program"),
+        )
+    )
+    assert "Of 3 published cases 2 are right." in text
+    assert "| nobody | 1 | 1 | 1 | 0 |" in text
+    wrong, rest = text.split("Wrong:")[1].split("Out of memory, as published:")
+    assert "case 1" in wrong and "case 2" not in wrong
+    assert "case 2" in rest and "(another program)" in rest
+
+
+def test_inference_that_nobody_fitted_is_near() -> None:
+    """ResNet-50 of ByteMLPerf on a C600 [BMP], whose rows no rule was chosen by."""
+    row = next(row for row in found_elsewhere() if row.id == "bmp-resnet50-4")
+    assert run([row])[0].ratio == pytest.approx(1, abs=0.15)
+    other = replace(row, case=row.case.replace("ResNet-50", "Transformer"))
+    assert "no model is written" in run([other])[0].why
+
+
+def test_weights_loaded_128_bits_at_a_time_take_fewer_cycles() -> None:
+    case = "any 3x3 28x28 64->64 batch 1"
+    slow, fast = of(case), of(f"{case}; 128-bit loads")
+    assert slow.predicted is not None and fast.predicted is not None
+    assert 1 < fast.predicted / slow.predicted < 1.5
+
+
+def test_reach_stands_beside_what_is_wanted() -> None:
+    results = [Result(replace(ROW, id=name), ROW.value * by) for name, by in (("a", 1.1), ("b", 2))]
+    line = next(line for line in page.reach(results).splitlines() if line.startswith("| products"))
+    assert line.endswith("| 0.394 | 0.693 | 50% |") and "| 2 | 0.03 | 0.20 |" in line

@@ -540,11 +540,16 @@ def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:
 
 
 def headroom(
-    fullest: np.ndarray, limit: int, theme: Theme, ipus: np.ndarray | None = None
+    fullest: np.ndarray,
+    limit: int,
+    theme: Theme,
+    ipus: np.ndarray | None = None,
+    what: str = "fullest tile",
 ) -> go.Figure:
     """Memory used on the fullest tile of each IPU, against what a tile has.
 
-    ``ipus`` are the IPUs of the entries; by default they count up from IPU 0.
+    ``ipus`` are the IPUs of the entries; by default they count up from IPU 0. ``what``: what else
+    the entries are.
     """
     shown = np.arange(len(fullest)) if ipus is None else ipus
     labels = [f"IPU {ipu}" for ipu in shown.tolist()]
@@ -559,7 +564,7 @@ def headroom(
             textposition="auto",
             insidetextfont={"size": 12, "color": text_on(theme.accent)},
             outsidetextfont={"size": 12},
-            hovertemplate="%{y}: fullest tile %{x:.1f} KiB<extra></extra>",
+            hovertemplate=f"%{{y}}: {what} %{{x:.1f}} KiB<extra></extra>",
         )
     )
     figure.add_vline(x=limit / KIB, line={"color": theme.limit, "width": 1.5, "dash": "dash"})
@@ -579,7 +584,7 @@ def headroom(
             bargap=0.25,
             margin={"l": 64, "r": 16, "t": 22, "b": 44},
             xaxis={
-                "title": {"text": "KiB on the fullest tile"},
+                "title": {"text": f"{what}, KiB"},
                 "range": [0, max(limit, fullest.max(initial=0)) / KIB],
             },
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},

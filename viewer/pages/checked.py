@@ -103,7 +103,7 @@ def _said(check: Check, blocks: int) -> Any:
             ]
         )
     )
-    heads = ("Blocks a stage", "predicted", "compiled", "off by", "fullest tile", "compiled", "")
+    heads = ("Blocks a stage", "predicted", "compiled", "off by", "largest extent", "compiled", "")
     table = html.Table(
         [
             html.Thead(html.Tr([html.Th(words) for words in heads])),

@@ -80,11 +80,11 @@ def layout(view: View) -> Any:
         ),
         common.figure_card("The pipeline, predicted", "rebalance-lanes", height=420),
         common.figure_card(
-            "Memory of the fullest tile, predicted",
+            "Largest extent of a tile, predicted",
             "rebalance-memory",
             note=(
-                "Gaps included, which decides whether it fits. An estimate for other splits than"
-                " the profiled one: Blocks keep their tiles, the stash is spread evenly."
+                "Bytes and gaps decide whether it fits. An estimate for other splits than the"
+                " profiled one: Blocks keep their tiles, the stash is spread evenly."
             ),
             height=190,
         ),
@@ -238,10 +238,11 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
-    """The fullest tile of each IPU; if there are many IPUs, of the fullest ones."""
-    fullest = np.array(wanted.fullest, dtype=np.int64)
-    shown = memory_figures.fullest_ipus(fullest)
-    return memory_figures.headroom(fullest[shown], costs.machine.bytes_per_tile, theme, shown)
+    """The largest extent of a tile of each IPU; if there are many IPUs, the largest of them."""
+    extents = np.array(wanted.fullest, dtype=np.int64)
+    shown = memory_figures.fullest_ipus(extents)
+    limit = costs.machine.bytes_per_tile
+    return memory_figures.headroom(extents[shown], limit, theme, shown, "largest extent")
 
 
 def _levers(report: Report, advised: Advised) -> Any:
@@ -297,7 +298,7 @@ def _numbers(
             1,
         ),
         ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
-        ("fullest tile, gaps included", max(now.fullest), max(wanted.fullest), units.size, -1),
+        ("largest extent of a tile", max(now.fullest), max(wanted.fullest), units.size, -1),
     ]
     boxes = []
     for name, before, after, words, good in rows:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from dash import Dash, Output, dcc, html
 
-from profiler import Report, analysis, records
+from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
@@ -63,6 +63,7 @@ def _made(view: View) -> list[Any]:
         html.Div(
             [
                 common.card("Machine and program", common.facts(machine(report))),
+                *_confidence(report),
                 common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
@@ -147,6 +148,23 @@ def _how(one: Insight) -> str:
 def _iteration(report: Report) -> str:
     """The word for one device iteration."""
     return "weight update" if report.meta["kind"] == "training" else "device iteration"
+
+
+def _confidence(report: Report) -> list[Any]:
+    """How far the tiles' cycles likely are off, by class of operator."""
+    if not (all_of_it := confidence.likely(report)):
+        return []
+    rows: list[tuple[str, Any]] = [("all operators", all_of_it)]
+    for row in confidence.by_class(report).to_dict("records"):
+        basis = (
+            f"by {units.count(row['rows'], 'measurement')}"
+            if row["rows"]
+            else "an estimate: nobody published a measurement, judged by likeness"
+        )
+        share, likely = units.percent(row["share"]), units.percent(row["likely"])
+        rows.append((f"{row['class']}, {share} of cycles", f"within {likely}, {basis}"))
+    note = "As far as four in five published measurements of such operators are from ours."
+    return [common.card("How sure the cycles are", common.facts(rows), note=note)]
 
 
 def _shared(report: Report) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 import pytest
@@ -9,26 +10,27 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.compiler.bodies import Body, ProgramStep
+from ipu_exec.compiler.bodies import Body, Move, ProgramStep
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.update_exchanges import update_exchanges
+from ipu_exec.compiler.update_exchanges import update_exchanges, wait_for_senders
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
 from ipu_exec.topology import latency_cycles, link_rate
-from profiler import schedules
+from profiler import records, schedules
 from profiler.enums import Purpose
 from tests.models import Mlp
 
 STAGES, SCALAR = 3, 4  # stages; bytes of a norm
 
 
-def pipeline(max_grad_norm: float) -> Executable:
+def pipeline(max_grad_norm: float, widths: Sequence[int] = (16,) * (STAGES + 1)) -> Executable:
     options = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs(True)
     stages = (Stage(f"L{index}").ipu(index) for index in range(STAGES))
     options.setExecutionStrategy(PipelinedExecution(*stages))
     options.Training.gradientAccumulation(2 * STAGES)
-    model = Mlp([16] * (STAGES + 1))
-    batch = torch.randn(4, 16), torch.randn(4, 16)
+    model = Mlp(list(widths))
+    batch = torch.randn(4, widths[0]), torch.randn(4, widths[-1])
     optimizer = ipu_exec.optim.SGD(model.parameters(), lr=0.1, max_grad_norm=max_grad_norm)
     return compile_step(model, batch, {}, options, optimizer, True)
 
@@ -70,6 +72,47 @@ def test_an_exchange_takes_a_sync_the_farthest_latency_and_its_bytes(clipped: Ex
     assert gathered.cycles == ceil(latency_cycles(target, 2, 0) + on_links)
     assert int(gathered.bytes_in.sum()) == 4 * SCALAR
     assert int(gathered.bytes_out.sum()) == 0
+
+
+def waited(body: Body) -> list[int]:
+    """Cycles that each exchange of a body waits for its senders."""
+    syncs = [body.steps[body.steps.index(step) - 1] for step in over_links(body)]
+    return [sync.cycles - EXTERNAL_SYNC_CYCLES for sync in syncs]
+
+
+def starts(body: Body) -> list[int]:
+    """When each exchange of a body begins, from the beginning of the update."""
+    return [
+        sum(step.cycles for step in body.steps[: body.steps.index(exchange)])
+        for exchange in over_links(body)
+    ]
+
+
+def test_the_factor_waits_for_the_slowest_norms() -> None:
+    executable = pipeline(max_grad_norm=1.0, widths=[64, 64, 512, 512])
+    first, second, third = updates(executable)
+    # the third has the most weights: the first waits for its norms, both others for the factor
+    gathered, scattered = starts(first)
+    assert gathered == starts(third)[0] > starts(second)[0]
+    assert waited(first)[0] > 0 == waited(first)[1]
+    assert starts(second)[1] == starts(third)[1] == scattered
+    assert waited(second)[0] == waited(third)[0] == 0
+    assert waited(second)[1] > waited(third)[1] > 0
+
+
+def test_updates_that_wait_for_each_other_forever_are_an_error() -> None:
+    def body(ipu: int, other: int) -> BodyBuilder:
+        sync = ProgramStep(records.SYNC, "External", EXTERNAL_SYNC_CYCLES)
+        comes, goes = Move(ipu, SCALAR, other, ipu), Move(other, SCALAR, ipu, other)
+        exchanges = [
+            ProgramStep(records.GLOBAL_EXCHANGE, "", 1, purpose=Purpose.COPY, moves=(move,))
+            for move in (comes, goes)
+        ]
+        steps = [sync, exchanges[0], sync, exchanges[1]]
+        return BodyBuilder(f"IPU {ipu}", ipu, -1, schedules.UPDATE, steps)
+
+    with pytest.raises(AssertionError, match="forever"):
+        wait_for_senders([body(0, 1), body(1, 0)])
 
 
 def test_every_norm_is_taken_before_the_sum_and_every_gradient_scaled_behind(

@@ -11,6 +11,7 @@ pytest.importorskip("lightning")
 
 import torch
 from lightning.pytorch import LightningModule
+from torch.utils.data import BatchSampler, DataLoader
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUStrategy
@@ -135,6 +136,26 @@ def test_replicas(replicas: int, kind: type[LightningModule], tmp_path: Path) ->
     close(
         fit(modules.Classifier, tmp_path / "ipu", accelerator="ipu", devices=replicas)[0], expected
     )
+
+
+class Sampled(modules.Hooks):
+    """A batch sampler of its own, and hooks that change what it samples."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        backwards = list(range(modules.SAMPLES))[::-1]
+        sampler = BatchSampler(backwards, self.batch_size, drop_last=False)
+        return DataLoader(modules.data(), batch_sampler=sampler)
+
+
+class SampledTwofold(Sampled):
+    batch_size = Twofold.batch_size
+
+
+def test_a_batch_sampler_and_transfer_hooks_on_several_ipus(tmp_path: Path) -> None:
+    expected, _ = fit(SampledTwofold, tmp_path / "cpu", accelerator="cpu")
+    actual, trainer = fit(Sampled, tmp_path / "ipu", accelerator="ipu", devices=2)
+    assert trainer.strategy.replication_factor == 2
+    close(actual, expected)
 
 
 def test_accumulation_against_one_batch(tmp_path: Path) -> None:

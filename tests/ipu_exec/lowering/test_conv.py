@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_exec.lowering import amp, conv, lower
+from ipu_exec.lowering import amp, conv, lower, product
+from ipu_exec.lowering.conv import Geometry, forward_problem
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Compute, OpSpec
@@ -280,3 +283,39 @@ def test_groups_are_put_together_to_fill_the_unit() -> None:
     assert [p.groups for p in conv.combined(conv.Problem(6, 10, 10, 4, 4, (3, 3)), "float16")] == [
         3
     ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "proportion", "within"),
+    [
+        ("float16", (302, 499), 0.1, True),
+        ("float32", (302, 499), 0.1, True),
+        ("float16", (1024, 768), 0.1, False),
+        ("float16", (1024, 768), 0.2, True),
+        ("float32", (1024, 768), 0.1, False),
+        ("float32", (1024, 768), 0.2, True),
+    ],
+)
+def test_a_plan_keeps_the_memory_proportion_where_it_was_published_to(
+    dtype: str, field: tuple[int, int], proportion: float, within: bool
+) -> None:
+    """Four channels, 3 x 3, on GC2 [LBM]: below some proportion the vendor's plan no longer fitted.
+
+    The planner of then took the split with the least memory, 27 times slower; since June 2020 it
+    doubles the bound instead ([PL, lib/poplin/ConvPlan.cpp], minimizeMemory), as ours does.
+    """
+    problem = forward_problem(Geometry(1, 1, 4, 4, field, field, (3, 3), (1, 1), (1, 1)))
+    usual = Machine(TARGETS["mk1"], 1216)
+    less = replace(usual, proportion=proportion)
+    best = product.search(problem, usual, dtype, ("nx1",))
+    bound = proportion * usual.target.bytes_per_tile
+    fitting = product._best(problem, less, dtype, "nx1", 1, bound)
+    assert (best.cycles in [splits.cycles for splits in fitting]) == within
+    assert product.search(problem, less, dtype, ("nx1",)).cycles == best.cycles
+
+
+def test_the_memory_bound_doubles_until_it_is_twice_a_tile() -> None:
+    bounds = list(product.memory_bounds(Machine(TARGETS["mk2"], 1472, 0.1)))
+    tile = TARGETS["mk2"].bytes_per_tile
+    assert bounds[:-1] == pytest.approx([tile * 0.1 * 2**k for k in range(6)])
+    assert bounds[-1] == float("inf")

@@ -27,6 +27,7 @@ def profiled(
     strategy: type = PipelinedExecution,
     choice: Choice = Choice(True, False),  # noqa: B008
     ipus: tuple[int, ...] | None = None,
+    max_grad_norm: float = float("inf"),
 ) -> Report:
     """Split the example's network as given, compile it and run it once."""
     names = ["B1", "B2", "B3", "B4"]
@@ -45,7 +46,8 @@ def profiled(
         off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
         options.TensorLocations.setOptimizerLocation(off_chip)
     model = Mnist()
-    training = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
+    optimizer = ipu_exec.optim.AdamW(model.parameters(), max_grad_norm=max_grad_norm)
+    training = ipu_exec.trainingModel(model, options, optimizer)
     training(*mnist_batch(8 * accumulation))
     return open_report(folder)
 
@@ -80,6 +82,28 @@ def test_another_split_is_what_a_second_compile_gives(
     assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
     phases = obtained.pipeline_cycles(0, 0)
     assert list(prediction.schedule.phases) == phases["phase"].tolist()
+
+
+def test_clipping_by_the_norm_of_all_gradients_is_what_a_second_compile_gives(
+    tmp_path: Path,
+) -> None:
+    splits: tuple[tuple[int, ...], ...] = ((0,), (0, 2))
+    one, two = (profiled(tmp_path / str(len(s)), s, max_grad_norm=1.0) for s in splits)
+    for before, after, starts in ((one, two, splits[1]), (two, one, splits[0]), (two, two, (0, 2))):
+        costs = Costs.from_report(before)
+        prediction = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
+        assert prediction.total == pytest.approx(cycles(after), rel=0.02)
+        said = any("norm of all gradients" in note for note in prediction.notes)
+        assert said == (before is one)
+    costs = Costs.from_report(two)
+    exactly = what_if(costs, Assignment(splits[1], (0, 1))).total
+    assert exactly == pytest.approx(cycles(two), rel=0.001)
+    # the exchanges are a part of no Block: on one IPU they are gone
+    exchanged = 2 * (costs.machine.sync + costs.machine.link_latency)
+    assert costs.meeting is not None and costs.meeting >= exchanged
+    assert Costs.from_report(one).meeting == exchanged
+    whole = Costs.from_report(one).cycles.update.sum()
+    assert costs.cycles.update.sum() == pytest.approx(whole, rel=0.001)
 
 
 @pytest.mark.parametrize("choice", [Choice(False, False), Choice(True, True), Choice(False, True)])

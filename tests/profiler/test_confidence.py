@@ -1,0 +1,92 @@
+"""How sure a profile is of its cycles: from published errors to what a reader is told."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from ipu_exec.lowering.measured import LIKE, confidence, errors
+from profiler import confidence as said
+from profiler import open_report
+from reports.cli import main
+from tests.synthetic import synthetic_profile
+
+CLASSES = [
+    {"class": "product", "share": 0.75, "likely": 0.12, "rows": 200},
+    {"class": "other", "share": 0.25, "likely": 0.4, "rows": 0},
+]
+
+
+def test_errors_of_classes_add_up_by_their_share_of_the_cycles() -> None:
+    known = errors()
+    error = confidence([("product", 600), ("product", 300), ("unheard of", 100)])
+    assert error.likely == pytest.approx(0.9 * known["product"].likely + 0.1 * known[LIKE].likely)
+    assert error.unmeasured == pytest.approx(0.1)
+    product, other = error.shares
+    assert (product.name, product.share, product.rows) == ("product", 0.9, known["product"].rows)
+    assert (other.rows, other.likely) == (0, known[LIKE].likely), "judged by likeness"
+    assert confidence([]).shares == ()
+
+
+@pytest.mark.parametrize("name", ["convolution", "product", "recurrent", "reduction", "pooling"])
+def test_a_class_has_rows_behind_it(name: str) -> None:
+    error = errors()[name]
+    assert error.rows >= 8 and 0 < error.median <= error.likely < 1
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile whose header does not say how sure its cycles are."""
+    return synthetic_profile(tmp_path_factory.mktemp("silent") / "profile.pop")
+
+
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, and its header says it."""
+    path = synthetic_profile(tmp_path_factory.mktemp("sure") / "profile.pop")
+    error = {"likely": 0.19, "unmeasured": 0.25, "classes": CLASSES}
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO meta VALUES (?, ?)", ("cycle_error", json.dumps(error)))
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_profile_carries_the_error_of_each_class(sure: Path, silent: Path) -> None:
+    with open_report(sure) as report:
+        assert said.likely(report) == "likely within 19%"
+        assert said.unmeasured(report) == 0.25
+        assert said.by_class(report).to_dict("records") == CLASSES
+    with open_report(silent) as report:
+        assert said.likely(report) == "" and said.likely_error(report) is None
+        assert not len(said.by_class(report)) and said.unmeasured(report) == 0
+
+
+def test_readers_are_told_how_sure_the_cycles_are(
+    sure: Path, silent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = told(capsys, "summary", sure)
+    assert "likely within 19%" in words and "judged by likeness" in words
+    page = json.loads(told(capsys, "summary", "--json", sure))[0]
+    assert page["cycle_error"] == CLASSES
+    assert "likely within" not in told(capsys, "summary", silent)
+    for command in ("whatif", "rebalance"):
+        assert "Cycles are likely within 19%" in told(capsys, command, sure)
+        assert "Cycles are" not in told(capsys, command, silent)
+
+
+def test_a_robust_split_is_sought_for_the_error_that_the_profile_carries(
+    sure: Path, silent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = json.loads(told(capsys, "rebalance", sure, "--robust", "--json"))[0]["robust"]
+    asked = json.loads(told(capsys, "rebalance", sure, "--robust", "19", "--json"))[0]["robust"]
+    assert measured == asked and measured["off"] == 0.19
+    assert main(["rebalance", str(silent), "--robust"]) != 0
+    assert "does not say how far its cycles likely are off" in capsys.readouterr().err
