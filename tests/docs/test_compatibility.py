@@ -94,6 +94,7 @@ def test_the_tests_of_a_name_are_those_that_use_it(tmp_path: Path) -> None:
                 file.write(json.dumps({"id": f"a_test.py::{test}", **row}) + "\n")
     assert compatibility.check(tmp_path, outcomes) == {
         "inferenceModel": (1, 1),
+        "Options": (1, 0),
         "Options.deviceIterations": (1, 0),
     }
 
