@@ -104,8 +104,10 @@ def _is_ours(optimizer: torch.optim.Optimizer, name: str) -> bool:
     return name.startswith("_") or name in _OWN
 
 
-_OWN = ("defaults", "state", "param_groups")  # PyTorch's
-_OWN += ("variable_attrs", "ipu_state_is_dirty", "host_state_is_dirty")  # PopTorch's
+_OWN = (
+    *("defaults", "state", "param_groups"),  # PyTorch's
+    *("variable_attrs", "ipu_state_is_dirty", "host_state_is_dirty"),  # PopTorch's
+)
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:

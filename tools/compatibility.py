@@ -364,7 +364,7 @@ GROUPS = (
             "getPerfCounters": (SAME, "on the modelled clock"),
             "cycleCount": (SAME, "as modelled; with `logCycleCount(True)`, once the model ran"),
             "compilationTime": SAME,
-            "rng_state": (SAME, "of PyTorch's generator"),
+            "rng_state": (SAME, "of PyTorch's generator, or of the device's own after randomSeed"),
             "isCompiled": SAME,
             "isAttachedToDevice": (SAME, _ON_IPU),
             "attachToDevice": (SAME, _ON_IPU),

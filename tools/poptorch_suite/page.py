@@ -15,9 +15,8 @@ _TOP = """# PopTorch's own tests
 What comes of the tests that PopTorch's authors wrote [POPTORCH, tests/], unchanged, on IPUscope. Of
 {total} tests that ran {passed} pass, {failed} fail, {internals} fail for want of what only the
 compiled PopTorch, PopART, real hardware or the network has, and {skipped} are skipped by the suite
-itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. {uncollected}
-files are not collected, since they import what is not here: libraries of graphs and operators that
-are compiled from C++.
+itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. Files that
+are not collected: {uncollected}; they import operators that are compiled from C++ for PopART.
 
 Made on {date} by
 
@@ -27,11 +26,11 @@ python -m tools.poptorch_suite CHECKOUT --outcomes OUTCOMES --page > docs/poptor
 ```
 
 where `CHECKOUT` has graphcore/poptorch (branch sdk-release-3.4), in an environment with
-pytest-timeout, pillow, torchvision, transformers, torch_geometric, torch_scatter and nbconvert
-besides IPUscope's own; poptorch_geometric is the checkout's. It takes hours on one core and goes on
-where it stopped, so that outcomes of several commits may stand side by side; a test is run again
-where its lines are taken out of `OUTCOMES`. The suite was written for PyTorch 2.0 and
-torch_geometric 2.4; `tools/poptorch_suite/plugin.py` says what of it is put back.
+pytest-timeout, pillow, torchvision, transformers, pyg-nightly 2.4.0.dev20230613 (the
+torch_geometric that poptorch_geometric asks for), torch_scatter, torch_cluster, torch_spline_conv,
+pytest-benchmark and nbconvert besides IPUscope's own; poptorch_geometric is the checkout's. It goes
+on where it stopped; a test is run again where its lines are taken out of `OUTCOMES`. The suite was
+written for PyTorch 2.0; `tools/poptorch_suite/plugin.py` says what of it is put back.
 `tests/poptorch/internals.txt` lists the tests that cannot pass, with a reason each.
 """
 
@@ -62,7 +61,8 @@ def page(
         columns = [counts[kind] for kind in ("passed", "failed", "internals", "skipped")]
         lines.append(f"| `{file}` | {' | '.join(map(str, columns))} |")
     missing = sorted(file for file, counts in files.items() if counts["not collected"])
-    lines += ["", "Not collected: " + ", ".join(f"`{file}`" for file in missing) + "."]
+    if missing:
+        lines += ["", "Not collected: " + ", ".join(f"`{file}`" for file in missing) + "."]
     lines += _failing(done, known)
     lines += _refused(tests, sources.by_function(done, known))
     lines += ["", "## What cannot pass", "", "| tests | why |", "| --- | --- |"]
