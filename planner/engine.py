@@ -31,6 +31,9 @@ class Engine(Protocol):
     def peak(self) -> float:
         """Peak floating-point operations a second of one IPU."""
 
+    def own(self) -> Mapping | None:
+        """The script's own mapping; None where it is none that a plan could have."""
+
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
         """The costs for each key in order, or the reason why there are none, in words."""
 

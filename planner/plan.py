@@ -34,6 +34,8 @@ class Candidate:
     ``memory``: whether it fits, in words; ``shares``: of `SHARES`, parts of the time, in sum 1;
     ``proven``: no other split onto these IPUs is quicker, for these costs; ``gap``: share of its
     cycles that one could save at the most. ``obtained``: what its full compile gave, if it had one.
+    ``error``: share by which the model's cycles are likely off an IPU's, 0: not known; ``own``: the
+    script has this mapping.
     """
 
     mapping: Mapping
@@ -47,6 +49,8 @@ class Candidate:
     proven: bool
     gap: float
     obtained: Obtained | None = None
+    error: float = 0.0
+    own: bool = False
 
     @property
     def off(self) -> tuple[float, float] | None:
@@ -120,6 +124,11 @@ class Plan:
     def best(self) -> Candidate:
         """The first candidate that is known to run, or not known not to."""
         return next((one for one in self.candidates if one.runs), self.candidates[0])
+
+    @property
+    def own(self) -> Candidate | None:
+        """The script's own mapping, if it was compiled."""
+        return next((one for one in self.candidates if one.own), None)
 
     @property
     def exact(self) -> bool:

@@ -149,6 +149,7 @@ def _question(said: dict[str, Any]) -> Question:
         str(said["objective"]),
         _number(said["budget"]),
         bool(said["training"]),
+        _strings(list(said.get("suggested", ()))),
     )
 
 
@@ -168,6 +169,8 @@ def _candidate(said: dict[str, Any], blocks: tuple[str, ...]) -> Candidate:
         None
         if came is None
         else Obtained(int(came["cycles"]), int(came["fullest"]), str(came["problem"])),
+        _number(said.get("error", 0.0)),
+        said.get("own") is True,
     )
 
 

@@ -10,7 +10,7 @@ workers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,13 +20,16 @@ from planner.engine import Engine, Settled
 from planner.mapping import Key, Mapping
 from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
-from planner.question import PARTS, Question
-from planner.search import Found, look_into, split_onto
-from profiler.rebalance.split import at_least
+from planner.question import PARTS, RECOMPUTE, STATE, Question
+from planner.search import Found, look_into, predicted, split_onto
+from profiler.rebalance import Costs
 
 MOST_IN_PARTS = 6  # compiles of optimiser state in parts
 _A_WAVE = 3  # of them at a time
 MOST_SETTLED = 6  # full compiles until what leads is what was compiled
+
+_NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
+_RESPECTS = ("micro_batch", "proportion", "shards", "in_parts", "accumulates")  # of a key
 
 INTERRUPTED = "interrupted"
 
@@ -53,10 +56,13 @@ class _State:
     engine: Engine
     told: Callable[[News], None]
     priced: dict[Key, Priced] = field(default_factory=dict)
+    tried: set[Key] = field(default_factory=set)
     found: dict[Key, Found] = field(default_factory=dict)
+    some: Costs | None = None  # of any compile: the model's Blocks, and the machine
     candidates: list[Candidate] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     open_rate: float = 0.0
+    bounds: dict[tuple[Key, int], float] = field(default_factory=dict)  # with state in parts
     done: int = 0
     wanted: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -69,6 +75,12 @@ class _State:
 
     def worth(self, candidate: Candidate) -> tuple[float, ...]:
         return worth(candidate, self.question.objective)
+
+    def quick(self, candidate: Candidate) -> float:
+        """How quick it is, in the sense of the objective: more is better."""
+        if self.question.objective == "latency":
+            return 1 / max(candidate.latency, 1e-12)
+        return candidate.rate
 
     def late(self) -> bool:
         """Whether the time budget is used up."""
@@ -96,17 +108,26 @@ def plan(
     """
     state = _State(question, engine, told)
     keys = [key for key in keys if is_legal(key, question)]
-    state.wanted = len(keys)
     try:
-        _price(state, keys[:1])
-        _price(state, _could_win(state, keys[1:]))
+        # the script's own mapping is a first answer while the other compiles run
+        own, first = _begin_own(state), _first_wave(question, keys)
+        state.wanted += len(first)
+        costs = state.engine.price(first)
+        _take_own(state, own)
+        if not _too_late(state, first):
+            _look_at(state, first, costs)
+        _walk(state, keys)
+        _at_once(state, [key for key in keys if not key.accumulates])
         _in_parts(state)
         _settle(state)
     except KeyboardInterrupt:
         if not state.candidates:
             raise
         state.stopped = INTERRUPTED
-    if not state.candidates or state.best is None:
+    if state.best is None:
+        found = [one for one in state.candidates if not one.own]
+        if found:
+            raise NoMapping(words.none_runs(found, question))
         raise NoMapping(words.no_mapping(state.priced.values(), state.left_out, question, engine))
     return _plan_of(state, blocks)
 
@@ -120,7 +141,8 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
     gap = 0.0
     if state.open_rate > best.rate:
         gap = 1 - best.rate / state.open_rate
-    some = next(iter(state.priced.values())).costs
+    some = state.some
+    assert some is not None
     draft = Plan(
         question,
         tuple(ranked),
@@ -135,17 +157,79 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
     return replace(draft, why=tuple(words.why(draft)))
 
 
+# -- the script's own mapping ---
+
+
+def _allows(question: Question, mapping: Mapping) -> bool:
+    """Whether the question leaves room for a mapping; proportions are the script's to say."""
+    fixed = question.fixed
+    early = mapping.stages[:-1] if question.training else ()
+    fits = mapping.attached <= question.ipus and mapping.samples == question.global_batch
+    said = {
+        "t": mapping.shards,
+        "p": mapping.pipeline,
+        "r": mapping.replicas,
+        "accumulation": mapping.accumulation,
+        "proportion": mapping.proportion,
+        PARTS: mapping.in_parts,
+    }
+    return (
+        fits
+        and mapping.micro_batch in question.micro_batches
+        and all(fixed.get(name, value) == value for name, value in said.items())
+        and all(stage.recompute == fixed.get(RECOMPUTE, stage.recompute) for stage in early)
+        and all(
+            stage.state_off_chip == fixed.get(STATE, stage.state_off_chip)
+            for stage in mapping.stages
+        )
+    )
+
+
+def _begin_own(state: _State) -> Iterator[Settled]:
+    """The script's own mapping, compiled in full, if the question allows it."""
+    mapping = state.engine.own()
+    if mapping is None or not _allows(state.question, mapping):
+        return iter(())
+    state.wanted += 1
+    state.tell("the script's own mapping")
+    return iter(state.engine.settle([mapping]))
+
+
+def _take_own(state: _State, results: Iterator[Settled]) -> None:
+    for settled in results:
+        if settled.priced is None:
+            state.done += 1
+            state.left_out.append(f"the script's own mapping: {settled.obtained.problem}")
+            continue
+        state.some = settled.priced.costs
+        own = predicted(settled.priced, settled.mapping, state.engine.rings)
+        state.candidates.append(replace(own, own=True))
+        _take(state, state.candidates[-1], settled)
+
+
 # -- costs ---
 
 
 def _price(state: _State, keys: Sequence[Key]) -> None:
     """Compile for the costs of these keys, and look into what they give, in their order."""
-    if not keys or state.late():
+    if keys and not _too_late(state, keys):
+        _look_at(state, keys, state.engine.price(keys))
+
+
+def _too_late(state: _State, keys: Sequence[Key]) -> bool:
+    """Whether there is no time for these; then they are left out."""
+    late = state.late()
+    if late:
         state.left_out += [f"{key}: there was no time for it" for key in keys]
-        return
-    results: Iterable[Priced | str] = state.engine.price(keys)
+        state.tried.update(keys)
+    return late
+
+
+def _look_at(state: _State, keys: Sequence[Key], results: Iterable[Priced | str]) -> None:
+    """Look into costs as they come, in their order, until time is up."""
     for number, (key, result) in enumerate(zip(keys, results, strict=True)):
         state.done += 1
+        state.tried.add(key)
         if isinstance(result, str):
             state.left_out.append(f"{key}: {result}")
             state.tell(str(key))
@@ -156,8 +240,7 @@ def _price(state: _State, keys: Sequence[Key]) -> None:
             continue
         state.priced[key] = result
         _look(state, result)
-        if state.late():
-            state.left_out += [f"{one}: there was no time for it" for one in keys[number + 1 :]]
+        if _too_late(state, keys[number + 1 :]):
             return
 
 
@@ -177,9 +260,12 @@ def _equal(one: Priced, other: Priced) -> bool:
 
 
 def _look(state: _State, priced: Priced) -> None:
+    state.some = priced.costs
     state.tell(str(priced.key))
 
     def told(candidate: Candidate) -> None:
+        if any(candidate.mapping == one.mapping for one in state.candidates):
+            return
         state.candidates.append(candidate)
         state.tell(str(priced.key))
 
@@ -188,38 +274,115 @@ def _look(state: _State, priced: Priced) -> None:
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
-def _could_win(state: _State, keys: Sequence[Key]) -> list[Key]:
-    """Keys that are not ruled out by memory and arithmetic alone.
+# -- which compiles ---
 
-    Without accumulation a replica is one stage, whose weights have to fit an IPU.
 
-    All IPUs at their peak cannot process more samples a second than that over the operations of one
-    sample, which are the same whatever the micro-batch and the memory proportion. They are counted
-    on one shard.
+def _first_wave(question: Question, keys: Sequence[Key]) -> list[Key]:
+    """What is compiled before anything is known: all that was asked for, or the script's own."""
+    wave = [key for key in keys if key.accumulates]
+    for name, values in _suggested(question).items():
+        wave = [key for key in wave if getattr(key, name) == values[0]]
+    return wave
+
+
+def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
+    """Values, the script's own first, of what nobody asked for, by its name in a key."""
+    values: dict[str, tuple[float, ...]] = {
+        "micro_batch": question.micro_batches,
+        "proportion": question.proportions,
+        "shards": question.shards,
+    }
+    return {name: values[name] for name in question.suggested}
+
+
+def _walk(state: _State, keys: Sequence[Key]) -> None:
+    """Compile for what was suggested, not asked for: neighbours of what is near the best so far.
+
+    A neighbour differs in one respect, by one step of the values that are tried.
     """
-    best = state.best
-    keys = [key for key in keys if key.accumulates or not _weights_lack(state, key)]
-    if best is None or state.question.objective != "throughput":
-        return list(keys)
-    each = [one.flops / one.key.micro_batch * one.key.shards for one in state.priced.values()]
-    operations = min(each, default=0.0)
-    peak = state.question.ipus * state.engine.peak / operations if operations else np.inf
-    if peak >= best.rate:
-        return list(keys)
-    state.left_out += [
-        f"{key}: at the IPUs' peak it would do {peak:,.0f} samples/s" for key in keys
-    ]
-    return []
+    several = [key for key in keys if key.accumulates]
+    while not state.stopped:
+        near = [key for key in state.tried if _is_near(state, key)]
+        wave = [
+            key
+            for key in several
+            if key not in state.tried
+            and any(_are_neighbours(state.question, key, one) for one in near)
+        ]
+        if not wave:
+            break
+        state.wanted += len(wave)
+        _price(state, wave)
+    left = [key for key in several if key not in state.tried]
+    if left:
+        state.left_out.append(
+            f"{len(left)} more ({_some(left)}): what is next to them is slower than the best by"
+            f" more than {1 - _NEAR:.0%}; --micro-batches and --proportions try what they name"
+        )
 
 
-def _weights_lack(state: _State, key: Key) -> bool:
-    """Whether all weights are too much for one IPU, by the compiles there are."""
+def _are_neighbours(question: Question, key: Key, other: Key) -> bool:
+    """Whether they differ by one step of one suggested respect."""
+    steps = 0
+    for name, values in _suggested(question).items():
+        ladder = sorted(set(values))
+        mine, its = (ladder.index(getattr(one, name)) for one in (key, other))
+        steps += abs(mine - its)
+    respects = _suggested(question)
+    apart = [name for name in _RESPECTS if getattr(key, name) != getattr(other, name)]
+    return steps == 1 and all(name in respects for name in apart)
+
+
+def _is_near(state: _State, key: Key) -> bool:
+    """Whether the best mapping of these costs is near the best that was found by search."""
+    found = [one for one in state.candidates if one.runs and not one.own]
+    best = max((state.quick(one) for one in found), default=0.0)
+    own = [state.quick(one) for one in found if one.mapping.key == key]
+    return max(own, default=0.0) >= _NEAR * best
+
+
+def _at_once(state: _State, keys: Sequence[Key]) -> None:
+    """Compile for mappings without accumulation, where a replica is one stage, unless ruled out.
+
+    All Blocks have to fit one IPU, without accumulators.
+    """
+    if state.stopped:
+        return
+    wave = [key for key in keys if not _lacks_at_once(state, key)]
+    hopeless = [key for key in keys if key not in wave]
+    if hopeless:
+        state.left_out.append(
+            f"{len(hopeless)} without accumulation ({_some(hopeless)}): a replica is one stage"
+            " then, and the whole model does not fit an IPU"
+        )
+    state.wanted += len(wave)
+    _price(state, wave)
+
+
+def _lacks_at_once(state: _State, key: Key) -> bool:
+    """Whether a smaller or equal micro-batch does not fit one IPU, even without accumulators."""
     for one in state.priced.values():
+        smaller = one.key.micro_batch <= key.micro_batch and one.key.shards == key.shards
+        if not smaller or one.key.in_parts or one.key.proportion != key.proportion:
+            continue
         costs = one.costs
-        held = int(costs.memory.always.sum() - costs.gradients.sum())
-        if one.key.shards == key.shards:
-            return held > costs.machine.tiles * costs.machine.bytes_per_tile
+        each = costs.gradients[:, None] // costs.machine.tiles
+        always = np.maximum(0, costs.memory.always - each)
+        alone = replace(costs, memory=replace(costs.memory, always=always))
+        place = Place(replace(one, costs=alone), (0,), 1, 1)
+        if lacking(place) > 0:
+            return True
+        try:
+            split_onto(place, state.question, state.engine.rings)
+        except ValueError:
+            return True
+        return False
     return False
+
+
+def _some(keys: Sequence[Key]) -> str:
+    """The first of these in words."""
+    return "; ".join(map(str, keys[:3])) + ("; ..." if len(keys) > 3 else "")
 
 
 # -- optimiser state in parts ---
@@ -230,50 +393,63 @@ def _in_parts(state: _State) -> None:
     question, fixed = state.question, state.question.fixed.get(PARTS)
     if not question.training or fixed is False:
         return
-    tried: set[Key] = set()
     for _ in range(MOST_IN_PARTS // _A_WAVE):
-        wave = [key for _, key in _promising(state) if key not in tried][:_A_WAVE]
-        if not wave:
-            return
-        tried.update(wave)
+        wave = _promising(state)[:_A_WAVE]
+        if not wave or state.late():
+            break
         state.wanted += len(wave)
-        _price(state, wave)
-    left = [(rate, key) for rate, key in _promising(state) if key not in tried]
+        _price(state, [key for _, key in wave])
+    left = _promising(state)
     if left:
         state.open_rate = max(state.open_rate, left[0][0])
-        names = ", ".join(str(key) for _, key in left[:3])
         state.left_out.append(
-            f"{len(left)} ways to keep state in parts were not compiled ({names}"
-            f"{', ...' if len(left) > 3 else ''}): at the most {left[0][0]:,.0f} samples/s"
+            f"{len(left)} ways to keep state in parts ({_some([key for _, key in left])}): at the"
+            f" most {left[0][0]:,.0f} samples/s"
         )
 
 
 def _promising(state: _State) -> list[tuple[float, Key]]:
-    """Keys with state in parts by the samples a second that no such mapping exceeds, if it may win.
+    """Keys with state in parts that may win, by the samples a second that they may reach."""
+    if state.question.objective != "throughput":
+        return []
+    found = [
+        (rate, replace(key, in_parts=replicas))
+        for key, priced in state.priced.items()
+        if not key.in_parts and priced.costs.memory.state.any()
+        for replicas in _several_replicas(priced, state.question)
+        if replace(key, in_parts=replicas) not in state.tried
+        and (rate := _rate_in_parts(state, priced, replicas))
+    ]
+    return sorted(found, reverse=True)
 
-    The update costs nothing in that bound, and memory is endless.
+
+def _several_replicas(priced: Priced, question: Question) -> list[int]:
+    return sorted({place.replicas for place in places(priced, question)} - {1})
+
+
+def _rate_in_parts(state: _State, priced: Priced, replicas: int) -> float:
+    """What state in parts may reach with so many replicas; 0: it cannot beat the best.
+
+    Its parts take neither time nor memory in this bound.
     """
+    key = priced.key, replicas
     best = state.best
-    beaten = best.rate if best is not None else 0.0
-    bounds: dict[Key, float] = {}
-    for key, priced in state.priced.items():
-        if key.in_parts or not priced.costs.memory.state.any():
-            continue
-        for place in places(priced, state.question):
-            if place.replicas == 1 or lacking(place) > 0:
-                continue
-            rate = _rate_without_update(place, state)
-            parts = replace(key, in_parts=place.replicas)
-            if rate > beaten * 1.001 and state.question.objective == "throughput":
-                bounds[parts] = max(bounds.get(parts, 0.0), rate)
-    return sorted(((rate, key) for key, rate in bounds.items()), reverse=True)
-
-
-def _rate_without_update(place: Place, state: _State) -> float:
-    costs = place.costs(state.engine.rings)
-    free = replace(costs, cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)))
-    cycles = max(1, at_least(free, place.ipus))
-    return state.question.global_batch * costs.machine.clock_hz / cycles
+    if key not in state.bounds:
+        costs = priced.costs
+        free = replace(
+            costs,
+            cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)),
+            memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
+        )
+        fixed = {**state.question.fixed, "r": replicas}
+        only = replace(state.question, fixed=fixed)
+        outcome = look_into(replace(priced, costs=free), only, state.engine.rings, best, at_least=0)
+        reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)
+        state.bounds[key] = reached
+        if reached <= (best.rate if best is not None else 0.0):
+            state.open_rate = max(state.open_rate, outcome.open_rate)
+    rate = state.bounds[key]
+    return rate if best is None or rate > best.rate * 1.001 else 0.0
 
 
 # -- the best, in full ---
@@ -299,6 +475,7 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     at = state.candidates.index(leader)
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if settled.priced is not None:
+        _held_there(state, leader.mapping, settled.priced)
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
         try:
@@ -311,13 +488,28 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.tell(f"in full: {leader.mapping}")
 
 
+def _held_there(state: _State, compiled: Mapping, priced: Priced) -> None:
+    """Predict the memory of like mappings from this compile, which is nearer than the first."""
+    for at, one in enumerate(state.candidates):
+        mapping = one.mapping
+        alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
+        if alike and one.obtained is None:
+            here = predicted(priced, mapping, state.engine.rings)
+            state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)
+
+
 def verified(
     made: Plan,
     engine: Engine,
     count: int,
     told: Callable[[News], None] = lambda news: None,
 ) -> Plan:
-    """The plan with its first ``count`` candidates compiled in full, predicted beside obtained."""
+    """The plan with its first ``count`` candidates compiled in full, predicted beside obtained.
+
+    As it is where somebody interrupted the search.
+    """
+    if made.stopped == INTERRUPTED:
+        return made
     wanted = [one for one in made.candidates[:count] if one.obtained is None]
     came: dict[Mapping, Obtained] = {}
     for settled in engine.settle([one.mapping for one in wanted]):

@@ -24,13 +24,15 @@ class Priced:
     """The results of one compile.
 
     ``exchange``: share of the cycles in which Blocks run that tiles exchange and meet; ``flops`` of
-    a micro-batch, forward and backward, on one of its shards.
+    a micro-batch, forward and backward, on one of its shards; ``error``: share by which its cycles
+    are likely off (`profiler.confidence`), 0: not known.
     """
 
     key: Key
     costs: Costs
     exchange: float = 0.0
     flops: int = 0
+    error: float = 0.0
 
 
 @dataclass(frozen=True)

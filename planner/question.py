@@ -35,6 +35,8 @@ class Question:
     replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried of each, the script's
     own first. ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``:
     seconds after which no compile begins; 0: none. ``training``: weight updates, else inference.
+    ``suggested``: of "micro_batch", "proportion" and "shards", those that nobody asked for: their
+    values are tried as long as they promise something.
     """
 
     ipus: int
@@ -46,6 +48,7 @@ class Question:
     objective: str = "throughput"
     budget: float = 0.0
     training: bool = True
+    suggested: tuple[str, ...] = ()
 
     @property
     def turn(self) -> str:
@@ -91,7 +94,7 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def usual_micro_batches(own: int, batch: int, most: int = 5) -> tuple[int, ...]:
+def usual_micro_batches(own: int, batch: int, most: int = 9) -> tuple[int, ...]:
     """The script's micro-batch, then others that divide the samples, nearest first.
 
     Each divides its own, or is a multiple of it: ``most`` in all.

@@ -19,7 +19,8 @@ from planner.question import Question
 from profiler import schedules
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.split import at_least, fewest_stages
+from profiler.rebalance.split import at_least as cycles_at_least
+from profiler.rebalance.split import fewest_stages
 from profiler.rebalance.verdict import summary
 
 _ENDLESS = 1 << 40  # bytes of a tile
@@ -55,11 +56,12 @@ def look_into(
     rings: RingsOf,
     best: Candidate | None = None,
     told: Callable[[Candidate], None] = lambda candidate: None,
+    at_least: int = _LOOKED_AT,
 ) -> Found:
     """The best split of every place of these costs that could be better than the best.
 
-    ``best``: of what was found before; ``told`` of each candidate as it is found. A few places that
-    promise most are split whatever there is to beat, to compare with.
+    ``best``: of what was found before; ``told`` of each candidate as it is found. ``at_least`` so
+    many places that promise most are split whatever there is to beat, to compare with.
     """
     to_beat = worth(best, question.objective) if best is not None else None
     promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
@@ -69,12 +71,12 @@ def look_into(
     too_few = _TooFew(priced, question)
     for bound, place in sorted(promised, key=_in_order, reverse=True):
         hopeless = to_beat is not None and bound <= to_beat
-        if hopeless and len(candidates) >= _LOOKED_AT:
+        if hopeless and len(candidates) >= at_least:
             break
         if too_few.for_weights_of(place):
             continue
         try:
-            beat = to_beat if len(candidates) >= _LOOKED_AT else None
+            beat = to_beat if len(candidates) >= at_least else None
             candidate = split_onto(place, question, rings, beat)
         except ValueError as error:
             failures.append(Failure(place, str(error)))
@@ -123,7 +125,7 @@ class _TooFew:
 def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
     """An upper bound of the worth (`planner.plan.worth`)."""
     costs = place.costs(rings)
-    cycles = max(1, at_least(costs, place.ipus))
+    cycles = max(1, cycles_at_least(costs, place.ipus))
     rate = question.global_batch * costs.machine.clock_hz / cycles
     if question.objective == "fewest-ipus":
         return (-place.attached, rate)
@@ -179,6 +181,7 @@ def candidate_of(
         shares_of(prediction, place.priced.exchange),
         proven,
         gap,
+        error=place.priced.error,
     )
 
 

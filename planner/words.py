@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -64,6 +64,9 @@ def why(plan: Plan) -> Iterable[str]:
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
     )
+    if best.error:
+        yield f"the cycles are likely within {best.error:.0%} of an IPU's (docs/fidelity.md)"
+    yield from _against_own(plan)
     yield from _against_others(plan)
     if mapping.attached < plan.question.ipus:
         left = plan.question.ipus - mapping.attached
@@ -76,6 +79,24 @@ def why(plan: Plan) -> Iterable[str]:
         stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
         yield f"{stages} recompute, since what they would keep does not fit their tiles"
     yield _proof(plan)
+
+
+def _against_own(plan: Plan) -> Iterable[str]:
+    """How much better than the script's own mapping it is."""
+    own, best = plan.own, plan.best
+    if own is None:
+        return
+    if own is best:
+        yield "it is the script's own mapping: nothing that was found is better"
+    elif not own.runs:
+        problem = own.obtained.problem if own.obtained is not None else ""
+        yield f"the script's own mapping does not run: {problem}"
+    else:
+        gain = best.rate / own.rate - 1
+        yield (
+            f"the script's own mapping does {own.rate:,.0f} samples/s: this is {gain:.1%} more"
+            f" ({own.mapping})"
+        )
 
 
 def _against_others(plan: Plan) -> Iterable[str]:
@@ -104,8 +125,8 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: of what was looked at until then, this is the best"
     if plan.exact:
         return (
-            "exact for the costs compiled: every split, every p and r and every way to save memory"
-            " was looked at or ruled out by a lower bound"
+            f"exact for the costs of the {plan.compiles} compiles: every split, every p and r and"
+            " every way to save memory was looked at or ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -120,6 +141,17 @@ def kib(nbytes: int) -> str:
 
 
 # -- nothing fits ---
+
+
+def none_runs(candidates: Sequence[Candidate], question: Question) -> str:
+    """Say that nothing runs that was thought to, and name the nearest."""
+    nearest = min(candidates, key=lambda one: one.obtained.fullest if one.obtained else 0)
+    problem = nearest.obtained.problem if nearest.obtained is not None else ""
+    return (
+        f"no mapping onto {question.ipus} IPUs fits: the nearest is {nearest.mapping}, which was"
+        f" compiled: {problem}. More IPUs, smaller --micro-batches or lower --proportions take less"
+        " of a tile"
+    )
 
 
 def no_mapping(

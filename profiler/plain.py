@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -80,19 +81,24 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
 
 
-def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[records.BodyStep]:
-    """The steps of each body in order; a wait's step is an external sync of its IPU."""
+def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[tuple[int, ...]]:
+    """The steps of each body in order; a wait's step is an external sync of its IPU.
+
+    Rows as `records.BodyStep` has them: there may be a million.
+    """
     for body in bodies:
         steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
         if body.id in known.waits and not steps and body.ipu in known.external_sync:
             steps, starts = [known.external_sync[body.ipu]], [0]
         stops = [*starts[1:], -1][: len(starts)]
-        for position, row in enumerate(zip(steps, starts, stops, strict=True)):
-            yield records.BodyStep(body.id, position, *row)
+        yield from zip(repeat(body.id), count(), steps, starts, stops)
 
 
-def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
-    """A trace's tasks in order, with waits as external syncs (`profiler.trace.waits_as_syncs`)."""
+def tasks(trace: records.Trace, known: Known) -> Iterator[tuple[int, ...]]:
+    """A trace's tasks in order, with waits as external syncs (`profiler.trace.waits_as_syncs`).
+
+    Rows as `records.Task` has them.
+    """
     columns = _columns(
         f"trace {trace.id}",
         trace.task_body,
@@ -108,9 +114,9 @@ def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
     for position, row in enumerate(zip(*columns, waited, strict=True)):
         if not stays[position]:
             continue
-        count = known.steps_of.get(row[0], 0)
-        yield records.Task(trace.id, position, first, count, *row)
-        first += count
+        steps = known.steps_of.get(row[0], 0)
+        yield trace.id, position, first, steps, *row
+        first += steps
 
 
 def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int], list[int]]:
@@ -131,7 +137,7 @@ def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int
 
 
 def _columns(what: str, *vectors: Any) -> list[list[int]]:
-    columns = [list(map(int, vector)) for vector in vectors]
+    columns: list[list[int]] = [np.asarray(vector, np.int64).tolist() for vector in vectors]
     if len({len(column) for column in columns}) > 1:
         raise ValueError(
             f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries"
@@ -182,7 +188,18 @@ class Known:
             self.steps_of[body.id] = len(body.steps) or int(waits)
 
 
-def derived(rows: Iterable[Any], known: Known) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What is kept beside rows: records, and for large tables their rows as tuples."""
+
+    records: list[Any]
+    tuples: dict[type[Any], list[tuple[int, ...]]]
+
+
+NOTHING = Derived([], {})  # for a profile without plain rows
+
+
+def derived(rows: Iterable[Any], known: Known) -> Derived:
     """The plain rows to keep beside ``rows``, except those of variables.
 
     The ids of their vectors are known to the writer only.
@@ -195,15 +212,16 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
     known.add_steps(program_steps)
     known.add_bodies(bodies)
-    plain_rows: list[Any] = [*step_activity(program_steps), *body_steps(bodies, known)]
+    plain_rows: list[Any] = list(step_activity(program_steps))
+    tuples: dict[type[Any], list[tuple[int, ...]]] = {
+        records.BodyStep: list(body_steps(bodies, known)),
+        records.Task: [],
+    }
     for trace in of.get(records.Trace, ()):
         added = list(tasks(trace, known))
-        plain_rows += added
-        known.traces[trace.id] = (
-            trace.iterations,
-            trace.iteration_cycles,
-            sum(task.steps for task in added),
-        )
+        tuples[records.Task] += added
+        _, _, first, steps = added[-1][:4] if added else (0, 0, 0, 0)
+        known.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps
     for run in of.get(records.Run, ()):
         iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
@@ -212,4 +230,4 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
                 records.Iteration(run.id, i, run.trace, known.executed + i * steps, start)
             )
         known.executed += iterations * steps
-    return plain_rows
+    return Derived(plain_rows, tuples)

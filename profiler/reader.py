@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from profiler import codec, older, records, schema
+from profiler import codec, older, records, schema, whole_columns
 from profiler.errors import ProfileError
 
 # Where a run leaves its profile below a directory, in the order in which they are tried
@@ -133,10 +133,48 @@ class Reader:
     def some(self, record: type[Any], names: Iterable[str], rows: int) -> dict[str, np.ndarray]:
         """Some columns of a table that the file's format has, of its first ``rows`` rows."""
         known = {column.name: column for column in self._known(record)}
-        columns = self._read_columns(record, [known[name] for name in names], rows)
+        wanted = [known[name] for name in names]
+        columns = self.packed(record, wanted, rows)
+        by_row = [column for column in wanted if column.name not in columns]
+        if by_row:
+            columns |= self._read_columns(record, by_row, rows)
         if any(len(values) != rows for values in columns.values()):
             raise self.damaged(f"{record.table} no longer has {rows} rows")
         return columns
+
+    def packed(
+        self, record: type[Any], columns: Sequence[schema.Column], rows: int
+    ) -> dict[str, np.ndarray]:
+        """Those of these columns that a table of ``rows`` rows has packed (`whole_columns`)."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return {}
+        self._check_columns(record)
+        marks = ",".join("?" * len(columns))
+        stored = self._query(
+            f"SELECT name, dtype, length, data, words FROM main.{schema.PACKED_TABLE}"
+            f" WHERE of = ? AND name IN ({marks})",
+            [record.table, *(column.name for column in columns)],
+        )
+        cells = {name: others for name, *others in stored}
+        answers = {}
+        for column in columns:
+            if column.name not in cells:
+                continue
+            values = whole_columns.unpack(column, cells[column.name], rows, MAX_VALUE_BYTES)
+            if values is not None:
+                self._check_vectors(record, column, values)
+                answers[column.name] = values
+        return answers
+
+    def packed_amiss(self, record: type[Any]) -> list[str]:
+        """Packed columns of a table that do not say what its rows say."""
+        if schema.PACKED_TABLE not in self._tables or record.table not in self._tables:
+            return []
+        columns, rows = self._known(record), self.count(record)
+        packed = self.packed(record, columns, rows)
+        both = [column for column in columns if column.name in packed]
+        by_row = self._read_columns(record, both, rows) if both else {}
+        return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
 
     def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
         """As `columns`, but only those that the file's format has."""
@@ -153,7 +191,8 @@ class Reader:
                 return packed
         names = ", ".join(column.name for column in columns)
         rows = self._query(
-            f"SELECT {names} FROM main.{record.table} ORDER BY {_order(record)} LIMIT ?", [most]
+            f"SELECT {names} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?",
+            [most],
         )
         values: Iterable[tuple[Any, ...]] = (
             zip(*rows, strict=True) if rows else ((),) * len(columns)
@@ -184,7 +223,7 @@ class Reader:
             # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
             ((*texts,),) = self._query(
                 f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM"
-                f" main.{record.table} ORDER BY {_order(record)} LIMIT ?)",
+                f" main.{record.table} ORDER BY {schema.order(record)} LIMIT ?)",
                 [rows],
             )
         except ProfileError:
@@ -374,6 +413,7 @@ class Reader:
         for name in ("meta", "vectors"):
             if name not in tables:
                 raise self.damaged(f"the table {name} is missing")
+        for name in tables & {"meta", "vectors", schema.PACKED_TABLE}:
             if any(row[6] for row in self._query(f"PRAGMA main.table_xinfo({name})")):
                 raise self.damaged(f"the table {name} has columns that do not belong there")
         return tables
@@ -444,10 +484,6 @@ def _check_header(path: Path) -> tuple[int, bool]:
     if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
     return int(version), _WAL in header[18:20]
-
-
-def _order(record: type[Any]) -> str:
-    return getattr(record, "key", "rowid")
 
 
 def one_row(reader: Reader, record: type[Any]) -> Any:

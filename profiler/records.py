@@ -326,7 +326,7 @@ class Body:
     kind: str
     direction: str  # of profiler.enums.Direction, or ""
     cycles: int
-    steps: Vector  # step ids
+    steps: Vector  # step ids as they run: those of a loop several times
     starts: Vector  # cycles
     task: str  # of profiler.enums.BodyTask
 

@@ -232,10 +232,19 @@ class Report:
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position.
 
-        ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the mean over the maximum
-        of all tiles' cycles (docs/libpva.md#execution), NaN where no tile's cycles are known.
+        ``cycles`` are those of one execution, ``times`` says how often its body runs a step: those
+        of a loop several times. ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance``
+        the mean over the maximum of all tiles' cycles (docs/libpva.md#execution), NaN where no
+        tile's cycles are known.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
+
+    def steps_as_run(self, ipu: int | None = None) -> pd.DataFrame:
+        """`program_steps` with each step as often as its body runs it, for sums over a body."""
+        steps = self.program_steps(ipu)
+        if (steps["times"] == 1).all():
+            return steps
+        return steps.loc[steps.index.repeat(steps["times"])].reset_index(drop=True)
 
     @cached_property
     def _program_steps(self) -> pd.DataFrame:
@@ -259,6 +268,7 @@ class Report:
                 "bytes_out": bytes_out,
                 "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
                 "tile_balance": balance,
+                "times": self.steps_in_order("times"),
             }
         )
 
@@ -276,6 +286,10 @@ class Report:
         if name == "block":
             op = self._table(records.Op)
             return _lookup(step["op"], op["id"], op["block"], -1)
+        if name == "times":
+            return self._times
+        if name == "spent":  # in a run of its body
+            return step["cycles"] * self._times
         if name in ("direction", "stage"):
             body = self._table(records.Body)
             none = "" if name == "direction" else -1
@@ -799,6 +813,10 @@ class Report:
         """Version of the file's format."""
         return self._reader.version
 
+    def packed_amiss(self, record: type[Any]) -> list[str]:
+        """Columns of a table that the file holds packed otherwise than in its rows."""
+        return self._reader.packed_amiss(record)
+
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, with its rows in order; vectors as ids, -1 where there is none.
 
@@ -871,6 +889,12 @@ class Report:
                 "the positions of an IPU's program steps do not count from 0 on"
             )
         return columns
+
+    @cached_property
+    def _times(self) -> np.ndarray:
+        """How often a body runs each step, in the order of the table; 1 for a step of none."""
+        ids, runs = np.unique(self._bodies.step, return_counts=True)
+        return np.maximum(1, _lookup(self._steps["id"], ids, runs, 1))
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:

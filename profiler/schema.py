@@ -22,6 +22,18 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 # are for, as columns (`profiler.enums`)
 VERSION = 3
 
+PACKED_TABLE = "packed_columns"
+LEAST_PACKED = 4096  # rows of a table whose columns are packed: below, rows are read as quickly
+PACKED = f"""CREATE TABLE {PACKED_TABLE} (
+  of TEXT NOT NULL,
+  name TEXT NOT NULL,
+  dtype TEXT NOT NULL,
+  length INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  words BLOB,
+  UNIQUE (of, name)
+)"""
+
 PARTIAL_SUFFIX = ".partial"  # of a file that is being written
 
 META = """CREATE TABLE meta (
@@ -94,6 +106,21 @@ def create_table(record: type[Any]) -> str:
         + "\n)"
         + (" WITHOUT ROWID" if key else "")
     )
+
+
+def order(record: type[Any]) -> str:
+    """What a record's rows are sorted by when they are read."""
+    key: str = getattr(record, "key", "rowid")
+    return key
+
+
+def triggers(record: type[Any]) -> Iterator[str]:
+    """The DDL that removes the packed columns of a table whose rows change."""
+    for change in ("INSERT", "UPDATE", "DELETE"):
+        yield (
+            f"CREATE TRIGGER packed_{record.table}_{change.lower()} AFTER {change} ON"
+            f" {record.table} BEGIN DELETE FROM {PACKED_TABLE} WHERE of = '{record.table}'; END"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, lock, plain, records, schema
+from profiler import codec, lock, plain, records, schema, whole_columns
 from profiler.errors import ProfileError, ProfileTaken
 
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
@@ -37,12 +37,20 @@ class ProfileWriter:
     that a row itself is wrong.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, writer: str = "IPUscope", plain_rows: bool = True
+    ) -> None:
+        """``plain_rows`` False: without the tables that only SQL reads, of which frames need none.
+
+        That takes half the time, for a profile that is read here and thrown away.
+        """
         self.path = Path(path)
+        self._plain_rows = plain_rows
         self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()
+        self._packed: dict[type[Any], tuple[int, list[whole_columns.Packed]]] = {}
         self._published = False
         self._locked = False
         self._take()
@@ -125,7 +133,8 @@ class ProfileWriter:
         """
         added, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        for row in [*added, *plain.derived(added, known)]:
+        derived = plain.derived(added, known) if self._plain_rows else plain.NOTHING
+        for row in [*added, *derived.records]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
@@ -135,11 +144,14 @@ class ProfileWriter:
         runs = {
             vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
         }
-        fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
+        wanted = runs if self._plain_rows else {}
+        fresh = [(id, values) for id, values in wanted.items() if id not in self._runs_of]
         new_runs = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
         prepared.setdefault(records.TileRun, []).extend(
             _prepare(records.TileRun, new_runs, vectors)
         )
+        for kind, values in derived.tuples.items():
+            prepared.setdefault(kind, []).extend(values)
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, values in prepared.items():
@@ -165,7 +177,10 @@ class ProfileWriter:
                 try:
                     target.execute("PRAGMA synchronous = OFF")
                     self._connection.backup(target)
+                    target.execute("BEGIN")
+                    whole_columns.store(target, self._packed)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                    target.execute("COMMIT")
                 finally:
                     target.close()
                 _fsync(copy)

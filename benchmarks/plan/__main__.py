@@ -1,32 +1,73 @@
-"""Plans held against every mapping of random small models, each compiled.
+"""Plans held against every mapping of random small models, and against public configurations.
 
 python -m benchmarks.plan --brute-force 20 --blocks 4 --ipus 4
+    every mapping compiled
+python -m benchmarks.plan --public bert-large-16 resnet-50-16
+    what Graphcore's examples have, compiled in full, and the plan; without names, all of them
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import warnings
+from collections.abc import Sequence
 from itertools import pairwise
 
 from benchmarks.plan.brute_force import compile_all, random_case
+from benchmarks.plan.public import PUBLIC
+from ipu_exec.planning.asking import Asked, plan_call
 
 
 def main() -> int:
     """Exit with the number of models for which a compile was better than the plan."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
     parser.add_argument("--brute-force", type=int, default=10, metavar="N", help="models")
+    parser.add_argument(
+        "--public", nargs="*", metavar="NAME", help=f"of {', '.join(PUBLIC)} (default: all)"
+    )
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds of a plan")
     parser.add_argument("--blocks", type=int, default=4, help="of a model, at the most")
     parser.add_argument("--ipus", type=int, default=4, help="at the most")
     parser.add_argument("--seed", type=int, default=100, help="of the first model")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.public is not None:
+        return _held_against(args.public or [name for name in PUBLIC if name != "tiny-4"], args)
     print("| seed | Blocks | IPUs | mappings | plan | best of all | plan's CPU s | all's CPU s |")
     print("| ---: | ---: | ---: | ---: | --- | --- | ---: | ---: |")
     worse = 0
     for seed in range(args.seed, args.seed + args.brute_force):
         worse += _compared(seed, args.blocks, args.ipus)
+    return worse
+
+
+def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
+    """Print a row for each public configuration; the number that are better than the plan."""
+    print(
+        "| model | IPUs | public mapping | samples/s | plan | samples/s | gain | compiles | CPU s |"
+    )
+    print("| --- | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    worse = 0
+    for name in names:
+        public = PUBLIC[name]
+        began = time.process_time()
+        plan = plan_call(public.call(), Asked(public.ipus, budget=args.budget))
+        spent = time.process_time() - began
+        own, best = plan.own, plan.best
+        runs = own is not None and own.runs
+        gain = f"{best.rate / own.rate - 1:+.1%}" if own is not None and runs else ""
+        rate = "" if own is None else f"{own.rate:,.0f}" if runs else own.obtained.problem
+        cells = (
+            *(public.name, public.ipus, own.mapping if own is not None else "", rate),
+            *(f"{best.mapping}, {best.mapping.state}", f"{best.rate:,.0f}", gain),
+            *(plan.compiles + plan.cached, f"{spent:.0f}"),
+        )
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+        for line in (*plan.why, *plan.left_out):
+            print(f"  {line}", file=sys.stderr, flush=True)
+        worse += runs and best.rate < own.rate
     return worse
 
 

@@ -25,10 +25,12 @@ class Gpt2Config:
     positions: int = 1024
     sequence: int = 256
     micro_batch: int = 1
+    loss_pieces: int = 1  # of the sequence, whose losses are found one after another
 
 
 SMALL = Gpt2Config()
 MEDIUM = Gpt2Config(hidden=1024, layers=24, heads=16)
+LARGE = Gpt2Config(hidden=1280, layers=36, heads=20)
 TINY = Gpt2Config(hidden=32, layers=4, heads=2, vocabulary=96, positions=32, sequence=16)
 
 
@@ -62,6 +64,7 @@ class Gpt2(nn.Module):
         self.layer = nn.ModuleList(Decoder(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self.register_buffer("order", torch.arange(config.sequence))
+        self.loss_pieces = config.loss_pieces
 
     def forward(
         self, tokens: torch.Tensor, following: torch.Tensor
@@ -73,9 +76,14 @@ class Gpt2(nn.Module):
                 x = poptorch.recomputationCheckpoint(layer(x))
         with block("head"):
             scores = functional.linear(self.norm(x), self.word.weight)
-            return scores, functional.cross_entropy(
-                scores.flatten(0, 1).float(), following.flatten()
-            )
+            return scores, self._loss(scores.flatten(0, 1), following.flatten())
+
+    def _loss(self, scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        if self.loss_pieces == 1:
+            return functional.cross_entropy(scores.float(), following)
+        pieces = zip(scores.chunk(self.loss_pieces), following.chunk(self.loss_pieces), strict=True)
+        losses = [functional.cross_entropy(some, wanted).float() for some, wanted in pieces]
+        return torch.stack(losses).mean()
 
 
 def example(config: Gpt2Config) -> Example:

@@ -54,7 +54,7 @@ def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[i
     cycles: Counter[tuple[int, str]] = Counter()
     for body in executable.tree.bodies:
         direction = _DIRECTION.get(body.task, Direction.UPDATE)
-        for step in body.steps:
+        for step, times in zip(body.steps, body.times.tolist(), strict=True):
             if step.op < 0:
                 continue
             block = graph.ops[step.op].block
@@ -62,7 +62,7 @@ def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[i
                 block = updated.get(step.op, block)
             stranger = body.stage >= 0 <= block and stage_of[graph.blocks[block].name] != body.stage
             if not stranger:
-                cycles[block, direction] += step.cycles
+                cycles[block, direction] += step.cycles * times
     return cycles
 
 

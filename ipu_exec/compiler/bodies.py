@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.compiler import loops
+from ipu_exec.compiler.loops import Loop
 from ipu_exec.lowering.plan import (
     ITEM_BYTES,
     Collective,
@@ -110,7 +112,7 @@ class Use:
 class Body:
     """A piece of program that one IPU runs as a whole.
 
-    ``task`` is one of `profiler.schedules.TASKS`.
+    ``task`` is one of `profiler.schedules.TASKS`. Steps in ``loops`` run several times.
     """
 
     name: str
@@ -120,11 +122,22 @@ class Body:
     steps: tuple[ProgramStep, ...]
     temporaries: tuple[Use, ...]
     touched: Mapping[int, tuple[int, int]]  # storage -> first, last step
+    loops: tuple[Loop, ...] = ()
 
     @cached_property
     def cycles(self) -> int:
-        """Total cycles of its steps, run in sequence."""
-        return sum(step.cycles for step in self.steps)
+        """Total cycles of its steps, run in sequence, each as often as it does."""
+        return spent(self.steps, self.loops)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Its steps in the order in which they run, those of loops several times: int64."""
+        return loops.order(len(self.steps), self.loops)
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """How often each step runs, int64[steps]."""
+        return loops.times(len(self.steps), self.loops)
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,13 @@ class ProgramTree:
     def cycles(self, task: int, stage: int) -> int:
         """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
+
+
+def spent(steps: Sequence[ProgramStep], of_loops: Sequence[Loop]) -> int:
+    """Cycles of steps that run one after the other, those in loops several times."""
+    once = sum(step.cycles for step in steps)
+    again = ((loop.times - 1) * spent(steps[loop.first : loop.stop], ()) for loop in of_loops)
+    return once + sum(again)
 
 
 def program_steps(step: Step, target: str) -> list[ProgramStep]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ipu_exec.compiler.bodies import Body, ProgramStep, Use
+from ipu_exec.compiler.bodies import Body, ProgramStep, Use, spent
+from ipu_exec.compiler.loops import Loop
 
 
 @dataclass(slots=True)
@@ -23,10 +24,12 @@ class BodyBuilder:
     temporaries: list[Use] = field(default_factory=list)
     touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
 
+    loops: list[Loop] = field(default_factory=list)
+
     @property
     def cycles(self) -> int:
         """Cycles of the steps so far."""
-        return sum(step.cycles for step in self.steps)
+        return spent(self.steps, self.loops)
 
     @property
     def last(self) -> int:
@@ -43,6 +46,9 @@ class BodyBuilder:
         }
         self.temporaries = [
             replace(use, first=use.first + count, last=use.last + count) for use in self.temporaries
+        ]
+        self.loops = [
+            replace(loop, first=loop.first + count, stop=loop.stop + count) for loop in self.loops
         ]
 
     def touch(self, storage: int, first: int, last: int) -> None:
@@ -70,4 +76,5 @@ class BodyBuilder:
             tuple(self.steps),
             tuple(self.temporaries),
             self.touched,
+            tuple(self.loops),
         )

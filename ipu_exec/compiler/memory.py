@@ -52,6 +52,10 @@ def tile_memory(
     variables: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
+    ipu_of = {
+        op.id: placement.ipus[stage]
+        for op, stage in zip(graph.ops, placement.op_stage, strict=True)
+    }
     for ipu in range(placement.num_ipus):
         begin = len(variables)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables, tensors)
@@ -62,12 +66,7 @@ def tile_memory(
         maker.temporaries()
         maker.buffers()
         maker.program(shared)
-        here = {
-            op.id
-            for op, stage in zip(graph.ops, placement.op_stage, strict=True)
-            if placement.ipus[stage] == ipu
-        }
-        uses.update((v.op, v.id) for v in variables[first:] if v.op in here)
+        uses.update((v.op, v.id) for v in variables[first:] if ipu_of.get(v.op) == ipu)
         of_ipu = variables[begin:]
         for variable, name in zip(of_ipu, unique(one.name for one in of_ipu), strict=True):
             variable.name = name  # programs that read profiles key bytes by it

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ipu_exec.compiler.bodies import ProgramStep, Use, program_steps, step_name
 from ipu_exec.compiler.body_builder import BodyBuilder
+from ipu_exec.compiler.loops import Emitted, Loop, emitted
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import Plan
 from profiler.enums import Role
+
+
+@dataclass(frozen=True)
+class _Emission:
+    """What is emitted of a plan: the program steps of each part, not yet an operator's."""
+
+    of_plan: Emitted
+    steps: list[list[ProgramStep]]
+    cycles: int
 
 
 class OperatorSteps:
@@ -17,19 +29,26 @@ class OperatorSteps:
     def __init__(self, mapping: TileMapping) -> None:
         self.mapping = mapping
         self.cycles: dict[int, int] = {}
-        self._steps: dict[int, list[list[ProgramStep]]] = {}  # by id: plans live on
+        self._known: dict[int, _Emission] = {}  # by id: plans live on
 
     def append(self, op: OpNode, body: BodyBuilder) -> None:
         """Append the operator's steps and record the storages that it uses meanwhile."""
         plan = self.mapping.plans[op.id]
-        ends: list[int] = []  # position of the last step of each of the plan's
-        begin = len(body.steps)
-        for part, steps in enumerate(self._steps_of(plan)):
+        emission = self._emission(plan)
+        once = emission.of_plan
+        starts: list[int] = []  # position of the first step of each part
+        ends: list[int] = []  # and of the last
+        for part, part_name, steps in zip(once.parts, once.names, emission.steps, strict=True):
+            starts.append(len(body.steps))
             for one in steps:
-                name = step_name(op.name, one.name)
+                # a sync is named after the exchange that it precedes
+                name = step_name(op.name, part_name + one.name[len(plan.steps[part].name) :])
                 body.steps.append(one.in_operator(op.id, name, plan, part))
             ends.append(body.last)
-        self.cycles[op.id] = sum(step.cycles for step in body.steps[begin:])
+        body.loops += [
+            Loop(starts[loop.first], ends[loop.stop - 1] + 1, loop.times) for loop in once.loops
+        ]
+        self.cycles[op.id] = emission.cycles
         if not ends:
             return
         for value in read_values(op):
@@ -37,7 +56,7 @@ class OperatorSteps:
         for output in op.outputs:
             if output is not None:
                 body.touch(self.mapping.storage(output), ends[-1], ends[-1])
-        for temporary in plan.temporaries:
+        for temporary in once.temporaries:
             body.hold(
                 Use(
                     step_name(op.name, temporary.name),
@@ -50,9 +69,11 @@ class OperatorSteps:
                 )
             )
 
-    def _steps_of(self, plan: Plan) -> list[list[ProgramStep]]:
-        """The program steps of each step of the plan, not assigned to an operator yet."""
-        if id(plan) not in self._steps:
+    def _emission(self, plan: Plan) -> _Emission:
+        if id(plan) not in self._known:
             target = self.mapping.machine.target.name
-            self._steps[id(plan)] = [program_steps(step, target) for step in plan.steps]
-        return self._steps[id(plan)]
+            once = emitted(plan)
+            steps = [program_steps(plan.steps[part], target) for part in once.parts]
+            cycles = [sum(step.cycles for step in some) for some in steps]
+            self._known[id(plan)] = _Emission(once, steps, int(once.times @ cycles))
+        return self._known[id(plan)]

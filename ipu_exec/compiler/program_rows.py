@@ -47,17 +47,27 @@ class _Rows:
         return [*nodes.rows, *self.steps, *types]
 
     def _body(self, index: int, body: Body, parent: int) -> None:
-        """A sequence for the body, one in it for each operator, and their steps."""
+        """A sequence for the body, one in it for each operator, and their steps.
+
+        Steps of a loop are in a Repeat of their operator.
+        """
         node = self.nodes.add(parent, records.SEQUENCE, body.name)
         group, group_op = node, -1
-        for step, step_id in zip(body.steps, self.executable.tree.step_ids[index], strict=True):
+        loops = {loop.first: loop for loop in body.loops}
+        turn, end_of_turn = -1, -1
+        ids = self.executable.tree.step_ids[index]
+        for position, (step, step_id) in enumerate(zip(body.steps, ids, strict=True)):
             if step.op != group_op:
                 group_op = step.op
                 group = node
                 if group_op >= 0:
                     name = self.executable.graph.ops[group_op].name
                     group = self.nodes.add(node, records.SEQUENCE, name)
-            leaf = self.nodes.add(group, step.type, step.name)
+            if position in loops:
+                loop = loops[position]
+                turn = self.nodes.add(group, records.REPEAT, "serial steps", loop.times)
+                end_of_turn = loop.stop
+            leaf = self.nodes.add(turn if position < end_of_turn else group, step.type, step.name)
             code = self.executable.memory.code.first.get(step_id, step_id)
             compute_set = self._compute_set(step, code, body.ipu)
             self.steps.append(

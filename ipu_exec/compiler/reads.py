@@ -12,4 +12,6 @@ from ipu_exec.lowering import info
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
     unread = info(op.aten).unread_operands(op.args)
+    if not unread:
+        return tuple(op.inputs)
     return tuple(value for index, value in enumerate(op.inputs) if index not in unread)

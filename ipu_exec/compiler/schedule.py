@@ -169,7 +169,8 @@ def timeline(
     at: dict[tuple[int, int, int, int], int] = {}
     turn: Counter[tuple[int, int]] = Counter()
     for body, ids in zip(tree.bodies, tree.step_ids, strict=True):
-        starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
+        cycles = np.array([step.cycles for step in body.steps], np.int64)[body.order]
+        starts = np.cumsum(cycles) - cycles
         whole = placement.phases and not placement.pipelined
         backward = body.task in (RECOMPUTE, BACKWARD) and not whole
         part = turn[body.ipu, body.stage] if backward else 0
@@ -184,7 +185,7 @@ def timeline(
                 _KIND.get(body.task, "task"),
                 _DIRECTION.get(body.task, ""),
                 body.cycles,
-                np.array(ids, np.int64),
+                np.array(ids, np.int64)[body.order],
                 starts,
                 schedules.TASKS[body.task],
             )

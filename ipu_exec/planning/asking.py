@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import torch
 
+from ipu_exec.compiler.machines import USUAL_PROPORTION
 from ipu_exec.errors import Error, UsageError
 from ipu_exec.options import Options
 from ipu_exec.planning.captured import Captured
@@ -107,16 +109,26 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
         asked.objective,
         asked.budget,
         call.training,
+        tuple(name for name, given in given_of(asked, fixed).items() if not given),
     )
 
 
+def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether micro-batches, proportions and shards were asked for, or are to be suggested."""
+    return {
+        "micro_batch": bool(asked.micro_batches),
+        "proportion": bool(asked.proportions) or "proportion" in fixed,
+        "shards": "t" in fixed,
+    }
+
+
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
-    """The script's own proportion, if it has one for all IPUs, and the usual ones."""
+    """The script's own proportions, that of most IPUs first, and the usual ones."""
     if fixed is not None:
         return (fixed,)
-    own = set(options.available_memory_proportion.values())
-    first = (own.pop(),) if len(own) == 1 else (0.6,)
-    return asked.proportions or tuple(dict.fromkeys([*first, *USUAL_PROPORTIONS]))
+    own = Counter(options.available_memory_proportion.values()) or Counter([USUAL_PROPORTION])
+    by_ipus = [share for share, _ in own.most_common()]
+    return asked.proportions or tuple(dict.fromkeys([*by_ipus, *USUAL_PROPORTIONS]))
 
 
 def keys_of(question: Question) -> list[Key]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +66,9 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
     if args.json:
         print(as_json(best_plan))
     elif args.csv:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.machines import USUAL_PROPORTION
 from ipu_exec.compiler.options import (
     CompileOptions,
     Execution,
@@ -22,8 +23,10 @@ from ipu_exec.compiler.options import (
     StrategyOptions,
 )
 from ipu_exec.compiler.passes import compile_graph
+from ipu_exec.compiler.placement import place_model
 from ipu_exec.compiler.profile_header import header
 from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.compiler.recompute import Recomputation, asked_for
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
@@ -33,6 +36,7 @@ from planner import Mapping as Mapped
 from planner.mapping import attached
 from planner.priced import Priced
 from profiler import ProfileWriter, Report, open_report, schedules
+from profiler.confidence import likely_error
 from profiler.enums import Direction
 from profiler.memory import what_it_needs
 from profiler.rebalance import Costs
@@ -67,8 +71,8 @@ def compiled(
 
 
 def write_profile(executable: Executable, path: Path) -> None:
-    """Write the profile of a compile, without a run."""
-    writer = ProfileWriter(path)
+    """Write the profile of a compile, without a run, to be read here and thrown away."""
+    writer = ProfileWriter(path, plain_rows=False)
     writer.meta(**header(executable), model="", torch="", python="", instances=[], state="compiled")
     for batch in rows(executable):
         writer.add(batch)
@@ -86,12 +90,13 @@ def _priced(report: Report, key: Key) -> Priced:
         replace(costs, choices=(), measured=False),
         _exchanged(report),
         int(ops["flops"][work].sum()),
+        likely_error(report) or 0.0,
     )
 
 
 def _exchanged(report: Report) -> float:
     """Share of the cycles of Blocks' steps in which tiles exchange and synchronise."""
-    steps = report.program_steps()
+    steps = report.steps_as_run()
     block_steps = steps[(steps["block"] >= 0) & steps["direction"].isin(_WORK)]
     cycles = block_steps.groupby("kind")["cycles"].sum()
     total = float(cycles.sum())
@@ -137,6 +142,49 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
         memory_proportions=shares if mapping.proportion else options.memory_proportions,
         auto_round_ipus=True,
     )
+
+
+def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
+    """The mapping that the options give this graph.
+
+    None where it is none of a plan's: phases, stages one after another, or Blocks out of order.
+    """
+    strategy = options.strategy
+    if strategy.execution is not Execution.PIPELINED:
+        return None
+    try:
+        places = place_model(graph, replace(options, auto_round_ipus=True)).stages
+    except Error:
+        return None
+    held = [name for place in places for name in place.blocks]
+    if held != [block.name for block in graph.blocks] or not all(one.blocks for one in places):
+        return None
+    usual = asked_for(options.recomputation, len(places) > 1) is not Recomputation.NONE
+    stages = []
+    for number, place in enumerate(places):
+        recompute = strategy.recomputes(place.blocks)
+        if recompute is None and options.training and number < len(places) - 1:
+            recompute = usual
+        off_chip = strategy.keeps_state_off_chip(place.blocks)
+        if off_chip is None:
+            off_chip = options.training and options.locations.state.off_chip
+        stages.append(StagePlan(place.ipu, place.blocks, recompute, off_chip))
+    return Mapped(
+        options.shards,
+        options.replicas,
+        tuple(stages),
+        options.micro_batch,
+        options.micro_batches,
+        _proportion_of_all(options, max(place.ipu for place in places) + 1),
+        options.locations.state.sharded and options.replicas > 1,
+    )
+
+
+def _proportion_of_all(options: CompileOptions, ipus: int) -> float:
+    """The memory proportion of these IPUs; 0, as the options say, where they differ."""
+    usual = options.memory_proportions
+    every = {usual.get(ipu, USUAL_PROPORTION) for ipu in range(ipus)}
+    return every.pop() if len(every) == 1 else 0.0
 
 
 def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:

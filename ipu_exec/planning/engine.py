@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from ipu_exec.planning.compiling import (
     basis,
     compiled,
     options_of,
+    own_mapping,
     rings_of,
     settings_of,
     why_not,
 )
 from ipu_exec.planning.kept_costs import KeptCosts, name_of
-from ipu_exec.planning.workers import Here, Workers
+from ipu_exec.planning.workers import Here, Known, Task, Workers
 from planner import Key, Obtained
 from planner import Mapping as Mapped
 from planner.engine import Settled
@@ -39,6 +40,14 @@ class _Wanted:
     key: Key
     settings: Mapping[str, Any]
     name: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """The result of a task: costs, or why there are none, and the name to store them by."""
+
+    name: str
+    compiled: Compiled | str
 
 
 class Compiles:
@@ -73,26 +82,35 @@ class Compiles:
             self._rings[where] = rings_of(self.target, *where)
         return self._rings[where]
 
+    def own(self) -> Mapped | None:
+        """The script's own mapping; None where it is none that a plan could have."""
+        call, samples = self._captured.call, self._captured.samples
+        turns = call.options.Training.gradient_accumulation
+        several = int(turns if call.training else call.options.device_iterations) > 1
+        key = Key(call.options.tensor_sharding.shards, samples, accumulates=several)
+        graph = self._graph_or_reason(key)
+        return None if isinstance(graph, str) else own_mapping(graph, self._captured.options(key))
+
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
         """The costs for each key in order, or the reason why there are none."""
-        wanted = [self._basis(key) for key in keys]
-        for result in self._compiled(wanted):
-            yield result if isinstance(result, str) else result.priced
+        results = self._compiled(self._basis(key) for key in keys)
+        return (one if isinstance(one, str) else one.priced for one in results)
 
     def settle(self, mappings: Sequence[Mapped]) -> Iterator[Settled]:
         """Each mapping compiled in full, in order."""
-        wanted = [self._wanted(one.key, one) for one in mappings]
-        for mapping, result in zip(mappings, self._compiled(wanted), strict=True):
-            if isinstance(result, str):
-                yield Settled(mapping, Obtained(problem=result), None)
-            else:
-                yield Settled(mapping, result.obtained, result.priced)
+        results = self._compiled(self._wanted(one.key, one) for one in mappings)
+        return map(_settled, mappings, results)
 
-    def _basis(self, key: Key) -> _Wanted | str:
+    def _graph_or_reason(self, key: Key) -> Graph | str:
         try:
-            graph = self._captured.graph(key)
+            return self._captured.graph(key)
         except (Error, RuntimeError, TypeError, ValueError) as error:
             return f"the model does not run so: {str(error).splitlines()[0]}"
+
+    def _basis(self, key: Key) -> _Wanted | str:
+        graph = self._graph_or_reason(key)
+        if isinstance(graph, str):
+            return graph
         names = tuple(block.name for block in graph.blocks)
         return self._wanted(key, basis(key, names, self._ipus, self._captured.call.training))
 
@@ -102,35 +120,43 @@ class Compiles:
         settings = settings_of(self._settings, mapping)
         return _Wanted(graph, options, key, settings, name_of(graph, options, settings))
 
-    def _compiled(self, wanted: Sequence[_Wanted | str]) -> Iterator[Compiled | str]:
-        """The result of each compile, from disk where it is stored; a reason is passed through."""
-        known: dict[str, Compiled] = {}
-        for one in wanted:
-            cached = self._kept.get(one.name) if self._kept and not isinstance(one, str) else None
-            if cached is not None and not isinstance(one, str):
-                known[one.name] = cached
-        missing = [one for one in wanted if not isinstance(one, str) and one.name not in known]
-        results = self._workers.run(
-            [(try_compile, (one.graph, one.options, one.key, one.settings)) for one in missing]
-        )
-        for one in wanted:
-            if isinstance(one, str):
-                yield one
-            elif one.name in known:
-                self.cached += 1
-                yield known[one.name]
-            else:
-                result = next(results)
-                if self._kept and isinstance(result, Compiled):
-                    self._kept.put(one.name, result)
-                yield result
+    def _compiled(self, wanted: Iterable[_Wanted | str]) -> Iterator[Compiled | str]:
+        """The result of each compile, from disk where it is stored; a reason is passed through.
+
+        Where there are workers all compiles have begun, or wait for one, when this returns.
+        """
+        return map(self._kept_if_new, self._workers.run(map(self._task, wanted)))
+
+    def _task(self, wanted: _Wanted | str) -> Task | Known:
+        """A task, or the result, where it is known."""
+        if isinstance(wanted, str):
+            return Known(wanted)
+        kept = self._kept.get(wanted.name) if self._kept else None
+        if kept is not None:
+            self.cached += 1
+            return Known(kept)
+        arguments = (wanted.graph, wanted.options, wanted.key, wanted.settings, wanted.name)
+        return try_compile, arguments
+
+    def _kept_if_new(self, result: Made | Compiled | str) -> Compiled | str:
+        if not isinstance(result, Made):
+            return result
+        if self._kept and isinstance(result.compiled, Compiled):
+            self._kept.put(result.name, result.compiled)
+        return result.compiled
+
+
+def _settled(mapping: Mapped, result: Compiled | str) -> Settled:
+    if isinstance(result, str):
+        return Settled(mapping, Obtained(problem=result), None)
+    return Settled(mapping, result.obtained, result.priced)
 
 
 def try_compile(
-    graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any]
-) -> Compiled | str:
+    graph: Graph, options: CompileOptions, key: Key, settings: Mapping[str, Any], name: str
+) -> Made:
     """`compiled`, or the reason why it failed."""
     try:
-        return compiled(graph, options, key, settings)
+        return Made(name, compiled(graph, options, key, settings))
     except Error as error:
-        return why_not(error)
+        return Made(name, why_not(error))

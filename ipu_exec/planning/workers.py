@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -26,11 +28,21 @@ WITHOUT_RAY = "--ray takes Ray, which is not installed here: pip install 'ipusco
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+@dataclass(frozen=True)
+class Known:
+    """In place of a task: its result, which is there already."""
+
+    result: Any
+
+
 class Workers(Protocol):
     """Runs tasks somewhere."""
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
-        """The result of each task, in order; a task's exception ends it."""
+    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+        """The result of each task, in order; a task's exception ends it.
+
+        Where there are workers, every task has begun, or waits for one, when this returns.
+        """
 
     def close(self) -> None:
         """Release the workers."""
@@ -39,10 +51,10 @@ class Workers(Protocol):
 class Here:
     """This process, running one task at a time when its result is asked for."""
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
         """Run them one after another."""
-        for function, arguments in tasks:
-            yield function(*arguments)
+        for task in tasks:
+            yield task.result if isinstance(task, Known) else _call(*task)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -55,26 +67,29 @@ class Processes:
         self.count = count
         self._pool: ProcessPoolExecutor | None = None
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
         """Run all at once; tasks of a killed worker are repeated."""
-        waiting = [self._submit(task) for task in tasks]
-        for number in range(len(tasks)):
-            for last in (*[False] * (_TRIES - 1), True):
-                try:
-                    result = waiting[number].result()
-                    break
-                except BrokenProcessPool as error:
-                    if last:
-                        raise Error(
-                            f"a worker process died {_TRIES} times over one compile: is there too"
-                            " little memory for so many? --workers 1 compiles one at a time"
-                        ) from error
-                    self._anew()
-                    waiting[number:] = [
-                        one if one.done() and not one.exception() else self._submit(again)
-                        for one, again in zip(waiting[number:], tasks[number:], strict=True)
-                    ]
-            yield result
+        waiting = [
+            task if isinstance(task, Known) else (task, self._submit(task)) for task in tasks
+        ]
+        return map(self._result, waiting)
+
+    def _result(self, waiting: Known | tuple[Task, Future[Any]]) -> Any:
+        if isinstance(waiting, Known):
+            return waiting.result
+        task, future = waiting
+        for _ in range(_TRIES - 1):
+            try:
+                return future.result()
+            except (BrokenProcessPool, CancelledError):
+                future = self._submit(task)
+        try:
+            return future.result()
+        except (BrokenProcessPool, CancelledError) as error:
+            raise Error(
+                f"a worker process died {_TRIES} times over one compile: is there too little memory"
+                " for so many? --workers 1 compiles one at a time"
+            ) from error
 
     def _submit(self, task: Task) -> Future[Any]:
         with _without_main():
@@ -99,9 +114,13 @@ class Processes:
 
 
 def _begin() -> None:
-    """Compute on one core in this worker: there are as many workers as cores to be used."""
+    """Compute on one core in this worker: there are as many workers as cores to be used.
+
+    Ctrl-C, which reaches workers too, ends it without a traceback.
+    """
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
 
 
@@ -135,15 +154,19 @@ class Cluster:
             runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
         )
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Any]:
+    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
         """Run all at once; Ray repeats the tasks of a killed worker."""
         remote = self._ray.remote(max_retries=_TRIES)(_call)
-        waiting = [remote.remote(function, arguments) for function, arguments in tasks]
-        for one in waiting:
-            try:
-                yield self._ray.get(one)
-            except self._ray.exceptions.RayTaskError as error:
-                raise error.cause from error
+        waiting = [task if isinstance(task, Known) else remote.remote(*task) for task in tasks]
+        return map(self._result, waiting)
+
+    def _result(self, waiting: Any) -> Any:
+        if isinstance(waiting, Known):
+            return waiting.result
+        try:
+            return self._ray.get(waiting)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""

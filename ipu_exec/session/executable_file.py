@@ -30,7 +30,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.errors import Error
 from ipu_exec.session.plain_values import arrays_of, put_together, taken_apart
 
-FORMAT, VERSION = "ipuscope executable", 2
+FORMAT, VERSION = "ipuscope executable", 3
 SUFFIX = ".ipuexec"
 _HEADER, _PROGRAM, _ARRAYS, _MODEL = "header.json", "program.json", "arrays.bin", "model.pt"
 MOST_BYTES = {_HEADER: 1 << 20, _PROGRAM: 1 << 28, _ARRAYS: 1 << 32, _MODEL: 1 << 40}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ipu_exec import optimiser_log
+from ipu_exec import collecting, optimiser_log
 from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
@@ -461,6 +461,7 @@ class PoplarExecutor:
         self._peers = agree(together, options, self._model, inputs, structure)
         self._together = together
 
+    @collecting.paused()
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:

@@ -115,7 +115,7 @@ def _is_product(aten: pd.Series[str]) -> np.ndarray:
 
 
 def _steps(report: Report, variables: pd.DataFrame) -> Steps:
-    steps = report.program_steps()
+    steps = report.steps_as_run()
     steps = steps[
         (steps["block"] >= 0)
         & steps["direction"].isin(_WORKING)

@@ -17,7 +17,7 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
 
     ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile),
     ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: the cycles beyond an
-    even share of the same work.
+    even share of the same work, of all turns where the step is in a loop.
     """
     steps = report.program_steps(ipu)
     steps = steps[(steps["kind"] == "compute") & steps["tile_balance"].notna()]
@@ -30,6 +30,8 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
         ["step", "ipu", "position", "name", "op", "cycles", "active_tiles", "tile_balance"]
     ]
     balance = shown.assign(
-        slowest_tile=slowest, mean_cycles=mean, lost_cycles=steps["cycles"] - mean
+        slowest_tile=slowest,
+        mean_cycles=mean,
+        lost_cycles=(steps["cycles"] - mean) * steps["times"],
     )
     return balance.sort_values("lost_cycles", ascending=False, kind="stable", ignore_index=True)

@@ -43,7 +43,7 @@ def movement_of_ops(report: Report) -> pd.DataFrame:
 
     ``op, name, direction, stage, steps, bytes_in, cycles, share`` (of the operator's own cycles).
     """
-    steps, ops = report.program_steps(), report.ops
+    steps, ops = report.steps_as_run(), report.ops
     steps = steps[
         (steps["op"] >= 0)
         & (steps["kind"] == "exchange")

@@ -28,7 +28,7 @@ def operators(report: Report) -> pd.DataFrame:
     cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
     cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
-    ops, steps = report.ops, report.program_steps()
+    ops, steps = report.ops, report.steps_as_run()
     steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
     compute = steps[steps["kind"] == "compute"]
     even = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
@@ -61,7 +61,7 @@ def roofline(report: Report) -> pd.DataFrame:
     or, at this intensity, the exchange allows) and ``bound`` ("compute" or "exchange": which of the
     two it is; "" without operations).
     """
-    ops, steps, target = report.ops, report.program_steps(), report.target
+    ops, steps, target = report.ops, report.steps_as_run(), report.target
     steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
     spent = {
         kind: (

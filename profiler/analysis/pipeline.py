@@ -165,7 +165,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
     The stage is -1 for the weight update.
     """
-    steps, ops = report.program_steps(), report.ops
+    steps, ops = report.steps_as_run(), report.ops
     steps = steps[steps["op"] >= 0]
     stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
     spent = steps["cycles"].groupby([stage, steps["ipu"], steps["direction"], steps["op"]]).sum()

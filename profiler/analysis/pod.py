@@ -64,7 +64,8 @@ def _link_bytes(report: Report) -> pd.Series:
     steps = report.program_steps()
     steps = steps.assign(body=report.steps_in_order("body"))
     steps = steps[steps["kind"] == "global exchange"]
-    moved = (steps["bytes_in"] + steps["bytes_out"]).groupby(steps["body"]).sum()
+    nbytes = (steps["bytes_in"] + steps["bytes_out"]) * steps["times"]
+    moved = nbytes.groupby(steps["body"]).sum()
     runs = report.tasks(iteration=0).groupby(["ipu", "body"]).size().reset_index(name="runs")
     runs["bytes"] = runs["runs"] * moved.reindex(runs["body"], fill_value=0).to_numpy()
     return runs.groupby("ipu")["bytes"].sum()

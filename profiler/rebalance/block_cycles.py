@@ -68,7 +68,7 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
     need not come).
     """
-    names = ("block", "stage", "purpose", "direction", "kind", "cycles")
+    names = ("block", "stage", "purpose", "direction", "kind", "spent")
     block, where, purpose, direction, kind, cycles = map(report.steps_in_order, names)
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
     own_steps &= np.logical_and.reduce([purpose != one for one in _STASHING])

@@ -164,7 +164,7 @@ def _cycles_in_two(
 ) -> BlockCycles:
     """Cycles of both halves: the first has its operators', and the update by share of weights."""
     cycles, block = costs.cycles, halves.block
-    steps = report.program_steps()
+    steps = report.steps_as_run()
     own_steps = steps[(steps["block"] == block) & (steps["stage"] == costs.stage[block])]
     in_first = own_steps["op"].isin(first)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,9 @@ class Costs(BlockCosts):
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
         choices = _choices(report, pipelined and training)
         if choices:
-            again, off_chip = (any(each) for each in zip(*map(astuple, choices), strict=True))
+            off_chip = any(choice.offload for choice in choices)
+        if len(set(choices)) > 1:
+            again = any(choice.recompute for choice in choices)
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -79,7 +81,7 @@ class Costs(BlockCosts):
             recompute=again,
             recompute_alone=not pipelined or automatic is not None,
             offload=off_chip,
-            choices=choices,
+            choices=choices if len(set(choices)) > 1 else (),
             proportions=_proportions(options),
             block_proportions=_block_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
@@ -136,10 +138,10 @@ def _pipelined(report: Report) -> bool:
 
 
 def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
-    """How each stage saved memory, where a placement file made stages differ, otherwise empty.
+    """How each stage saved memory, by the script's options or by a placement file.
 
-    Also empty for an older profile, which does not record it, and for a foreign one whose record
-    makes no sense.
+    Empty for an older profile, which does not record it, and for a foreign one whose record makes
+    no sense.
     """
     said: Any = report.meta.get("choices")
     try:
@@ -148,8 +150,7 @@ def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
         )
     except (TypeError, ValueError):
         return ()
-    differ = len(set(choices)) > 1 and len(choices) == len(report.stages)
-    return choices if differ else ()
+    return choices if len(choices) == len(report.stages) else ()
 
 
 def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:

@@ -125,7 +125,7 @@ def interval_costs(
     last = first + np.arange(width)[None, :]
     inside = last < count
     last = np.minimum(last, count - 1)
-    early, final = _cycles(costs, choices, width)
+    early, final = cycles_of_intervals(costs, choices, width)
     memories = None
     if memory:
         deepest = depth_of(costs, stages, 0)
@@ -192,11 +192,11 @@ def _width(costs: Costs, most: int) -> int:
 
 def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:
     """The same stages with the same memory, and the cycles of other costs."""
-    early, final = _cycles(costs, table.choices, table.final.shape[1])
+    early, final = cycles_of_intervals(costs, table.choices, table.final.shape[1])
     return replace(table, costs=costs, early=early, final=final)
 
 
-def _cycles(
+def cycles_of_intervals(
     costs: Costs, choices: Sequence[Choice], width: int
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cycles of all stages that others follow, one array per choice, and of all final stages."""

@@ -76,7 +76,8 @@ class _Search:
     ) -> None:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
-        self._fits: dict[tuple[Part, ...], bool] = {}
+        # whether an IPU holds stages does not depend on how long a search lets them be
+        self._fits: dict[tuple[Part, ...], bool] = costs.known.setdefault("fit together", {})
         self._alone: dict[Choice, IntervalMemory] = {}
         self._length: dict[tuple[Part, bool], int] = {}
 

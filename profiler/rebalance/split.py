@@ -22,6 +22,7 @@ from profiler.rebalance.interval_costs import (
     INFINITE,
     IntervalCosts,
     copy_cycles,
+    cycles_of_intervals,
     interval_costs,
     least_maximum,
     memory_of_all,
@@ -409,13 +410,28 @@ def _revisiting(
     start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
     end = len(ipus) * longest(costs)
     free = widened(start, end, lambda most: try_most(most, False))
-    least = widened(free, end, lambda most: try_most(most, True)) if free is not None else None
+    least = None
+    if free is not None and fewest_stages(costs, choices) <= len(ipus):
+        # stages that are longer than any that fits add nothing to what is looked at
+        end = min(end, max(map(ipus.count, ipus)) * _longest_that_fits(costs, choices))
+        least = widened(free, end, lambda most: try_most(most, True))
     if free is None or least is None:
         raise ValueError(
             f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))} "
             + ("fits" if free is not None else "keeps together the Blocks that must be on one IPU")
         )
     return free, least, splits[0][1]
+
+
+def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
+    """The most cycles of a stage that fits on an IPU of its own, if it stashes nothing."""
+    most = 0
+    for choice in choices:
+        fits = memory_of_all(costs, choice).fullest(0) <= costs.machine.bytes_per_tile
+        early, final = cycles_of_intervals(costs, (choice,), fits.shape[1])
+        for cycles in (*early, final):
+            most = max(most, int(np.where(fits & (cycles < INFINITE), cycles, 0).max(initial=0)))
+    return most
 
 
 def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:

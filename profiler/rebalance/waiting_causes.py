@@ -117,7 +117,7 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
 
     Shares of its cycles, which add up to 1.
     """
-    steps = report.program_steps()
+    steps = report.steps_as_run()
     steps = steps[
         steps["direction"].isin([Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE])
     ]

@@ -70,6 +70,7 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
         ),
         ("every table can be read", _tables),
+        ("packed columns are what rows say", _packed),
         ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
@@ -102,6 +103,16 @@ def _tables(report: Report) -> str:
         if not len(frame)
     ]
     return f"nothing in {', '.join(empty)}" if empty else ""
+
+
+def _packed(report: Report) -> str:
+    from profiler import records
+
+    for record in records.STORED:
+        amiss = report.packed_amiss(record)
+        if amiss:
+            return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
+    return ""
 
 
 def _rows(report: Report) -> str:

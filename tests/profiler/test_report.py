@@ -74,7 +74,7 @@ COLUMNS = {
     ),
     "program_steps()": (
         "step ipu position name type kind purpose tensor direction stage block op cycles program"
-        " bytes_in bytes_out active_tiles tile_balance"
+        " bytes_in bytes_out active_tiles tile_balance times"
     ),
     "pipeline_cycles()": "position phase start end cycles slowest_ipu",
     "tasks()": (

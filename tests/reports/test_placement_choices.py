@@ -62,6 +62,15 @@ def test_each_stage_does_as_the_file_says(mixed: Path) -> None:
         assert all(one.exact for one in there.memory)
 
 
+def test_the_file_goes_before_the_options_where_all_stages_are_alike(demo: Path) -> None:
+    with open_report(demo / "training") as report:
+        assert not Costs.from_report(report).offload
+    with open_report(demo / "training") as report:
+        report.meta["choices"] = [[True, True]] * len(report.stages)  # as a placement said
+        costs = Costs.from_report(report)
+        assert costs.offload and costs.recompute and not costs.choices
+
+
 def test_what_if_predicts_what_the_file_gives(demo: Path, mixed: Path) -> None:
     with open_report(demo / "training") as before, open_report(mixed / "training") as after:
         costs = Costs.from_report(before)

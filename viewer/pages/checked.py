@@ -94,8 +94,8 @@ def _said(check: Check, blocks: int) -> Any:
         if first.problem
         else html.P(
             [
-                f"{_sizes(first.prediction.assignment, blocks)} Blocks a stage is the quickest of"
-                f" {units.count(len(check.found), 'split')} that were compiled: ",
+                f"{_sizes(first.prediction.assignment, blocks)} Blocks a stage is the quickest"
+                f" {_of_compiled(len(check.found))}: ",
                 dcc.Link(
                     "show it",
                     href=f"/rebalance?starts={in_address(first.prediction.assignment)}",
@@ -106,12 +106,23 @@ def _said(check: Check, blocks: int) -> Any:
     heads = ("Blocks a stage", "predicted", "compiled", "off by", "largest extent", "compiled", "")
     table = html.Table(
         [
-            html.Thead(html.Tr([html.Th(words) for words in heads])),
+            html.Thead(html.Tr([_head(words) for words in heads])),
             html.Tbody([_row(one, blocks) for one in check.found]),
         ],
         className="plain",
     )
     return [lead, html.Div(table, className="scroll")]
+
+
+def _of_compiled(count: int) -> str:
+    if count == 1:
+        return "and the only split that could be compiled"
+    return f"of {count} splits that were compiled"
+
+
+def _head(words: str) -> Any:
+    """Above numbers, which end at the right."""
+    return html.Th(words, className="" if words in ("Blocks a stage", "") else "n")
 
 
 def _row(one: Verified, blocks: int) -> Any:

@@ -202,7 +202,7 @@ def test_an_older_file_with_a_pickle_is_not_read(saved: Path, tmp_path: Path) ->
         tmp_path / "bad",
         {"header.json": json.dumps(header).encode(), "executable.pickle": pickle.dumps(1)},
     )
-    with pytest.raises(Error, match="version 1; this IPUscope reads 2"):
+    with pytest.raises(Error, match="version 1; this IPUscope reads 3"):
         executable_file.read(bad)
 
 
