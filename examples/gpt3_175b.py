@@ -49,7 +49,7 @@ def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) ->
     off_chip = poptorch.TensorLocationSettings().useOnChipStorage(False)
     opts.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
     opts.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
-    opts.setAvailableMemoryProportion({f"IPU{ipu}": 0.3 for ipu in range(pipeline)})
+    opts.setAvailableMemoryProportion({f"IPU{ipu}": 0.25 for ipu in range(pipeline)})
     opts._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     return opts
 

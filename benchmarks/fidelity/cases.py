@@ -87,10 +87,9 @@ class Row:
             if "octave" in self.case:
                 return "octave convolutions"
             return "depthwise" if re.search(r"groups \d+", self.case) else "convolutions"
-        first = self.case.split()[0]
-        return {"LSTM": "LSTM", "GRU": "GRU", "embedding": "embedding"}.get(
-            first, "pooling" if "pooling" in self.case else "reductions"
-        )
+        words = ("LSTM", "GRU", "embedding", "pooling", "CTC loss", "triangular", "Cholesky")
+        found = next((word for word in words if word in self.case), "reductions")
+        return f"{found}, all passes" if self.case.startswith("training") else found
 
 
 class Chain(nn.Module):

@@ -9,7 +9,9 @@ Passes of a layer, sums, recurrent layers.
 - ``200x64 @ 64x10000 + C; partials fp32``: a product added to a third matrix
 - ``sum over 1,3 of 16x4x16x32x8`` (``max``, ``sum of squares``)
 - ``max pooling 3x3 stride 2 147x147 of 64 channels``: forward and gradient
-- ``LSTM of 1024 to 1024, 25 steps, batch 16``, ``GRU of ...``
+- ``LSTM of 1024 to 1024, 25 steps, batch 16``, ``GRU of ...``; ``training LSTM of ...`` has the
+  gradients of the sequence and of the weights too
+- ``CTC loss of 375 steps, 36 classes, labels of 200, batch 4``: of logits, and its gradient
 - ``embedding of 1000x200, 21600 indices``: rows looked up, and gradients added to them
 - ``training 3x3 pad 1 28x28 128->128 batch 4 octave 0.25 to 0.25``: an octave convolution, whose
   channels of low frequency have half the field
@@ -274,21 +276,62 @@ class Recurrent(nn.Module):
             return out
 
 
+class RecurrentPasses(Recurrent):
+    """The same and its gradients."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        _, _, outputs, steps, batch, dtype = about
+        self.grad = held(steps, batch, outputs, dtype=dtype)
+
+    def forward(self, start: torch.Tensor) -> Any:
+        with ipu_exec.Block("operator"), torch.enable_grad():
+            sequence = self.sequence.detach().requires_grad_()
+            out = self.layer(sequence)[0]
+            wanted = (sequence, *self.layer.parameters())
+            return out, *torch.autograd.grad(out, wanted, self.grad)
+
+
 def recurrent(row: Row) -> Compiled:
-    """The forward pass of an LSTM or GRU."""
+    """The forward pass of an LSTM or GRU, or all passes."""
     inputs, outputs = (number(row.case, words) for words in (r"of (\d+) to", r"to (\d+)"))
     steps, batch = number(row.case, r"(\d+) steps"), number(row.case, r"batch (\d+)", 1)
-    kind, gates = (nn.GRU, 3) if row.case.startswith("GRU") else (nn.LSTM, 4)
+    kind, gates = (nn.GRU, 3) if "GRU" in row.case else (nn.LSTM, 4)
+    passes = RecurrentPasses if row.case.startswith("training") else Recurrent
     flops = 2 * gates * steps * batch * outputs * (inputs + outputs)
-    model = Recurrent(kind, inputs, outputs, steps, batch, dtype_of(row))
+    model = passes(kind, inputs, outputs, steps, batch, dtype_of(row))
     return infer(model, options_for(row), flops)
+
+
+def ctc_loss(row: Row) -> Compiled:
+    """The loss of each sequence, and the gradient of the logits."""
+    steps, classes = number(row.case, r"of (\d+) steps"), number(row.case, r"(\d+) classes")
+    labels, batch = number(row.case, r"labels of (\d+)"), number(row.case, r"batch (\d+)", 1)
+    dtype = dtype_of(row)
+    lengths = [steps] * batch, [labels] * batch
+
+    def run(logits: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor) -> Any:
+        aten = torch.ops.aten
+        logs = torch.log_softmax(logits, -1)
+        loss, table = aten._ctc_loss(logs, targets, *lengths)
+        back = aten._ctc_loss_backward(grad, logs, targets, *lengths, loss, table, 0)
+        return loss, aten._log_softmax_backward_data(back, logs, -1, dtype)
+
+    model = OnChip(
+        run,
+        held(steps, batch, classes, dtype=dtype),
+        held(batch, labels, dtype=torch.int32),
+        held(batch, dtype=dtype),
+    )
+    return infer(model, options_for(row), 0)
 
 
 OPERATORS: dict[str, Callable[[Row], Compiled]] = {
     r"@.*\+ C": product_and_sum,
     r"^max pooling": pooling,
     r"^(sum|max)\b": reduction,
-    r"^(LSTM|GRU)\b": recurrent,
+    r"^(training )?(LSTM|GRU)\b": recurrent,
+    r"^CTC loss": ctc_loss,
     r"^embedding": embedding,
 }
 """By what of the row's case tells them."""

@@ -1,9 +1,10 @@
 """``python -m benchmarks.fidelity.poplibs CHECKOUT``: register poplibs' benchmark file whole.
 
 CHECKOUT is a directory with ``tests/benchmark_results.csv`` and ``tests/CMakeLists.txt`` of
-poplibs at commit 53a4707 [PLB], for instance of ``git worktree add CHECKOUT 53a4707``. Each of its
-439 results becomes a line of ``poplibs.csv`` with three measurements: cycles, the bytes of the
-liveness report over all tiles (``TotalMemory``) and the fullest tile with gaps (``MaxTileMemory``).
+poplibs at commit 8dcde1e [PLB], the last before both were removed, for instance of ``git worktree
+add CHECKOUT 8dcde1e``. Each of its 555 results becomes a line of ``poplibs.csv`` with three
+measurements: cycles, the bytes of the liveness report over all tiles (``TotalMemory``) and the
+fullest tile with gaps (``MaxTileMemory``).
 The rule: every result is a row. One whose work torch has no operator for is marked, and says what
 stands for it.
 """
@@ -33,7 +34,10 @@ QUANTITIES = {
 GRU = "popnn resets the state before its second product, torch after it"
 EMBEDDING = "the vendor's model counts the worst case: all indices in one worker's part"
 OCTAVE = "here one convolution after the other; the vendor's run as one multi-convolution"
+STEPWISE = "gradients of weights were made step by step then, of several steps at once since"
+CELLS = "the cells of all gates lie in another order there"
 NARROWER = "the published tool uses {} tiles; here all of the chip's"
+Command = tuple[str, dict[str, str]]  # the kind of a benchmark and its options
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,17 @@ def rows() -> list[Row]:
 # -- reading the source
 
 
-def commands(text: str) -> dict[str, tuple[str, dict[str, str]]]:
+def commands(text: str) -> dict[str, Command]:
     """(kind, options) of each benchmark of a CMakeLists.txt, by its name.
 
     One is commented out there and has a result all the same.
     """
     text = re.sub(r"^#", "", text, flags=re.MULTILINE)
-    by_name: dict[str, tuple[str, dict[str, str]]] = {}
+    by_name: dict[str, Command] = {}
     pattern = r"add_(\w+)_benchmark\(\s*NAME\s+(\S+)\s+PARAMS([^)]*?)(?:PARALLEL_LEVEL[^)]*)?\)"
     for kind, name, words in re.findall(pattern, text):
         for values in _values(name + words):
-            chosen, filled = _fill(name, values), _fill(words, values)
+            chosen, filled = _fill(name, values).strip('"'), _fill(words, values)
             pairs = re.findall(r"--([\w-]+)[ =]+(\{[^}]*\}|\S+)", filled)
             by_name[chosen] = kind, {key: value.strip("{}") for key, value in pairs}
     return by_name
@@ -150,9 +154,29 @@ def pooling(options: dict[str, str]) -> str:
 
 
 def recurrent(kind: str, options: dict[str, str]) -> str:
+    passes = "training " if options.get("phase") == "all" else ""
     return (
-        f"{kind.upper()} of {options['input-size']} to {options['output-size']},"
+        f"{passes}{kind.upper()} of {options['input-size']} to {options['output-size']},"
         f" {options['sequence-size']} steps, batch {options['batch-size']}"
+    )
+
+
+def ctc_loss(options: dict[str, str]) -> str:
+    """The loss of logits and its gradient."""
+    return (
+        f"CTC loss of {options['max-time']} steps, {options['num-classes']} classes,"
+        f" labels of {options['max-label-length']}, batch {options['batch']}"
+    )
+
+
+def matrix_solver(options: dict[str, str]) -> str:
+    """A triangular system of equations, or a Cholesky factor."""
+    batches, rank = options.get("batches", "1"), options["a-rank"]
+    if "b-rank" not in options:
+        return f"Cholesky factor of {batches}x{rank}x{rank}, lower {options['lower']}"
+    return (
+        f"triangular solve of {batches}x{rank}x{rank} for {options['b-rank']} columns,"
+        f" unknown on the {options['side']}"
     )
 
 
@@ -176,21 +200,59 @@ def embedding(options: dict[str, str]) -> str:
 
 def case_of(kind: str, options: dict[str, str]) -> tuple[str, str, str]:
     """(case, data type, mark) of a benchmark."""
-    dtype = {"half": "fp16", "float": "fp32"}[options.get("data-type", options.get("type", "half"))]
-    if kind in ("conv", "oct_conv"):
-        return convolution(options), dtype, OCTAVE if kind == "oct_conv" else ""
-    if kind == "pooling":
-        return pooling(options), dtype, ""
+    dtype = {"half": "fp16", "float": "fp32"}[_type(options)]
+    words, mark = _words(kind, options)
+    return words, dtype, mark
+
+
+def _words(kind: str, options: dict[str, str]) -> tuple[str, str]:
+    """(case, mark) of a benchmark."""
     if kind in ("lstm", "gru"):
-        return recurrent(kind, options), dtype, GRU if kind == "gru" else ""
-    if kind in ("gemm", "fc"):
-        return product(kind, options), dtype, ""
-    if kind == "reduction":
-        tiles = options.get("tiles-per-ipu", "")
-        return reduction(options), dtype, NARROWER.format(tiles) if tiles else ""
-    if kind == "embedding":
-        return embedding(options), dtype, EMBEDDING
-    raise ValueError(f"no case is written for add_{kind}_benchmark")
+        return recurrent(kind, options), _recurrent_mark(kind, options)
+    tiles = options.get("tiles-per-ipu", "")
+    known = {
+        "conv": (convolution, ""),
+        "oct_conv": (convolution, OCTAVE),
+        "pooling": (pooling, ""),
+        "ctc_loss": (ctc_loss, ""),
+        "matrix_solver": (matrix_solver, ""),
+        "reduction": (reduction, NARROWER.format(tiles) if tiles else ""),
+        "embedding": (embedding, EMBEDDING),
+        "gemm": (lambda given: product(kind, given), ""),
+        "fc": (lambda given: product(kind, given), ""),
+    }
+    if kind not in known:
+        raise ValueError(f"no case is written for add_{kind}_benchmark")
+    words, mark = known[kind]
+    return words(options), mark
+
+
+def _recurrent_mark(kind: str, options: dict[str, str]) -> str:
+    if "cell-order" in options:
+        return CELLS
+    if kind == "gru":
+        return GRU
+    return STEPWISE if options.get("phase") == "all" else ""
+
+
+def _type(options: dict[str, str]) -> str:
+    return next(
+        (options[key] for key in ("data-type", "type", "in-type") if key in options), "half"
+    )
+
+
+def command_of(name: str, known: dict[str, Command]) -> Command:
+    """What a result's benchmark runs; functions of the file make some names out of others."""
+    if name in known:
+        return known[name]
+    if match := re.fullmatch(r"(triangular_solve_\w+)_(left|right)", name):
+        kind, options = known[match.group(1)]
+        return kind, {**options, "side": match.group(2)}
+    match = re.fullmatch(r"cholesky_batch_(\d+)_dim_(\d+)_block_\d+_lower_(\w+)_type_(\w+)", name)
+    if match is None:
+        raise ValueError(f"nothing in CMakeLists.txt makes {name}")
+    keys = ("batches", "a-rank", "lower", "data-type")
+    return "matrix_solver", dict(zip(keys, match.groups(), strict=True))
 
 
 def registered(checkout: Path) -> list[Registered]:
@@ -201,7 +263,7 @@ def registered(checkout: Path) -> list[Registered]:
         if line.startswith("#") or not line:
             continue
         target, _, name, cycles, _, total, _, fullest, _ = line.split(",")
-        kind, options = known[name]
+        kind, options = command_of(name, known)
         case, dtype, mark = case_of(kind, options)
         measured = int(cycles), int(total), int(fullest)
         tests.append(Registered(name, MACHINES[target], dtype, case, *measured, mark))
@@ -212,7 +274,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkout", type=Path, help="of poplibs at commit 53a4707")
+    parser.add_argument("checkout", type=Path, help="of poplibs at commit 8dcde1e")
     benchmarks = registered(parser.parse_args().checkout)
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

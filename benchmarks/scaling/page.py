@@ -52,7 +52,7 @@ Beyond one rack the submission lost more than is predicted: 4.1 ms of an update 
 IPUs, 6.8 ms on 256 (samples of an update over both throughputs). One ring over all replicas would
 explain most of it: 2 x 127/128 of 51 MB of gradients over each border between racks take 4.1 ms at
 the 25 GB/s of a box's gateway. poplibs' collectives knew only rings until they moved to GCL in
-January 2021 ([PLB, include/popops/Collectives.hpp], method), and whether GCL's are hierarchical
+January 2021 ([PL, include/popops/Collectives.hpp], method), and whether GCL's are hierarchical
 between racks is not public, nor is a gateway's latency. So the hierarchical one stays, and the
 three rows beyond a rack are too fast by what they lost there.
 

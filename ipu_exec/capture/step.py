@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.capture import overlap
+from ipu_exec.capture import overlap, shared_sizes
 from ipu_exec.capture.casts import Casting
 from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
@@ -286,7 +286,7 @@ class _Run:
             yield
             return
         try:
-            with without_propagation(self.recorder.paused):
+            with without_propagation(self.recorder.paused), shared_sizes.noticed(sharding):
                 yield
         except (RuntimeError, ValueError) as error:
             if isinstance(error, Error) or _CHANGED in str(error):

@@ -21,6 +21,7 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     attention,
     collectives,
     conv,
+    ctc,
     distance,
     elementwise,
     gather,

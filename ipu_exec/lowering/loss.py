@@ -10,12 +10,10 @@ from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name, bring, broadcast_need
 from ipu_exec.lowering.layouts import (
     Spread,
-    apportion,
     ceil_div,
     digest,
     is_contiguous,
     result_key,
-    split_evenly,
 )
 from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -209,100 +207,6 @@ def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.map(f"{base_name(spec)}/{kind}", kind, spread.elements, out.dtype)
     return build.plan(
         (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
-    )
-
-
-LOG_ADD = 23  # worker cycles of one in fp32 (docs/cycles.md#compound-operators)
-
-
-def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.ndarray:
-    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile.
-
-    The six workers share a step's states.
-
-    Each state takes ``terms`` log-additions of its neighbours in the previous step, and an
-    addition.
-    """
-    step = WORKERS * (20 + ceil_div(states, WORKERS) * (LOG_ADD * terms + 6))
-    return np.where(samples > 0, samples * steps * step, 0)
-
-
-def _samples(batch: int, tiles: int) -> np.ndarray:
-    """Whole samples on tiles, as evenly as possible: a table's steps depend on each other."""
-    return split_evenly(batch, tiles)
-
-
-@lowering("aten._ctc_loss")
-def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table).
-
-    The table is [N, T, 2 longest + 1] (Graves et al., 2006).
-
-    A sample's table is filled on one tile, step by step. popnn::ctc also splits time and labels, so
-    ours is an upper bound: an estimate.
-    """
-    build = Builder(spec, machine)
-    scores, (out, table) = build.place(0), spec.outputs
-    assert out is not None and table is not None
-    batch, steps, states = table.shape
-    samples = _samples(batch, machine.tiles)
-    for index in range(len(spec.operands)):
-        source = build.place(index)
-        need = apportion(source.elements, samples)
-        step = build.fetch(f"operand {index}", source, need)
-        build.hold(f"operand {index}", need * source.item_bytes, step, _END)
-    cycles = ctc_cycles(samples, steps, states, 2)
-    build.compute(
-        "alpha", "popnn::CTCAlpha<float,unsigned int,float,true>", cycles, 3 * table.elements
-    )
-    by_sample = digest("ctc", batch)
-    return build.plan(
-        (
-            Spread(("ctc", 0, by_sample, scores.shape), samples).layout(out.dtype),
-            Spread(("ctc", 0, by_sample, table.shape), samples * steps * states).layout(
-                table.dtype
-            ),
-        )
-    )
-
-
-@lowering("aten._ctc_loss_backward")
-def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """The gradient of the log probabilities[T, N, C].
-
-    Arguments: (gradient, log probabilities, targets, ..., loss, table).
-
-    The table of suffixes is filled backwards on the sample's tile, and summed by symbol.
-    """
-    build = Builder(spec, machine)
-    out, table = spec.outputs[0], spec.operands[-1]
-    assert out is not None
-    batch, steps, states = table.shape
-    samples = _samples(batch, machine.tiles)
-    for index in range(len(spec.operands)):
-        source = build.place(index)
-        need = apportion(source.elements, samples)
-        if source.layout is not None and np.array_equal(
-            source.layout.bytes, need * source.item_bytes
-        ):
-            continue  # the table is where it was made
-        step = build.fetch(f"operand {index}", source, need)
-        build.hold(f"operand {index}", need * source.item_bytes, step, _END)
-    cycles = ctc_cycles(samples, steps, states, 2)
-    build.compute(
-        "beta", "popnn::CTCBeta<float,unsigned int,float,true>", cycles, 3 * table.elements
-    )
-    cycles = ctc_cycles(samples, steps, states, 1)
-    build.compute(
-        "gradient",
-        "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>",
-        cycles,
-        2 * table.elements,
-    )
-    elements = apportion(out.elements, samples)
-    build.map("exp", "exp", elements, out.dtype)
-    return build.plan(
-        (Spread(("ctc", 0, digest("ctc", batch), out.shape), elements).layout(out.dtype),)
     )
 
 

@@ -22,6 +22,7 @@ LIKE = "reduction"  # what unmeasured operators resemble
 _WORDS = {
     "pool": "pooling",
     "rnn": "recurrent",
+    "ctc_loss": "CTC loss",
     "scaled_dot_product": "product",
     "convolution": "convolution",
     "conv": "convolution",

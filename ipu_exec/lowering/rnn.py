@@ -7,7 +7,7 @@ by default and which PopART does not set).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from ipu_exec.machine import Machine
 from profiler.enums import Role
 
 _END = 1 << 30
+LSTM, GRU = 4, 3  # gates of a cell
+# states that the forward keeps of a step, by gates ([PL, lib/popnn/Lstm.cpp], [PL,
+# lib/popnn/Gru.cpp]: LSTM_FWD_INTERMEDIATE_*, GRU_FWD_INTERMEDIATE_*)
+KEPT = {LSTM: 6, GRU: 4}
 
 
 def repeat(build: Builder, first: int, times: int) -> None:
@@ -137,8 +141,25 @@ def _beside(build: Builder, rows: int, parts: tuple[Operand, ...], columns: int)
     return row_major((rows, columns), dtype, spread.layout(dtype))
 
 
+def _weights_beside(build: Builder, parts: tuple[Operand, ...]) -> Operand:
+    """Weights of the input and of the state as one matrix, with a row for each gate's unit."""
+    rows, columns = parts[0].shape[0], sum(part.shape[1] for part in parts)
+    return replace(_beside(build, rows, parts, columns), role=Role.WEIGHT)
+
+
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step backward: each gate's derivative and the products around it."""
+    """The maps of one time step backward: each gate's derivative and the products around it.
+
+    For an LSTM the output's gate and tanh first, the other gates after the cell's gradient is
+    added ([PL, lib/popnn/Lstm.cpp], backwardStepImpl).
+    """
+    if gates == 4:
+        build.map("output gate/products", "mul", states * 2, dtype)
+        build.map("output gate/derivatives", "nonlinearity_grad", states * 2, dtype)
+        build.map("add cell state", "add_", states, dtype)
+        build.map("gates/products", "mul", states * 4, dtype)
+        build.map("gates/derivatives", "nonlinearity_grad", states * 3, dtype)
+        return
     build.map("grad activations", "nonlinearity_grad", states * gates, dtype)
     for _ in range(1 if gates == 1 else 4):
         build.map("grad products", "mul", states, dtype)
@@ -217,6 +238,124 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Extents of a recurrent layer: steps of time, samples, features, states, gates of a cell."""
+
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    gates: int
+    dtype: str
+    item_bytes: int
+
+    @property
+    def units(self) -> int:
+        """Columns of the gates' product."""
+        return self.gates * self.hidden
+
+    @property
+    def slice(self) -> str:
+        """The vertex that takes a time step out of a sequence."""
+        return f"popops::DynamicSlice1d<{self._type}>"
+
+    @property
+    def update(self) -> str:
+        """The vertex that puts a time step into a sequence."""
+        return f"popops::DynamicUpdateSlice1d<{self._type}>"
+
+    @property
+    def _type(self) -> str:
+        return "half" if self.item_bytes == 2 else "float"
+
+
+def _matrix_of(build: Builder, rows: int, columns: int, sizes: _Sizes) -> Operand:
+    """A matrix of a time step, spread evenly."""
+    layout = build.linear(rows * columns, sizes.dtype).layout(sizes.dtype)
+    return row_major((rows, columns), sizes.dtype, layout)
+
+
+def _steps_back(build: Builder, sizes: _Sizes, w_in: Operand, w_rec: Operand) -> np.ndarray:
+    """Append the time steps from the last to the first; returns bytes of worklists.
+
+    An LSTM makes the gradients of its state and of its input in one product, a GRU in two ([PL,
+    lib/popnn/Lstm.cpp], backwardStepImpl; [PL, lib/popnn/Gru.cpp], of resetAfter); of a plain layer
+    the input's are made of all steps at once, afterwards.
+    """
+    states = build.linear(sizes.batch * sizes.hidden, sizes.dtype).elements
+    grad = _matrix_of(build, sizes.batch, sizes.units, sizes)
+    weights = _weights_beside(build, (w_in, w_rec)) if sizes.gates == LSTM else w_rec
+    first = build.next
+    if sizes.gates > 1:
+        kept = states * KEPT[sizes.gates] * sizes.item_bytes
+        step = build.compute("slice what the forward kept", sizes.slice, slice_cycles(kept))
+        build.hold("what the forward kept", kept, step, _END)
+    _cell_gradient(build, states, sizes.gates, sizes.dtype)
+    product = build.next
+    _, done = _product(build, "grad recurrent", grad, weights)
+    first = transpose_once(build, first, product)
+    worklists = done.worklists
+    if sizes.gates == GRU:
+        product = build.next
+        _, again = _product(build, "grad input", grad, w_in)
+        first = transpose_once(build, first, product)
+        worklists = worklists + again.worklists
+    columns = weights.shape[-1]
+    share = apportion(sizes.batch * columns, states)
+    source = row_major((sizes.batch, columns), sizes.dtype, done.outputs.layout(sizes.dtype))
+    step = build.fetch("collect gradient", source, share)
+    build.hold("gradient of state", share * sizes.item_bytes, step, build.next)
+    if sizes.gates > 1:
+        written = apportion(sizes.batch * (sizes.inputs + sizes.units), states) * sizes.item_bytes
+        build.compute("write gradients", sizes.update, slice_cycles(written))
+    build.map("add gradient of output", "add_", states, sizes.dtype)
+    repeat(build, first, sizes.steps)
+    return worklists
+
+
+def _weights_step_by_step(build: Builder, sizes: _Sizes) -> tuple[Spread, Spread]:
+    """Append the gradients of a GRU's weights: each step's are added to those before it.
+
+    ([PL, lib/popnn/Gru.cpp], basicGruParamUpdate.)
+    """
+    first = build.next
+    grad = _matrix_of(build, sizes.batch, sizes.units, sizes)
+    spreads = []
+    sides = {"input": sizes.inputs, "recurrent": sizes.hidden}
+    for name, columns in sides.items():
+        share = build.linear(sizes.batch * columns, sizes.dtype).elements * sizes.item_bytes
+        step = build.compute(f"slice {name}", sizes.slice, slice_cycles(share))
+        build.hold(f"step's {name}", share, step, _END)
+        acts = _matrix_of(build, sizes.batch, columns, sizes)
+        _, done = _product(build, f"grad {name} weights", transposed(acts), grad)
+        elements = done.outputs.elements
+        build.map(f"add {name} weights", "scaled_add", elements, sizes.dtype)
+        spreads.append(done.outputs)
+    build.map("add bias", "add_", _step_elements(build, sizes), sizes.dtype)
+    repeat(build, first, sizes.steps)
+    return spreads[0], spreads[1]
+
+
+def _step_elements(build: Builder, sizes: _Sizes) -> np.ndarray:
+    """Elements of a step's gradients of gates on each tile: int64[tiles]."""
+    return build.linear(sizes.batch * sizes.units, sizes.dtype).elements
+
+
+def _weights_at_once(
+    build: Builder, sizes: _Sizes, inputs: Operand, grads: Operand
+) -> tuple[Spread, Spread]:
+    """Append the gradients of weights: products over all steps.
+
+    popnn takes as many steps of an LSTM at once as its memory allows ([PL, lib/popnn/Lstm.cpp],
+    interleaveWUCadence).
+    """
+    _, of_inputs = _product(build, "grad input weights", transposed(grads), inputs)
+    states = _matrix_of(build, sizes.steps * sizes.batch, sizes.hidden, sizes)
+    _, of_states = _product(build, "grad recurrent weights", transposed(grads), states)
+    return of_inputs.outputs, of_states.outputs
+
+
 @lowering(
     "aten.mkldnn_rnn_layer_backward",
     "ipu_rnn.lstm_backward",
@@ -225,43 +364,31 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     "ipu_rnn.rnn_relu_backward",
 )
 def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """T steps back through the cell, then the gradients of inputs and weights.
-
-    The latter are products over all steps.
-    """
+    """T steps back through the cell, then the gradients of the weights."""
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
-    hidden = w_hidden.shape[-1]
-    gates = w_hidden.shape[0] // hidden
-    steps, dtype = data.shape[0], data.dtype
-    batch = data.elements // steps // data.shape[-1]
-    x = _matrix(build.place(0), data.shape[-1])
+    hidden, steps, inputs = w_hidden.shape[-1], data.shape[0], data.shape[-1]
+    batch, gates = data.elements // steps // inputs, w_hidden.shape[0] // hidden
+    sizes = _Sizes(steps, batch, inputs, hidden, gates, data.dtype, data.item_bytes)
+    x = _matrix(build.place(0), inputs)
     w_in, w_rec = (replace(build.place(i), role=Role.WEIGHT) for i in (1, 2))
-    spread = build.linear(batch * hidden, dtype)
-    grad = row_major(
-        (batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype)
-    )
     first = build.next
-    _cell_gradient(build, spread.elements, gates, dtype)
-    product = build.next
-    _, done = _product(build, "grad recurrent", grad, w_rec)
-    first = transpose_once(build, first, product)
-    source = row_major((batch, hidden), dtype, done.outputs.layout(dtype))
-    step = build.fetch("collect gradient", source, spread.elements)
-    build.hold("gradient of state", spread.elements * data.item_bytes, step, build.next)
-    build.map("add gradient of output", "add_", spread.elements, dtype)
-    repeat(build, first, steps)
-    every = build.linear(steps * batch * gates * hidden, dtype)
-    grads = row_major((steps * batch, gates * hidden), dtype, every.layout(dtype))
-    build.hold("gradients of gates", every.layout(dtype).bytes, first, _END)
-    _, grad_input = _product(build, "grad input", grads, w_in)
-    _, grad_w_in = _product(build, "grad input weights", transposed(grads), x)
-    states = row_major(
-        (steps * batch, hidden), dtype, build.linear(steps * batch * hidden, dtype).layout(dtype)
-    )
-    _, grad_w_rec = _product(build, "grad recurrent weights", transposed(grads), states)
+    worklists = _steps_back(build, sizes, w_in, w_rec)
+    every = build.linear(steps * batch * sizes.units, data.dtype)
+    grads = row_major((steps * batch, sizes.units), data.dtype, every.layout(data.dtype))
+    build.hold("gradients of gates", every.layout(data.dtype).bytes, first, _END)
+    if gates == 1:
+        of_inputs = _product(build, "grad input", grads, w_in)[1].outputs
+    else:
+        states = build.linear(batch * hidden, data.dtype)
+        share = apportion(data.elements, states.elements)
+        of_inputs = Spread(("states", 0, digest(states.key, "inputs")), share)
+    if gates == GRU:
+        of_w_in, of_w_rec = _weights_step_by_step(build, sizes)
+    else:
+        of_w_in, of_w_rec = _weights_at_once(build, sizes, x, grads)
     bias = reduce_over(build, grads, every, (0,), "ADD", "grad bias").spread
-    known = {0: grad_input.outputs, 1: grad_w_in.outputs, 2: grad_w_rec.outputs, 3: bias, 4: bias}
+    known = {0: of_inputs, 1: of_w_in, 2: of_w_rec, 3: bias, 4: bias}
     layouts: list[Layout | None] = []
     for position, out in enumerate(spec.outputs):
         if out is None:
@@ -270,7 +397,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
             layouts.append(known[position].layout(out.dtype))
         else:
             layouts.append(build.linear(out.elements, out.dtype).layout(out.dtype))
-    return build.plan(tuple(layouts), constants=done.worklists, note=f"{steps} steps")
+    return build.plan(tuple(layouts), constants=worklists, note=f"{steps} steps")
 
 
 @lowering("aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell")

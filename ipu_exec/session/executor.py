@@ -706,11 +706,11 @@ class PoplarExecutor:
                 f"{filename} was compiled by {kinds[stored.header['training']]} and cannot be"
                 f" loaded into {kinds[self._training]}"
             )
+        graph, shards = stored.executable.graph, stored.executable.options.shards
         weights = {
-            n: s.elements
-            for s in stored.executable.graph.storages.values()
+            s.name: s.elements * (shards if s.id in graph.shares else 1)
+            for s in graph.storages.values()
             if s.role == Role.WEIGHT
-            for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
         for name, grouped in grouping.resolve(

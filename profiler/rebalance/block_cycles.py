@@ -73,6 +73,7 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
     own_steps &= np.logical_and.reduce([purpose != one for one in _STASHING])
     brought = np.logical_or.reduce([kind == one for one in _FOR_BOTH])
+    brought &= purpose != Purpose.OPERATOR  # a collective of shards is part of its operator
 
     def of(chosen: np.ndarray) -> np.ndarray:
         return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))

@@ -125,7 +125,8 @@ def _check(report: Report, blocks: int) -> None:
     if report.meta.get("strategy") == "phased":
         raise ValueError(
             f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
-            " sharded execution only. Profile the model with PipelinedExecution"
+            " sharded execution only. Profile the model with PipelinedExecution of stages, without"
+            " phases"
         )
 
 

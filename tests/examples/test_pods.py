@@ -1,11 +1,13 @@
-"""The examples of pods compile, at toy size."""
+"""The examples of pods compile and fit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import ipu_exec as poptorch
 from examples import bert_large_pod16, gpt3_175b
 from profiler import analysis, open_report
 from reports import cli
@@ -34,12 +36,34 @@ def test_gpt3_over_shards_stages_and_replicas(
     assert "4 to a stage (t), 2 in a pipeline (p), 2 replicas (r)" in said and "r1 p1" in said
 
 
-def test_bert_over_four_and_eight_stages(tmp_path: Path) -> None:
-    for stages, off_chip in ((4, True), (8, False)):
-        folder = tmp_path / str(stages)
-        words = ["--tiny", "--pipeline", str(stages), "--profile-dir", str(folder)]
-        bert_large_pod16.main(words)
-        report = open_report(folder / "training" / "profile.pop")
-        assert report.target.num_ipus == 16 and report.target.ipus_per_replica == stages
-        state = report.variables[report.variables["role"] == "optimiser state"]
-        assert bool(state["always_live"].all()) is not off_chip
+def fullest(model: poptorch.PoplarExecutor) -> np.ndarray:
+    """Bytes of the fullest tile of each IPU."""
+    return np.array([int(of_ipu.total.max()) for of_ipu in model.executable.tile_bytes])
+
+
+def test_gpt3_with_96_layers_fits() -> None:
+    """Its tiles from those of 4 and 6 layers, which have all that 96 have.
+
+    An IPU has the same part of two layers in every phase, and of a phase only what the phase
+    needs: its peaks are those of any phase, of the embedding's or of the head's. What more layers
+    add to a tile are calls of the same code, alike for each layer.
+    """
+    few, more = (gpt3_175b.main(["--pod", "256", "--layers", layers]) for layers in ("4", "6"))
+    a_layer = (fullest(more) - fullest(few)) / 2
+    assert (a_layer >= 0).all() and (a_layer < 100).all()
+    limit = few.executable.target.bytes_per_tile
+    assert (fullest(few) + 92 * a_layer < limit).all()
+    few.destroy()
+    more.destroy()
+
+
+@pytest.mark.parametrize(("stages", "off_chip"), [(4, True), (8, False)])
+def test_bert_large_fits_a_pod16(stages: int, off_chip: bool) -> None:
+    """At its real size. With eight stages all state is on the chips."""
+    model = bert_large_pod16.main(["--pipeline", str(stages)])
+    executable = model.executable
+    assert executable.overflow is None and executable.attached_ipus == stages
+    assert executable.attached_ipus * executable.options.replicas == 16
+    state = [one for one in executable.variables if one.role == "optimiser state"]
+    assert state and all(one.always_live != off_chip for one in state)
+    model.destroy()

@@ -90,3 +90,16 @@ def test_a_robust_split_is_sought_for_the_error_that_the_profile_carries(
     assert measured == asked and measured["off"] == 0.19
     assert main(["rebalance", str(silent), "--robust"]) != 0
     assert "does not say how far its cycles likely are off" in capsys.readouterr().err
+
+
+def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: Path) -> None:
+    from viewer.pages.summary import _confidence
+
+    with open_report(sure) as report:
+        (card,) = _confidence(report)
+        words = str(card)
+    assert "likely within 19%" in words and "product, 75.0% of cycles" in words
+    assert "within 12.0%, by 200 measurements" in words
+    assert "within 40.0%, an estimate" in words and "judged by likeness" in words
+    with open_report(silent) as report:
+        assert _confidence(report) == []

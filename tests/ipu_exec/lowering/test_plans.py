@@ -556,3 +556,31 @@ def test_a_result_that_repeats_one_element_lies_on_all_tiles(name: str) -> None:
     layout = lower(op(name, args, tensor(1472, 64)), MK2).output_layouts[0]
     assert layout is not None
     assert layout.bytes.tolist() == [64 * 4] * 1472
+
+
+def test_a_gru_adds_its_weights_gradients_at_each_step() -> None:
+    """Two products a step back and two for the weights, as popnn; an LSTM makes one of the first.
+
+    What the forward kept of a step is cut out of its sequence first.
+    """
+    x, h = tensor(8, 2, 32), tensor(2, 64)
+
+    def back(gates: int) -> list[str]:
+        weights = (
+            tensor(gates * 64, 32, role="weight"),
+            tensor(gates * 64, 64, role="weight"),
+            tensor(gates * 64),
+            tensor(gates * 64),
+        )
+        name = {3: "ipu_rnn.gru_backward", 4: "ipu_rnn.lstm_backward"}[gates]
+        operands = (x, *weights, h, h, tensor(8, 2, 64), h, h, tensor(8, 2, 64), h, h)
+        spec = op(f"{name}.default", operands, x, *weights, h, h)
+        plan = lower(spec, MK2)
+        return [step.name for step in plan.steps]
+
+    gru, lstm = back(3), back(4)
+    assert gru.count("slice what the forward kept") == lstm.count("write gradients") == 8
+    assert gru.count("grad input/convolve") == gru.count("grad input weights/convolve") == 8
+    assert gru.count("add recurrent weights") == 8
+    assert not lstm.count("grad input/convolve") and lstm.count("grad recurrent/convolve") == 8
+    assert lstm.count("grad input weights/convolve") == 1

@@ -1,0 +1,207 @@
+"""The CTC loss and its gradient over tiles, planned as poplibs plans them.
+
+A table of ``steps`` x extended labels is split over batch, time and labels ([PL,
+lib/popnn/CTCLossPlan.cpp]). Prefixes (alpha) go through the first half of the time while suffixes
+(beta) come from its end; then each goes on through the other half, where the gradient is made.
+Every step of time is a compute set, a sync and a small exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+WORKERS = 6
+_END = 1 << 30
+# worker cycles of an addition and of a product of logarithms ([PL,
+# lib/popnn/PerformanceEstimation.hpp], logAddCycles, logMulCycles)
+LOG_ADD, LOG_MULTIPLY = 16, 1
+EXCHANGE, SYNC = 100, 90  # of a step of time, as its planner has them
+PARTIAL_BYTES = 4  # popnn's partialsType is float
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is planned: sequences, steps of time, labels of a sequence, classes of a label."""
+
+    batch: int
+    steps: int
+    labels: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A table in parts over tiles, and what a tile of it has to do.
+
+    ``alpha`` and ``gradient``: cycles of both halves, with their exchanges and syncs. ``scores``:
+    log probabilities that a tile reads. ``temporary``: bytes of a tile.
+    """
+
+    batch: int
+    time: int
+    labels: int
+    last_blank: int  # 1 if the last blank has tiles of its own
+    alpha: int
+    gradient: int
+    scores: int
+    temporary: int
+
+    @property
+    def parts_of_labels(self) -> int:
+        """Tiles that share a step's labels, and each have a gradient of all classes."""
+        return self.labels + self.last_blank
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that the partition uses."""
+        return self.batch * self.time * self.parts_of_labels
+
+
+def alpha_cycles(labels: int, extra_blank: bool) -> int:
+    """Worker cycles of one step for ``labels``, each with the blank before it (alphaCycles)."""
+    reads_and_writes, repeats = 2 * (1 + 3), 2
+    each = reads_and_writes + repeats + 2 * (LOG_ADD + LOG_MULTIPLY)
+    return each * labels + (LOG_ADD + LOG_MULTIPLY) * extra_blank
+
+
+def gradient_cycles(labels: int, extra_blank: bool) -> int:
+    """The same where the gradient is made too (gradGivenAlphaCycles)."""
+    each = 2 * (2 + 1) + 2 * (LOG_ADD + LOG_MULTIPLY)
+    more = each * labels + (LOG_ADD + LOG_MULTIPLY) * extra_blank
+    return alpha_cycles(labels, extra_blank) + more
+
+
+def partition_of(table: Table, parts: tuple[int, int, int, int], item_bytes: int) -> Partition:
+    """The table in ``parts`` of batch, time and labels, the last blank apart or not.
+
+    Costs as in estimateCycles and estimateMaxTileTempMemory.
+    """
+    batch, time, labels, apart = parts
+    samples, window = -(-table.batch // batch), -(-table.steps // time)
+    most = -(-table.labels // labels)
+    whole = most * labels == table.labels  # the last part has one blank more
+    steps = window * (time + time % 2) // 2 * -(-samples // WORKERS)  # of each half
+    beside = 2 if labels > 1 else 0
+    received = (most + beside if time > 2 else 0) + beside
+    extra = whole and not apart
+    fixed = EXCHANGE + SYNC
+    alpha = WORKERS * alpha_cycles(most, extra) + fixed + received * PARTIAL_BYTES // 4
+    both = WORKERS * gradient_cycles(most, extra) + fixed + (2 + 4 * most) * PARTIAL_BYTES // 4
+    scores = samples * window * table.classes
+    copies = 2 if labels + apart > 1 else 1  # they cannot be added where they lie
+    temporary = scores * (item_bytes + copies * PARTIAL_BYTES) + samples * most * 2
+    temporary += 4 * samples * (2 * most + whole) * PARTIAL_BYTES
+    return Partition(*parts, steps * alpha, steps * both, scores, temporary)
+
+
+def _parts(extent: int) -> list[int]:
+    """Part counts worth trying: the smallest for each size of a part."""
+    counts = np.arange(1, max(extent, 1) + 1)
+    return [int(n) for n in np.unique(ceil_div(extent, ceil_div(extent, counts)))]
+
+
+@lru_cache(maxsize=256)
+def best_partition(table: Table, machine: Machine, item_bytes: int) -> Partition:
+    """The partition of the fewest cycles, then of the least memory, then of the fewest tiles.
+
+    It keeps the proportion of memory if any does; popnn refuses a table that does not.
+    """
+    choices = product(_parts(table.batch), _parts(table.steps), _parts(table.labels), (0, 1))
+    partitions = [
+        partition_of(table, parts, item_bytes)
+        for parts in choices
+        if parts[0] * parts[1] * (parts[2] + parts[3]) <= machine.tiles
+    ]
+    bound = machine.proportion * machine.target.bytes_per_tile
+    fitting = [one for one in partitions if one.temporary <= bound]
+    if not fitting:
+        return min(partitions, key=lambda one: one.temporary)
+    return min(fitting, key=lambda one: (one.alpha + one.gradient, one.temporary, one.tiles))
+
+
+def _planned(spec: OpSpec, machine: Machine, table_at: tuple[int, ...]) -> Partition:
+    batch, steps, states = table_at
+    scores = next(o for o in spec.operands if len(o.shape) == 3 and o.shape[:2] == (steps, batch))
+    table = Table(batch, steps, (states - 1) // 2, scores.shape[2])
+    return best_partition(table, machine, scores.item_bytes)
+
+
+def _bring(build: Builder, part: Partition, index: int) -> None:
+    """Append the exchange of an operand to the tiles of the table that read it."""
+    source = build.place(index)
+    used = np.arange(build.tiles) < part.tiles
+    each = part.scores if len(source.shape) == 3 else -(-source.elements // part.batch)
+    need = np.where(used, min(each, source.elements), 0)
+    step = build.fetch(f"operand {index}", source, need, broadcast=True)
+    build.hold(f"operand {index}", need * source.item_bytes, step, _END)
+
+
+@lowering("aten._ctc_loss")
+def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
+    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table).
+
+    The table is [N, T, 2 longest + 1] (Graves et al., 2006).
+    """
+    build = Builder(spec, machine)
+    scores, (out, table) = build.place(0), spec.outputs
+    assert out is not None and table is not None
+    part = _planned(spec, machine, table.shape)
+    used = np.arange(build.tiles) < part.tiles
+    for index in range(len(spec.operands)):
+        _bring(build, part, index)
+    cycles = np.where(used, part.alpha, 0)
+    vertex = "popnn::CTCAlpha<float,unsigned int,float,true>"
+    build.compute("alpha and beta", vertex, cycles, 3 * table.elements)
+    batch, key = table.shape[0], digest("ctc", table.shape, part.tiles)
+    losses = Spread(("ctc", 0, key, scores.shape), split_evenly(batch, build.tiles))
+    kept = Spread(("ctc", 0, key, table.shape), apportion(table.elements, used.astype(np.int64)))
+    return build.plan((losses.layout(out.dtype), kept.layout(table.dtype)), note=_said(part))
+
+
+@lowering("aten._ctc_loss_backward")
+def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """The gradient of the log probabilities[T, N, C].
+
+    Arguments: (gradient, log probabilities, targets, ..., loss, table).
+
+    Each tile has a gradient of all classes for its labels; they are added where the tiles that
+    share a step's labels are several.
+    """
+    build = Builder(spec, machine)
+    out, table = spec.outputs[0], spec.operands[-1]
+    assert out is not None
+    part = _planned(spec, machine, table.shape)
+    used = np.arange(build.tiles) < part.tiles
+    for index in range(len(spec.operands) - 1):  # the table is where it was made
+        _bring(build, part, index)
+    build.place(len(spec.operands) - 1)
+    vertex = "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>"
+    cycles = np.where(used, part.gradient, 0)
+    done = build.compute("gradient", vertex, cycles, 2 * table.elements)
+    copies = np.where(used, part.scores * PARTIAL_BYTES, 0)
+    elements = split_evenly(out.elements, build.tiles)
+    if part.parts_of_labels > 1:
+        arriving = elements * part.parts_of_labels
+        step = build.exchange("gradients", arriving * PARTIAL_BYTES, copies)
+        build.hold("gradients", arriving * PARTIAL_BYTES, step, step + 1)
+        added = WORKERS * ceil_div(arriving, WORKERS) * LOG_ADD
+        reduce = "popops::Reduce<popops::ReduceLogAdd,float,float>"
+        build.compute("add gradients", reduce, added, int(arriving.sum()))
+    build.hold("gradients of parts", copies, done, build.next)
+    build.map("exp", "exp", elements, out.dtype)
+    key = digest("ctc", table.shape, part.tiles)
+    return build.plan((Spread(("ctc", 0, key, out.shape), elements).layout(out.dtype),))
+
+
+def _said(part: Partition) -> str:
+    return f"batch {part.batch}, time {part.time}, labels {part.parts_of_labels}"
