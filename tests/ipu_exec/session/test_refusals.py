@@ -103,6 +103,22 @@ def test_what_is_made_on_the_ipu_or_moved_there_is_taken(function: Any) -> None:
     torch.testing.assert_close(executor(x).float(), expected, atol=1e-2, rtol=0)
 
 
+def test_a_constant_that_forward_moves_and_keeps_stays_real() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.ones(4) * 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scale = self.scale.to(x.device)
+            self.kept = x * self.scale
+            return self.kept
+
+    executor = poptorch.inferenceModel(Scaled(), quiet())
+    for _ in range(2):
+        assert torch.equal(executor(torch.ones(2, 4)), torch.full((2, 4), 2.0))
+
+
 def test_the_environment_is_lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not poptorch.Options()._values["lenient"]
     monkeypatch.setenv("IPUSCOPE_LENIENT", "1")
