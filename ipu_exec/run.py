@@ -87,11 +87,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
         plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
-        return run_program(program, args.args)
+        status = run_program(program, args.args)
+        return _not_planned(program) if args.plan is not None and not status else status
     try:
         return launching.launch(wanted, program.words, args.args)
     except Error as error:
         parser.exit(2, f"{prog}: error: {error}\n")
+
+
+def _not_planned(program: Program) -> int:
+    """Say that a script ended before `--plan` had a model; it would have ended the script."""
+    print(f"ipu-run: --plan: {program} called no wrapped model to plan", file=sys.stderr)
+    return 1
 
 
 def run_instance(argv: Sequence[str]) -> int:

@@ -14,7 +14,8 @@ class Key:
     ``shards``: IPUs that share a stage's tensors (t). ``micro_batch``: samples of one replica's.
     ``proportion``: share of an IPU's memory that products may use; 0: as the script says it.
     ``in_parts``: replicas of which each keeps its part of the optimiser state (rts); 0: each keeps
-    all of it. ``accumulates``: gradients of several micro-batches, in accumulators.
+    all of it. ``accumulates``: gradients of several micro-batches, in accumulators. ``keeps``: the
+    last stage recomputes nothing, where the script's options say that it does.
     """
 
     shards: int = 1
@@ -22,6 +23,7 @@ class Key:
     proportion: float = 0.0
     in_parts: int = 0
     accumulates: bool = True
+    keeps: bool = False
 
     def __str__(self) -> str:
         words = [f"micro-batch {self.micro_batch}"]
@@ -29,6 +31,7 @@ class Key:
         words += [f"memory proportion {self.proportion:g}"] if self.proportion else []
         words += [f"state in {self.in_parts} parts"] if self.in_parts else []
         words += [] if self.accumulates else ["no accumulation"]
+        words += ["nothing recomputed in the last stage"] if self.keeps else []
         return ", ".join(words)
 
 
@@ -36,8 +39,8 @@ class Key:
 class StagePlan:
     """A stage: its IPU within the replica, its Blocks, and how it saves memory.
 
-    ``recompute`` None: the last stage of a pipeline recomputes what checkpoints say, as the script
-    has it. ``state_off_chip``: optimiser state waits in streaming memory.
+    ``recompute`` None: the last stage of a pipeline recomputes as the script's options say.
+    ``state_off_chip``: optimiser state waits in streaming memory.
     """
 
     ipu: int
@@ -84,7 +87,8 @@ class Mapping:
     def key(self) -> Key:
         """The key of its Blocks' costs."""
         parts = self.replicas if self.in_parts else 0
-        return Key(self.shards, self.micro_batch, self.proportion, parts, self.accumulation > 1)
+        several, keeps = self.accumulation > 1, self.stages[-1].recompute is False
+        return Key(self.shards, self.micro_batch, self.proportion, parts, several, keeps)
 
     @property
     def split(self) -> str:

@@ -150,6 +150,7 @@ def _question(said: dict[str, Any]) -> Question:
         _number(said["budget"]),
         bool(said["training"]),
         _strings(list(said.get("suggested", ()))),
+        tuple(one is True for one in said.get("keeps", [False])),
     )
 
 

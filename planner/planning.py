@@ -29,7 +29,8 @@ _A_WAVE = 3  # of them at a time
 MOST_SETTLED = 6  # full compiles until what leads is what was compiled
 
 _NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
-_RESPECTS = ("micro_batch", "proportion", "shards", "in_parts", "accumulates")  # of a key
+# of a key
+_RESPECTS = ("micro_batch", "proportion", "shards", "keeps", "in_parts", "accumulates")
 
 INTERRUPTED = "interrupted"
 
@@ -291,8 +292,9 @@ def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
         "micro_batch": question.micro_batches,
         "proportion": question.proportions,
         "shards": question.shards,
+        "keeps": question.keeps,
     }
-    return {name: values[name] for name in question.suggested}
+    return {name: values[name] for name in (*question.suggested, "keeps")}
 
 
 def _walk(state: _State, keys: Sequence[Key]) -> None:

@@ -35,8 +35,9 @@ class Question:
     replicas. ``micro_batches``, ``proportions``, ``shards``: what is tried of each, the script's
     own first. ``fixed``: of `FIXED`, what must be so. ``objective``: of `OBJECTIVES`. ``budget``:
     seconds after which no compile begins; 0: none. ``training``: weight updates, else inference.
-    ``suggested``: of "micro_batch", "proportion" and "shards", those that nobody asked for: their
-    values are tried as long as they promise something.
+    ``keeps``: what is tried of the last stage's recomputation: as the script's options say, or none
+    (`planner.mapping.Key`). ``suggested``: of "micro_batch", "proportion" and "shards", those that
+    nobody asked for: their values are tried as long as they promise something.
     """
 
     ipus: int
@@ -49,6 +50,7 @@ class Question:
     budget: float = 0.0
     training: bool = True
     suggested: tuple[str, ...] = ()
+    keeps: tuple[bool, ...] = (False,)
 
     @property
     def turn(self) -> str:

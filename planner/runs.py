@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from profiler import open_report
 from profiler.analysis import pace
 
 TABLE = "runs.csv"
+_MOST_BYTES = 16 << 20
 
 
 def measured(folder: Path, last: str) -> dict[str, Any]:
@@ -36,6 +38,50 @@ def measured(folder: Path, last: str) -> dict[str, Any]:
             }
     nothing = dict.fromkeys(("ipus", "cycles", "samples_per_second", "fullest_bytes"), 0)
     return {**nothing, "problem": last, "profile": ""}
+
+
+MEASURES = ("ipus", "cycles", "samples_per_second", "fullest_bytes", "problem", "profile")
+
+
+class RunsError(Exception):
+    """A file that is no table of runs: says which, and how to make one."""
+
+
+def read(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """The table of a sweep's folder, or of its runs.csv. RunsError where it is none.
+
+    Profiles outside of the folder are left out: the file may be a stranger's.
+    """
+    path = Path(folder)
+    path = path / TABLE if path.is_dir() else path
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        runs = pd.read_csv(path, keep_default_na=False)
+        for name in MEASURES[:4]:
+            runs[name] = pd.to_numeric(runs[name])
+        runs["problem"] = runs["problem"].astype(str)
+        runs["profile"] = [_within(path.parent, str(one)) for one in runs["profile"]]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunsError(
+            f"{path} is no table of runs ({error}). Make one with:"
+            " ipu-run --sweep micro_batch=1,2 --profile-dir out SCRIPT"
+        ) from error
+    return runs
+
+
+def _within(folder: Path, profile: str) -> str:
+    """A run's profile, wherever its folder was moved; "" where it lies outside of it."""
+    parts = Path(profile).parts
+    if len(parts) < 3 or parts[-1] != "profile.pop" or ".." in parts[-3:]:
+        return ""
+    here = folder.joinpath(*parts[-3:])
+    return str(here) if here.is_file() else ""
+
+
+def settings_of(runs: pd.DataFrame) -> list[str]:
+    """The columns that the sweep set."""
+    return [name for name in runs.columns if name not in MEASURES]
 
 
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:

@@ -194,7 +194,9 @@ def mapping_of(place: Place, costs: Costs, assignment: Assignment) -> Mapping:
         StagePlan(
             ipu,
             costs.names[part.first : part.last + 1],
-            part.choice.recompute if costs.training and k < final else None,
+            part.choice.recompute
+            if costs.training and k < final
+            else (False if key.keeps else None),
             costs.training and part.choice.offload,
         )
         for k, (part, ipu) in enumerate(zip(parts, assignment.ipus, strict=True))

@@ -92,9 +92,10 @@ def _against_own(plan: Plan) -> Iterable[str]:
         problem = own.obtained.problem if own.obtained is not None else ""
         yield f"the script's own mapping does not run: {problem}"
     else:
-        gain = best.rate / own.rate - 1
+        times = best.rate / own.rate
+        gain = f"{times - 1:.1%} more" if times < 2 else f"{times:.1f} times that"
         yield (
-            f"the script's own mapping does {own.rate:,.0f} samples/s: this is {gain:.1%} more"
+            f"the script's own mapping does {own.rate:,.0f} samples/s: this is {gain}"
             f" ({own.mapping})"
         )
 

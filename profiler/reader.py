@@ -60,7 +60,7 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
             if (place / name).is_file():
                 return place / name
         partial = [place / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
-        problem = f"the directory has neither of {', '.join(NAMES)}"
+        problem = f"the directory has none of {', '.join(NAMES)}"
     elif place.exists():
         return place
     else:

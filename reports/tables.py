@@ -239,10 +239,14 @@ def _print_table(console: Console, table: Table) -> None:
     wanted = [
         max(map(cell_len, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
     ]
-    room = console.width - _BETWEEN * (len(wanted) - 1)
-    widths = narrowed(wanted, [one.least_width for one in table.columns], room)
+    least = [one.least_width for one in table.columns]
+    for between in (_BETWEEN, 1):  # where names alone cannot make room, columns move together
+        room = console.width - between * (len(wanted) - 1)
+        widths = narrowed(wanted, least, room)
+        if sum(widths) <= room:
+            break
     rich_table = RichTable(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+        box=box.SIMPLE_HEAD, padding=(0, between - 1, 0, 0), pad_edge=False, show_edge=False
     )
     for column, width in zip(table.columns, widths, strict=True):
         rich_table.add_column(

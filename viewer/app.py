@@ -38,6 +38,7 @@ from viewer.pages import (
     memory,
     operations,
     pipeline,
+    pod,
     program,
     query,
     rebalance,
@@ -57,11 +58,12 @@ PAGES: tuple[Page, ...] = (
     operations.PAGE,
     program.PAGE,
     rebalance.PAGE,
+    pod.PAGE,
     compare.PAGE,
     query.PAGE,
 )
 
-PAGE_KEYS = "123456789cq"  # what opens each
+PAGE_KEYS = "1234567890cq"  # what opens each
 _MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
@@ -285,7 +287,7 @@ def _head(view: View) -> Any:
     meta, target = report.meta, report.target
     parts = [
         f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
-        f"{units.count(target.num_ipus, 'IPU')} ({target.name})",
+        f"{units.count(target.num_ipus * analysis.shards_of(report), 'IPU')} ({target.name})",
         f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
         f"{target.clock_hz / 1e9:.3g} GHz",
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
@@ -13,7 +12,7 @@ from planner import Candidate, Plan
 from planner.plan import SHARES
 from planner.words import table
 from viewer import guard as guards
-from viewer.app import INDEX
+from viewer.alone import THEME, page_alone
 from viewer.figures import plan as figures
 from viewer.figures import theme as themes
 from viewer.pages import common
@@ -40,57 +39,51 @@ _COLUMNS = (
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
     """The viewer of one plan. ``path``: its file, for the commands."""
-    app = guards.GuardedDash(
-        "viewer",
-        assets_folder=str(Path(__file__).parent / "assets"),
-        assets_ignore=r"viewer\.js|timeline\.js",
-        title=f"IPUscope · plan of {plan.model or path}",
-        update_title="",
+    question = plan.question
+    name = f"{plan.model or 'Plan'} on {question.ipus} IPUs"
+    tried = (
+        f"{question.global_batch:,} samples a {question.turn}, for {question.objective}:"
+        f" {len(plan.candidates)} mappings from {plan.compiles + plan.cached} compiles"
     )
-    app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
-    app.layout = lambda: _page(plan, path, themes.theme("light"))
-    guards.protect(app, guard or guards.Guard())
+    app = page_alone(
+        f"plan of {plan.model or path}",
+        [html.H1(name), html.P(tried, className="note")],
+        lambda theme: _body(plan, theme),
+        guard,
+        [dcc.Store(id="plan-chosen", data=[0])],
+    )
     _register(app, plan, path)
     return app
 
 
-def _page(plan: Plan, path: str, theme: themes.Theme) -> Any:
-    question = plan.question
-    return html.Div(
-        html.Main(
-            [
-                html.Div(
-                    [
-                        html.H1(f"{plan.model or 'Plan'} on {question.ipus} IPUs"),
-                        html.P(
-                            f"{question.global_batch:,} samples a {question.turn}, for"
-                            f" {question.objective}: {len(plan.candidates)} mappings from"
-                            f" {plan.compiles + plan.cached} compiles",
-                            className="note",
-                        ),
-                    ],
-                    className="head",
-                ),
-                common.card("Why the first is the best", html.Ul([html.Li(w) for w in plan.why])),
-                common.card(
-                    "Samples a second over memory",
-                    dcc.Graph(id="plan-points", figure=figures.candidates(plan, theme, (0,))),
-                    dcc.Store(id="plan-chosen", data=[0]),
-                    note="Hover for a mapping. Click two to have them side by side; a cross is a"
-                    " mapping that turned out not to run.",
-                ),
-                html.Div(id="plan-sides", className="row"),
-                common.card(
-                    "All candidates",
-                    common.table("plan-table", _rows(plan), _COLUMNS, theme, row_id="rank"),
-                    note="A click on a row chooses it, too.",
-                ),
-            ],
-            id="main",
+def _body(plan: Plan, theme: themes.Theme) -> Any:
+    reasons = [html.Li(line) for line in (*plan.why, *plan.notes)]
+    return [
+        common.card("Why the first is the best", html.Ul(reasons)),
+        common.card(
+            "Samples a second over memory",
+            dcc.Graph(
+                id="plan-points",
+                figure=figures.candidates(plan, theme, (0,)),
+                config={"displaylogo": False, "responsive": True},
+            ),
+            note="Hover for a mapping. Click two to have them side by side; a cross is a mapping"
+            " that turned out not to run.",
         ),
-        className="shell plan",
-        style={"display": "block", "maxWidth": "1440px", "margin": "0 auto", "padding": "0 24px"},
-    )
+        html.Div(
+            id="plan-sides",
+            style={
+                "display": "grid",
+                "gridTemplateColumns": "repeat(auto-fit, minmax(min(100%, 480px), 1fr))",
+                "gap": "0 16px",
+            },
+        ),
+        common.card(
+            "All candidates",
+            common.table("plan-table", _rows(plan), _COLUMNS, theme, 420, row_id="rank"),
+            note="A click on a row chooses it, too.",
+        ),
+    ]
 
 
 def _rows(plan: Plan) -> Any:
@@ -117,14 +110,15 @@ def _register(app: Dash, plan: Plan, path: str) -> None:
         Output("plan-points", "figure"),
         Output("plan-sides", "children"),
         Input("plan-chosen", "data"),
+        Input(THEME, "data"),
     )
-    def draw(chosen: Any) -> Any:
+    def draw(chosen: Any, name: Any) -> Any:
         positions = _with(-1, chosen, len(plan.candidates))
         cards = [
             _side(name, plan, position, path)
             for name, position in zip("AB", positions, strict=False)
         ]
-        return figures.candidates(plan, themes.theme("light"), positions), cards
+        return figures.candidates(plan, themes.theme(name), positions), cards
 
 
 def _with(position: int, chosen: Any, count: int) -> list[int]:
@@ -139,12 +133,14 @@ def _side(name: str, plan: Plan, position: int, path: str) -> Any:
     command = command_of(plan, one, path)
     copied = f"plan-command-{name}"
     return common.card(
-        f"{name}: mapping {position + 1}",
+        f"{name}: mapping {position + 1}{', the script’s own' if one.own else ''}",
         common.facts(facts_of(one)),
+        html.Pre(command, id=copied, tabIndex="0", style={"whiteSpace": "pre-wrap"}),
         html.Div(
             [
-                html.Pre(command, id=copied, tabIndex="0", style={"whiteSpace": "pre-wrap"}),
-                dcc.Clipboard(target_id=copied, title="Copy command"),
+                dcc.Clipboard(
+                    target_id=copied, title="Copy command", style={"display": "inline-block"}
+                ),
                 html.Span(" copy command", className="note"),
             ]
         ),
@@ -164,7 +160,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
     rows = [
         ("samples a second", f"{one.rate:,.0f}"),
         ("latency", f"{one.latency * 1e3:,.3f} ms"),
-        ("cycles", f"{one.cycles:,} predicted" + (f", {came.cycles:,} compiled" if came else "")),
+        ("cycles", _cycles(one)),
         ("fullest tile", f"{one.fullest:,} of {one.limit:,} bytes ({one.memory})"),
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),
         ("micro-batch", f"{mapping.micro_batch} x {mapping.accumulation}"),
@@ -175,6 +171,14 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
         ("stages", "; ".join(stages)),
     ]
     return [*rows, ("problem", came.problem)] if came and came.problem else rows
+
+
+def _cycles(one: Candidate) -> str:
+    """Predicted, compiled, and how near an IPU's they likely are."""
+    said = f"{one.cycles:,} predicted"
+    if one.obtained is not None:
+        said += f", {one.obtained.cycles:,} compiled"
+    return f"{said}, likely within {one.error:.0%}" if one.error else said
 
 
 def command_of(plan: Plan, one: Candidate, path: str) -> str:

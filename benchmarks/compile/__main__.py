@@ -20,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import ipu_exec
+from benchmarks.compile import growth
 from benchmarks.memory import configure, optimiser
 
+GROWTH = "## At a pod's size"  # where its part begins
 PAGE = Path(__file__).parents[2] / "docs" / "compile.md"
 # (model, IPUs, gradient accumulation, half precision)
 CASES = (
@@ -103,7 +105,13 @@ def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compile", description=__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--growth", action="store_true", help="only the part on pods and growth")
     args = parser.parse_args()
+    if args.growth:
+        before, *_ = PAGE.read_text().partition(GROWTH)
+        PAGE.write_text("\n".join([before.rstrip(), "", *growth.lines(), ""]))
+        print(PAGE.read_text())
+        return
     if args.one:
         print(json.dumps(measure(*json.loads(args.one))))
         return
@@ -125,6 +133,7 @@ def main() -> None:
     for layers, target in grows:
         lines.append(row((layers, target, 4, 64), alone("bert-large", 4, 64, True, layers, target)))
         print(lines[-1], flush=True)
+    lines += ["", *growth.lines()]
     PAGE.write_text("\n".join(["# How long compiling takes", "", *lines, ""]))
 
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from benchmarks.plan.brute_force import compile_all, random_case
 from benchmarks.plan.public import PUBLIC
+from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
 
 
@@ -53,7 +54,11 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
     for name in names:
         public = PUBLIC[name]
         began = time.process_time()
-        plan = plan_call(public.call(), Asked(public.ipus, budget=args.budget))
+        try:
+            plan = plan_call(public.call(), Asked(public.ipus, budget=args.budget))
+        except Error as error:
+            print(f"| {public.name} | {public.ipus} | {error} | | | | | | |", flush=True)
+            continue
         spent = time.process_time() - began
         own, best = plan.own, plan.best
         runs = own is not None and own.runs

@@ -249,12 +249,19 @@ def main() -> None:
         metavar="NAME=PROFILE",
         help="write only what reports take, on profiles that are there",
     )
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=reports.TIMES,
+        metavar="N",
+        help="runs of each report, whose median counts (default: %(default)s)",
+    )
     args = parser.parse_args()
     if args.reports:
         profiles = {
             name: Path(path) for name, _, path in (word.partition("=") for word in args.reports)
         }
-        section = reports.section(profiles)
+        section = reports.section(profiles, args.times)
         print("\n".join(section))
         before = PAGE.read_text().split(reports.TITLE)[0].rstrip()
         PAGE.write_text("\n".join([before, "", *section]))
@@ -275,7 +282,7 @@ def main() -> None:
             lines += section
             profiles[case.model] = Path(folder) / f"{case.model}-{case.ipus}.pop"
         if not args.only:
-            lines += reports.section(profiles)
+            lines += reports.section(profiles, args.times)
     if not args.only:
         PAGE.write_text("\n".join(lines))
 

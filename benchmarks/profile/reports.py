@@ -88,12 +88,15 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
     names = sorted(profiles, key=ipus.__getitem__)
     small, large = names[0], names[-1]
     heads = [f"{name}, {ipus[name]} IPUs" for name in names]
+    said = f"the median of {times}" if times > 1 else "run once"
     lines = [
         TITLE,
         "",
-        "CPU seconds and memory of `ipu-report`'s process, imports included, the median of"
-        f" {times}, with nothing kept of the profile and, where that is a fifth less, a second"
-        " time; the ratio and the exponent are of the largest over the smallest, nothing kept.",
+        "By `python -m benchmarks.profile --reports NAME=PROFILE ...`: CPU seconds and memory of"
+        f" `ipu-report`'s process, imports included, {said}, with nothing kept of the profile"
+        " and, where that is a fifth less, a second time; the ratio and the exponent are of the"
+        " largest over the smallest, nothing kept. `rebalance` searches over all stages and"
+        " `insights` does so too; `doctor` reads every row of the file, not only packed columns.",
         "",
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",
         f"| --- |{' ---: |' * (len(names) + 2)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil, log2
 from typing import Any
 
 from ipu_exec.compiler import overflow
@@ -82,7 +83,9 @@ class Executable:
             else 'no profile was asked for (Options(profile_dir="out"))'
         )
         step = self.tree.step_names(over.ipu)[over.position]
-        more = 2 * self.placement.attached_ipus
+        # as many as would hold it if each took its share: a power of two, and more than now
+        times = ceil(log2((over.limit + over.bytes_over) / over.limit))
+        more = 2 ** max(1, times) * self.placement.attached_ipus
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
             f" ({step}): it {needs}; {filled}. {where[0].upper()}{where[1:]}. Give the stage"

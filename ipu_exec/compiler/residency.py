@@ -232,8 +232,8 @@ def _updates(
     """A stage's updates, weight by weight, without the state of weights that it does not update.
 
     ``states``: the stage's optimiser state by weight. ``shared``: operators that run before those
-    of all weights (`_shared_between_weights`), except if their weight is loaded for its update or
-    updated in parts.
+    of all weights (`_shared_between_weights`), except if what they read is loaded for the update of
+    their weight, or that is updated in parts.
     """
     updates: list[WeightUpdate] = []
     ahead: dict[int, WeightUpdate] = {}  # by the first operator
@@ -241,11 +241,12 @@ def _updates(
         of_weight = all_of_weight
         of_state = tuple(states.get(weight, ()))
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
-        if weight not in places.updated_in_parts and not away & read.keys():
+        if weight not in places.updated_in_parts:
             for op in of_weight:
-                if op.id in shared:
+                on_chip = not away & {graph.values[v].storage for v in op.inputs}
+                if op.id in shared and on_chip:
                     ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), False, frozenset())
-            of_weight = [op for op in of_weight if op.id not in shared]
+            of_weight = [op for op in of_weight if op.id not in ahead]
         read_away = tuple(s for s in read if s in away)
         waiting = [s for s in of_state if s in places.remote and s not in read_away]
         whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))

@@ -23,6 +23,7 @@ from planner import Key, Plan, Question
 from planner.planning import News, NoMapping, plan, verified
 from planner.question import (
     OBJECTIVES,
+    RECOMPUTE,
     QuestionError,
     parse_fixed,
     shard_counts,
@@ -110,6 +111,7 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
         asked.budget,
         call.training,
         tuple(name for name, given in given_of(asked, fixed).items() if not given),
+        _keeps(call, fixed),
     )
 
 
@@ -120,6 +122,15 @@ def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
         "proportion": bool(asked.proportions) or "proportion" in fixed,
         "shards": "t" in fixed,
     }
+
+
+def _keeps(call: FirstCall, fixed: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Whether the last stage may keep what the script's options have it recompute."""
+    recomputes = getattr(call.options._Popart, "autoRecomputation", None)
+    if not call.training or not recomputes:
+        return (False,)
+    again = fixed.get(RECOMPUTE)
+    return (False, True) if again is None else (not again,)
 
 
 def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
@@ -134,9 +145,13 @@ def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[f
 def keys_of(question: Question) -> list[Key]:
     """Every compile for costs that the question may want, the script's own first."""
     keys = [
-        Key(shards, size, proportion, 0, accumulates)
-        for proportion, shards, accumulates, size in product(
-            question.proportions, question.shards, (True, False), question.micro_batches
+        Key(shards, size, proportion, 0, accumulates, keeps)
+        for keeps, proportion, shards, accumulates, size in product(
+            question.keeps,
+            question.proportions,
+            question.shards,
+            (True, False),
+            question.micro_batches,
         )
     ]
     return [key for key in keys if question.global_batch % key.micro_batch == 0]

@@ -44,6 +44,7 @@ from profiler.rebalance.all_reduce import Rings
 
 _WORK = (Direction.FORWARD, Direction.BACKWARD)
 _EXCHANGED = ("exchange", "sync")
+_AGAIN = "_Popart.autoRecomputation"
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,8 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
     """
     location = "TensorLocations.locationOptimizer"
     shares = {str(ipu): mapping.proportion for ipu in range(mapping.pipeline)}
+    if mapping.key.keeps:
+        settings = {name: settings[name] for name in settings if name != _AGAIN}
     return {
         **settings,
         "replicationFactor": mapping.replicas,
@@ -212,7 +215,11 @@ def basis(key: Key, blocks: tuple[str, ...], ipus: int, training: bool) -> Mappe
     count = min(len(blocks), most) if key.accumulates else 1
     cuts = np.linspace(0, len(blocks), count + 1).round().astype(int).tolist()
     stages = tuple(
-        StagePlan(number, blocks[first:last], False if training and number < count - 1 else None)
+        StagePlan(
+            number,
+            blocks[first:last],
+            False if key.keeps or (training and number < count - 1) else None,
+        )
         for number, (first, last) in enumerate(pairwise(cuts))
     )
     least = schedules.pipeline_stages(count, training)

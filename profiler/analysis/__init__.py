@@ -11,7 +11,7 @@ from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import overflows
 from profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
-from profiler.analysis.pod import alike_ipus, loads, pod, shards_of
+from profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
 from profiler.analysis.program import program_cycles
 from profiler.analysis.stages import ipu_costs, slowest
 
@@ -30,6 +30,7 @@ __all__ = [
     "held_at_peak",
     "host_tensors",
     "ipu_costs",
+    "link_loads",
     "loads",
     "memory_peaks",
     "movement",

@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler.enums import BodyTask
+from profiler.enums import BodyTask, Purpose
 from profiler.records import BESIDE
 from profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_RINGS = {
+    str(Purpose.OPERATOR): "shards",
+    str(Purpose.ALL_REDUCE): "replicas",
+    str(Purpose.REDUCE_SCATTER): "replicas",
+    str(Purpose.ALL_GATHER): "replicas",
+}
+_WAYS = {  # where a link lies, and which entry of the header has its rate
+    "in a machine": "link_bytes_per_cycle",
+    "between machines": "link_bytes_per_cycle_between_boards",
+    "between racks": "link_bytes_per_cycle_between_racks",
+}
 _MACHINE, _RACK = 4, 64  # IPUs, where the header does not say (docs/machine.md#pods)
 
 
@@ -69,6 +80,73 @@ def _link_bytes(report: Report) -> pd.Series:
     runs = report.tasks(iteration=0).groupby(["ipu", "body"]).size().reset_index(name="runs")
     runs["bytes"] = runs["runs"] * moved.reindex(runs["body"], fill_value=0).to_numpy()
     return runs.groupby("ipu")["bytes"].sum()
+
+
+def link_loads(report: Report) -> pd.DataFrame:
+    """What goes over links in a device iteration, the busiest first.
+
+    ``between``: "stages" (a row for each pair of IPUs of the replica, from ``source`` to
+    ``target``), "shards" (the IPUs that share a stage's tensors) or "replicas": of these two, rings
+    in which each IPU of ``source`` sends, and ``target`` is -1. ``bytes`` that one IPU sends,
+    ``way`` ("in a machine", "between machines" or "between racks": where the slowest link lies) and
+    ``busy``: the share of the device iteration that one such link needs for them.
+    """
+    import pandas as pd
+
+    steps = report.program_steps()
+    body = pd.Series(report.steps_in_order("body"), index=steps["step"])
+    runs = report.tasks(iteration=0).groupby("body").size()
+    steps = steps.set_index("step").assign(runs=runs.reindex(body, fill_value=0).to_numpy())
+    ring = steps[steps["kind"] == "global exchange"]
+    ring = ring.assign(
+        between=ring["purpose"].astype(str).map(_RINGS),
+        bytes=ring["bytes_out"] * ring["runs"] * ring["times"],
+        target=-1,
+    )
+    moves = report.moved_tensors
+    moves = moves[(moves["source"] >= 0) & (moves["target"] >= 0)]
+    there = steps.loc[moves["step"], ["ipu", "runs"]].reset_index(drop=True)
+    moves = moves.reset_index(drop=True).assign(runs=there["runs"], between="stages")
+    # a copy is a step of both its IPUs: it counts where it arrives
+    moves = moves[(there["ipu"] == moves["target"]) & (moves["source"] != moves["target"])]
+    moves = moves.assign(bytes=moves["bytes"] * moves["runs"])
+    columns = ["between", "source", "target", "bytes"]
+    rows = pd.concat([moves[columns], ring.rename(columns={"ipu": "source"})[columns]])
+    sums = rows.groupby(columns[:3], as_index=False)["bytes"].sum()
+    sums = sums[sums["bytes"] > 0]
+    ends = zip(*(sums[name] for name in columns[:3]), strict=True)
+    ways = [_way(report, *row) for row in ends]
+    rates = {way: _rate(report, way) for way in _WAYS}
+    tasks = report.tasks(iteration=0)
+    cycles = max(1, int(tasks["end"].max() - tasks["start"].min())) if len(tasks) else 1
+    needed = sums["bytes"] / np.array([rates[way] for way in ways], dtype=float)
+    sums = sums.assign(way=ways, busy=needed / cycles)
+    return sums.sort_values("busy", ascending=False, kind="stable", ignore_index=True)
+
+
+def _way(report: Report, between: str, source: int, target: int) -> str:
+    """Where the slowest link lies between two IPUs, or on the way round a ring."""
+    shards = shards_of(report)
+    first = source * shards
+    last = {
+        "stages": target * shards,
+        "shards": first + shards - 1,
+        "replicas": first + report.target.ipus_per_replica * shards,  # the next replica's
+    }[between]
+    for way, key, usual in (
+        ("between racks", "ipus_per_rack", _RACK),
+        ("between machines", "ipus_per_board", _MACHINE),
+    ):
+        each = max(1, int(number(report.meta, key, usual)))
+        if first // each != last // each:
+            return way
+    return "in a machine"
+
+
+def _rate(report: Report, way: str) -> float:
+    """Bytes a cycle of a link, one way."""
+    own = number(report.meta, "link_bytes_per_cycle", 0) or 1.0
+    return number(report.meta, _WAYS[way], 0) or own
 
 
 def pod(report: Report) -> pd.DataFrame:

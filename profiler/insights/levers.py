@@ -10,6 +10,7 @@ from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Prediction
+from profiler.rebalance.verdict import Answer
 from profiler.report import Report
 
 _ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
@@ -87,17 +88,25 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
             return "stages keep all their activations", detail, Waits(causes=("stash",))
         return (
             "stages run their forward again before the backward",
-            f"There is room to keep it all: the largest extent is {units.size(one.fullest)} then.",
+            _room(one, "to keep it all"),
             Waits(causes=WORK, directions=("recompute",)),
         )
     where = levers.state.replace("-", " ")
     return (
         f"optimiser state is {basis.state.replace('-', ' ')}",
-        f"There is room for it {where}: the largest extent is {units.size(one.fullest)} then.",
+        _room(one, f"for it {where}"),
         Waits(
             causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
         ),
     )
+
+
+def _room(one: Advice, for_what: str) -> str:
+    """Whether tiles have room for what a lever puts there."""
+    extent = f"the largest extent is {units.size(one.fullest)} then"
+    if one.memory == Answer.FITS:
+        return f"There is room {for_what}: {extent}."
+    return f"Whether there is room {for_what} is open ({one.memory}): {extent}."
 
 
 def _together(basis: Basis, one: Advice, present: Advice) -> Insight:

@@ -410,16 +410,19 @@ def _revisiting(
     start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
     end = len(ipus) * longest(costs)
     free = widened(start, end, lambda most: try_most(most, False))
-    least = None
-    if free is not None and fewest_stages(costs, choices) <= len(ipus):
-        # stages that are longer than any that fits add nothing to what is looked at
-        end = min(end, max(map(ipus.count, ipus)) * _longest_that_fits(costs, choices))
-        least = widened(free, end, lambda most: try_most(most, True))
-    if free is None or least is None:
-        raise ValueError(
-            f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))} "
-            + ("fits" if free is not None else "keeps together the Blocks that must be on one IPU")
-        )
+    lead = f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))}"
+    if free is None:
+        raise ValueError(f"{lead} keeps together the Blocks that must be on one IPU")
+    fewest = fewest_stages(costs, choices)
+    if fewest > len(costs):
+        raise ValueError(f"{lead} fits: a Block alone is more than a tile holds")
+    if fewest > len(ipus):
+        raise ValueError(f"{lead} fits: even with an IPU each they need {fewest} stages")
+    # stages that are longer than any that fits add nothing to what is looked at
+    end = min(end, max(map(ipus.count, ipus)) * _longest_that_fits(costs, choices))
+    least = widened(free, end, lambda most: try_most(most, True))
+    if least is None:
+        raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
     return free, least, splits[0][1]
 
 

@@ -237,11 +237,14 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
     return forward + stash, backward + stash + again
 
 
-def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
+def placement_file(
+    costs: Costs, assignment: Assignment, sets_accumulation: bool = True
+) -> dict[str, Any]:
     """The placement for ``ipu-run --placement``, for `json.dump`.
 
     It has the stages with Blocks and IPUs, how each saves memory, and the predicted result, which
-    ``ipu-report rebalance --verify`` compares with the compiled one.
+    ``ipu-report rebalance --verify`` compares with the compiled one. ``sets_accumulation``: it goes
+    before the script's; without, a script may still be asked for another.
     """
     stages = [
         _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
@@ -261,7 +264,7 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
         "version": 2,
         "stages": stages,
         **({"memory_proportion": dict(costs.proportions)} if costs.proportions else {}),
-        **({"accumulation": costs.micro_batches} if costs.training else {}),
+        **({"accumulation": costs.micro_batches} if costs.training and sets_accumulation else {}),
         "promise": promise,
     }
 

@@ -1,14 +1,15 @@
 """A map of the pod: racks, machines and IPUs, each IPU by how busy it is, its memory or its links.
 
-A line is an IPU-Machine of each rack: the replica (r) and the place in the pipeline (p) of its
-first IPU, then a number for each of its IPUs. The IPUs that share a stage's tensors lie side by
-side and are alike. JSON and CSV have a row for each IPU.
+A line is an IPU-Machine of each rack: the replica (r), the place in the pipeline (p) and, where a
+stage spans machines, the shard (t) of its first IPU, then a number for each of its IPUs. The IPUs
+that share a stage's tensors lie side by side and are alike. JSON and CSV have a row for each IPU.
 """
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 from reports.cli import common
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profiler import Report
-    from reports.tables import Page
+    from reports.tables import Page, Table
 
 HELP = "a map of racks, machines and IPUs: who is busy, full, or sends most"
 EXAMPLES = """  ipu-report pod out/training                 per cent of the time that IPUs are busy
@@ -25,6 +26,8 @@ EXAMPLES = """  ipu-report pod out/training                 per cent of the time
   ipu-report pod --by links out/training      of the bytes of the IPU that sends most
   ipu-report pod --csv out/training > ipus.csv
 """
+_MACHINE_WIDTH, _WHERE_WIDTH, _RACK_WIDTH = 7, 9, 27  # characters of the map's columns
+_MOST_LINKS = 8
 _COLUMNS = {"busy": "busy", "memory": "memory", "links": "link_bytes"}
 _SAID = {
     "busy": "the time that an IPU is busy",
@@ -50,24 +53,57 @@ def run(args: argparse.Namespace) -> int:
 def _map(report: Report, by: str) -> Page:
     from profiler import analysis
     from profiler.units import count
-    from reports.tables import Column, Page, Table, say, whole_text
+    from reports.tables import Page, Table, say
 
     ipus = analysis.pod(report)
     share = ipus[_COLUMNS[by]]
     if by == "links":
         share = share / max(1, int(share.max()))
     lines = _machines(ipus.assign(share=share))
-    racks = [name for name in lines.columns if name != "machine"]
-    columns = (Column("machine", "machine"), *(Column(name, name, whole_text) for name in racks))
     shards, target = analysis.shards_of(report), report.target
     replicas = count(target.num_replicas, "replica")
     about = (
         f"Per cent of {_SAID[by]}. {count(len(ipus), 'IPU')}: {shards} to a stage (t),"
         f" {target.ipus_per_replica} in a pipeline (p), {replicas} (r)."
     )
-    return Page(
-        str(report.path), (Table("ipus", ipus, ()), Table("map", lines, columns), say(about))
+    links = [_links(analysis.link_loads(report))] if by == "links" else []
+    return Page(str(report.path), (Table("ipus", ipus, ()), *maps(lines), say(about), *links))
+
+
+def _links(loads: pd.DataFrame) -> Table:
+    """The busiest links, with whom they join."""
+    from profiler.units import percent, size
+    from reports.tables import Column, Table, integer, text
+
+    frame = loads.assign(
+        to=[str(ipu) if ipu >= 0 else "ring" for ipu in loads["target"]],
+        sent=[size(nbytes) for nbytes in loads["bytes"]],
     )
+    columns = (
+        Column("between", "between", text),
+        Column("source", "IPU", integer),
+        Column("to", "to", text),
+        Column("way", "way", text),
+        Column("sent", "sent", text),
+        Column("busy", "busy", percent),
+    )
+    return Table("links", frame.head(_MOST_LINKS), columns)
+
+
+def maps(lines: pd.DataFrame) -> list[Table]:
+    """Tables of as many racks as stand beside each other on the terminal, one below the other."""
+    from reports.tables import Column, Table, drawing_width, whole_text
+
+    racks = [name for name in lines.columns if name != "machine"]
+    beside = max(1, (drawing_width() - _MACHINE_WIDTH) // _RACK_WIDTH)
+    beside = ceil(len(racks) / ceil(len(racks) / beside))
+    tables = []
+    for begin in range(0, len(racks), beside):
+        some = racks[begin : begin + beside]
+        columns = (Column("machine", "machine"), *(Column(name, name, whole_text) for name in some))
+        name = f"map from {some[0]}" if begin else "map"
+        tables.append(Table(name, lines[["machine", *some]], columns))
+    return tables
 
 
 def _machines(ipus: pd.DataFrame) -> pd.DataFrame:
@@ -80,7 +116,9 @@ def _machines(ipus: pd.DataFrame) -> pd.DataFrame:
             first = of_machine.iloc[0]
             shares = " ".join(f"{100 * share:3.0f}" for share in of_machine["share"])
             where = f"r{first['replica']} p{first['ipu']}"
-            cells.setdefault(f"rack {rack}", []).append(f"{where:<7}{shares}")
+            if of_machine["shard"].nunique() < ipus["shard"].nunique():  # a stage spans machines
+                where += f" t{first['shard']}"
+            cells.setdefault(f"rack {rack}", []).append(f"{where:<{_WHERE_WIDTH}}{shares}")
     most = max(map(len, cells.values()), default=0)
     padded = {name: [*column, *[""] * (most - len(column))] for name, column in cells.items()}
     return pd.DataFrame({"machine": range(most), **padded})

@@ -355,7 +355,7 @@ def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -
     if args.bubble is not None and costs.training:
         wanted = least_accumulation(costs, assignment, args.bubble).micro_batches
         costs = replace(costs, micro_batches=max(wanted, costs.micro_batches))
-    return placement_file(costs, assignment)
+    return placement_file(costs, assignment, sets_accumulation=args.bubble is not None)
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:

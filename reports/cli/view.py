@@ -8,13 +8,17 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import os
 import shlex
 import socket
+import subprocess
+import sys
 import threading
 import time
 import webbrowser
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from reports.cli import common
 
@@ -28,6 +32,7 @@ HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
   ipu-report view plan.json                            what ipu-run --plan 16 --write found
+  ipu-report view out                                  the runs of ipu-run --sweep --profile-dir out
   ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
   ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
@@ -43,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "profiles",
         nargs="?",
         metavar="PROFILE",
-        help="profile.pop, or a directory of one; or a plan.json",
+        help="profile.pop, or a directory of one; a plan.json; or the folder of a sweep's runs",
     )
     parser.add_argument(
         "--follow",
@@ -92,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         return _follow(args)
     if args.profiles.endswith(".json"):
         return _plan(args)
+    if args.profiles.endswith(".csv") or os.path.isfile(os.path.join(args.profiles, "runs.csv")):
+        return _sweep(args)
     with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
@@ -120,6 +127,60 @@ def _plan(args: argparse.Namespace) -> int:
     guard = Guard.bound_to(args.host, args.allow_host)
     _serve(args, create_plan_app(plan, args.profiles, guard), guard, args.profiles, port)
     return common.OK
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    """The runs of a sweep (ipu-run --sweep)."""
+    from planner.runs import RunsError, read
+
+    if args.other is not None:
+        raise common.CommandError("a sweep is viewed alone", common.USAGE)
+    try:
+        runs = read(args.profiles)
+    except RunsError as error:
+        raise common.CommandError(str(error)) from error
+    port = free_port(args.host, args.port)
+    from viewer.guard import Guard
+    from viewer.sweep_app import create_sweep_app
+
+    guard = Guard.bound_to(args.host, args.allow_host)
+    path = Path(args.profiles).resolve()
+    folder = path if path.is_dir() else path.parent
+    with _Viewers(args.host, here=not guard.token) as viewers:
+        app = create_sweep_app(runs, folder.name, viewers.address_of, guard)
+        _serve(args, app, guard, args.profiles, port)
+    return common.OK
+
+
+class _Viewers:
+    """Viewers of single profiles, each a process of its own that ends with this one."""
+
+    def __init__(self, host: str, here: bool) -> None:
+        self._host, self._here = host, here
+        self._started: dict[Path, tuple[str, subprocess.Popen[bytes]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _address, process in self._started.values():
+            process.terminate()
+
+    def address_of(self, profile: Path) -> str | None:
+        """The address of a profile's viewer, which is started once; None for other machines."""
+        if not self._here:
+            return None
+        known = self._started.get(profile)
+        if known is None or known[1].poll() is not None:
+            port = free_port(self._host, 0)
+            words = ["view", "--host", self._host, "--port", str(port), "--no-browser"]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "reports.cli", *words, str(profile)],
+                stdout=subprocess.DEVNULL,
+            )
+            known = f"http://{self._host}:{port}", process
+            self._started[profile] = known
+        return known[0]
 
 
 def _follow(args: argparse.Namespace) -> int:

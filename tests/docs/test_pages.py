@@ -210,6 +210,14 @@ def test_what_the_readme_shows_is_what_the_demo_prints(
         assert {line.rstrip() for line in lines.splitlines()} - {"..."} <= printed
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_how_accurate_it_is_said_to_be_is_what_was_scored(page: str) -> None:
+    fidelity = " ".join((ROOT / "docs" / "fidelity.md").read_text().split())
+    words = " ".join((ROOT / page).read_text().split())
+    (medians,) = re.findall(r"published measurements: ([^;]+);", words)
+    assert medians.count("%") > 4 and f"Medians of time: {medians}." in fidelity
+
+
 def test_the_sites_menu_has_each_page_once() -> None:
     pages = re.findall(r"^\s+- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     assert len(pages) > 20

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import ipu_exec as poptorch
 from examples import bert_large_pod16, gpt3_175b
 from profiler import analysis, open_report
 from reports import cli
+from reports.cli import pod as pod_command
 
 
 def test_gpt3_over_shards_stages_and_replicas(
@@ -67,3 +69,14 @@ def test_bert_large_fits_a_pod16(stages: int, off_chip: bool) -> None:
     state = [one for one in executable.variables if one.role == "optimiser state"]
     assert state and all(one.always_live != off_chip for one in state)
     model.destroy()
+
+
+def test_racks_stand_below_each_other_where_lines_are_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = pd.DataFrame({"machine": [0], **{f"rack {rack}": ["r0 p0"] for rack in range(4)}})
+    heads = [[column.title for column in table.columns] for table in pod_command.maps(lines)]
+    assert heads == [["machine", "rack 0", "rack 1"], ["machine", "rack 2", "rack 3"]]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert len(pod_command.maps(lines)) == 1

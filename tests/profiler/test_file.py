@@ -370,7 +370,7 @@ def test_nothing_to_open_is_an_error_with_a_way_out(tmp_path):
     with pytest.raises(ProfileError, match=r"no such file.*profile-dir"):
         open_report(tmp_path / "nothing.pop")
     with pytest.raises(
-        ProfileError, match=r"neither of profile\.pop, training/profile\.pop.*profile-dir"
+        ProfileError, match=r"none of profile\.pop, training/profile\.pop.*profile-dir"
     ):
         open_report(tmp_path)
     ProfileWriter(tmp_path / "training" / "profile.pop").close()

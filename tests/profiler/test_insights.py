@@ -18,9 +18,9 @@ from examples.models import NAMES, build, split
 from ipu_exec import OutputMode, PipelinedExecution, ShardedExecution, Stage
 from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
-from profiler.advise import advise
+from profiler.advise import Advice, Levers, advise
 from profiler.analysis.critical_path import WAITING, critical_path, entries
-from profiler.insights import Insight, Waits, insights, share_accounted
+from profiler.insights import Insight, Waits, insights, levers, share_accounted
 from profiler.insights.finding import accounted
 from profiler.rebalance import Costs
 from profiler.rebalance.split import quickest
@@ -230,6 +230,18 @@ def test_state_that_is_dear_off_the_chip_is_left_there(tmp_path: Path) -> None:
         else:
             assert share < 0.1
             assert insight.change == {"optimiser": "off chip"}
+
+
+def test_room_is_promised_only_where_it_is_known() -> None:
+    told = {
+        memory: levers._room(
+            Advice("", Levers(), 1, 1.0, 1.0, 1, 641_229, 0, memory, False, (), "", ()), "for it"
+        )
+        for memory in ("fits", "IPU 0: within 3%: compile to know")
+    }
+    assert told["fits"] == "There is room for it: the largest extent is 626.2 KiB then."
+    assert all("626.2 KiB" in words for words in told.values())
+    assert told["IPU 0: within 3%: compile to know"].startswith("Whether there is room for it is")
 
 
 def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> None:

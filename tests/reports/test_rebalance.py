@@ -43,6 +43,7 @@ def test_a_proposal_is_written_run_and_verified(
     out = say(capsys, "rebalance", demo / "training", "-o", placement)
     assert "Predicted: " in out
     assert [stage.blocks for stage in load_stages(placement)] == [("B1",), ("B2",), ("B3", "B4")]
+    assert "accumulation" not in json.loads(placement.read_text())  # the script's own stays
     process = script("--placement", placement, "--autoreport", tmp_path / "after")
     assert process.returncode == 0, process.stderr
     with open_report(tmp_path / "after" / "training") as after:

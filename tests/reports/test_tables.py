@@ -120,6 +120,23 @@ def test_a_name_keeps_both_ends(
     assert len(line) <= 40
 
 
+def test_columns_move_together_where_names_cannot_make_room(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    large = 10**10 - 1  # of 13 characters
+    columns = tuple(Column(f"c{k}", f"c{k}") for k in range(6))
+
+    def row_of(count: int) -> str:
+        shown = columns[:count]
+        frame = pd.DataFrame({one.key: [large] for one in shown})
+        print_pages([Page("p", (Table("t", frame, shown),))])
+        return capsys.readouterr().out.splitlines()[-1].rstrip()
+
+    assert row_of(5) == "  ".join([f"{large:,}"] * 5)
+    assert row_of(6) == " ".join([f"{large:,}"] * 6)  # more than 80: no number is cut
+
+
 @pytest.mark.parametrize("name", ["ops", "variables", "liveness", "tile", "program"])
 def test_csv_and_json_have_as_many_rows_as_asked(
     profile: Path, capsys: pytest.CaptureFixture[str], name: str

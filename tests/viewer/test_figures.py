@@ -413,3 +413,24 @@ def test_the_waterfall_has_room_for_its_shares(report: Report) -> None:
     figure = waterfall.waterfall(table, Clock(report.target.clock_hz), theme.LIGHT)
     longest = max(len(note.text) for note in figure.layout.annotations)
     assert figure.layout.margin.r >= 6 * longest
+
+
+def test_hundreds_of_stages_of_few_costs_share_their_bars() -> None:
+    count = 100
+    cycles = np.arange(count) % 4 + 10
+    stages = pd.DataFrame(
+        {
+            "stage": np.arange(count),
+            "ipu": np.arange(count) % 8,
+            "blocks": [f"B{number}" for number in range(count)],
+            "forward_cycles": cycles,
+            "backward_cycles": 2 * cycles,
+            "recompute_cycles": 0 * cycles,
+            "cycles": 3 * cycles,
+        }
+    )
+    figure = pipeline.stage_costs(stages, Clock(1e9), theme.theme("light"))
+    labels = figure.data[0].y
+    assert [label.split(" · ")[0] for label in labels] == [
+        f"stage {stage} and 24 alike" for stage in range(4)
+    ]

@@ -46,6 +46,7 @@ _TASK, _STRIP, _BESIDE = (
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
+_MOST_STAGES = 48  # of stages
 _DIGIT = 7  # pixels
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
 _LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
@@ -259,7 +260,7 @@ def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) 
     here = stages[stages["ipu"] == ipu]
     lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
     if len(lines) > 2:
-        lines = [f"stages {', '.join(str(stage) for stage in here['stage'])}"]
+        lines = [f"stages {shortened(', '.join(str(stage) for stage in here['stage']), 24)}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
     return f"<b>IPU {ipu}</b>{small}"
 
@@ -382,9 +383,21 @@ def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarra
 
 
 def _alike(stages: pd.DataFrame) -> pd.DataFrame:
-    """Neighbouring stages of equal cycles as one row, ``stage`` being their range."""
-    costs = stages[["forward_cycles", "backward_cycles", "recompute_cycles"]]
+    """Neighbouring stages of equal cycles as one row, ``stage`` being their range.
+
+    With many such rows, all stages of equal cycles, ``stage`` being the first and how many more.
+    """
+    names = ["forward_cycles", "backward_cycles", "recompute_cycles"]
+    costs = stages[names]
     part = (costs != costs.shift()).any(axis=1).cumsum()
+    if len(part) and part.iloc[-1] > _MOST_STAGES:
+        equal = stages.groupby(names, sort=False)
+        firsts, counts = equal.first(), equal.size().to_numpy()
+        words = [
+            f"{stage} and {count - 1} alike" if count > 1 else str(stage)
+            for stage, count in zip(firsts["stage"], counts, strict=True)
+        ]
+        return firsts.reset_index().assign(stage=words)
     ends = stages.groupby(part)["stage"].agg(["min", "max"])
     words = [
         str(low) if low == high else f"{low}–{high}"

@@ -55,6 +55,11 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
         figure.add_annotation(
             x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-26, ax=14, arrowwidth=1
         )
+    own = next((one for one in plan.candidates if one.own), None)
+    if own is not None:
+        figure.add_annotation(
+            x=_fullest(own), y=own.rate, text="the script’s own", ay=22, ax=14, arrowwidth=1
+        )
     limit = plan.candidates[0].limit / KIB
     figure.add_vline(x=limit, line={"color": theme.limit, "width": 1, "dash": "dash"})
     figure.update_layout(

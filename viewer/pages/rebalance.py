@@ -222,7 +222,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def save(clicks: Any, starts: Any, profile: Any) -> Any:
         costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
-        content = json.dumps(placement_file(costs, asked(costs, starts)), indent=2) + "\n"
+        content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
         return (
             {"content": content, "filename": "placement.json", "type": "application/json"}
             if clicks

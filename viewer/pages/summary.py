@@ -59,11 +59,11 @@ def _made(view: View) -> list[Any]:
     left = _cycles(view)
     right = common.filled("summary-memory", awaited=True)
     children.append(html.Div([left, right], className="row"))
+    children += _confidence(report)
     children.append(
         html.Div(
             [
                 common.card("Machine and program", common.facts(machine(report))),
-                *_confidence(report),
                 common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
@@ -177,11 +177,12 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     """The machine for which the model was compiled, and the size of the result."""
     target, meta = report.target, report.meta
     size = report.path.stat().st_size
+    ipus = target.num_ipus * analysis.shards_of(report)
     return [
         (
             "machine",
             (
-                f"{target.num_ipus} × {target.name} ({target.architecture}),"
+                f"{ipus} × {target.name} ({target.architecture}),"
                 f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),

@@ -296,6 +296,7 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
         "five largest",
         "layers.1.weight",
         error.profile_path,
+        "ipu-run --num-ipus 4 SCRIPT",  # it needs over twice a tile
     ):
         assert part in error.message
     report = profiler.open_report(error.profile_path)

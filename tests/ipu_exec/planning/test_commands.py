@@ -95,6 +95,10 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     assert "16 samples of a weight update cannot be cut" in few.stderr
     wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
+    plain = write(tmp_path / "plain.py", "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
+    nothing = ipu_run("--plan", "2", str(plain), cwd=tmp_path)
+    assert nothing.returncode == 1
+    assert "wrapped no model" in nothing.stderr and "to plan" in nothing.stderr
     alone = ipu_run("--verify", "3", str(script), cwd=tmp_path)
     assert alone.returncode == 2 and "--verify goes with --plan N" in alone.stderr
 
@@ -102,7 +106,7 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
 def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) -> None:
     script, out = write(tmp_path / "train.py", TRAIN), tmp_path / "out"
     asked = ("--sweep", "micro_batch=2,4", "--sweep", "Training.gradientAccumulation=4,8")
-    swept = ipu_run(*asked, "--profile-dir", str(out), str(script), cwd=tmp_path)
+    swept = ipu_run(*asked, "--workers", "2", "--profile-dir", str(out), str(script), cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
     rows = list(csv.DictReader((out / "runs.csv").open()))
     asked_for = [(row["micro-batch"], row["Training.gradientAccumulation"]) for row in rows]

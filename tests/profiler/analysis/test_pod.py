@@ -31,3 +31,17 @@ def test_ipus_lie_replica_by_replica(demo: Path) -> None:
     assert np.array_equal(ipus["machine"], ipus["number"] // 4)
     assert list(ipus["ipu"]) == list(range(target.ipus_per_replica)) * target.num_replicas
     assert analysis.alike_ipus(report) == target.num_replicas
+
+
+def test_links_carry_what_is_copied(demo: Path) -> None:
+    report = open_report(demo)
+    links = analysis.link_loads(report)
+    stages = links[links["between"] == "stages"]
+    moved = analysis.movement(report)
+    received = moved.loc[moved["kind"] == "global exchange", "bytes_in"].sum()
+    assert stages["bytes"].sum() == pytest.approx(received, rel=0.01)  # tiles get whole words
+    assert (stages["source"] != stages["target"]).all() and (stages["way"] == "in a machine").all()
+    cycles = report.pipeline_cycles()["end"].max()
+    rate = report.meta["link_bytes_per_cycle"]
+    assert links["busy"].to_numpy() == pytest.approx(links["bytes"].to_numpy() / rate / cycles)
+    assert links["busy"].is_monotonic_decreasing

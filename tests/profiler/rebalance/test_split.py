@@ -6,12 +6,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
-from profiler.rebalance import Costs, best_split, what_if
+from profiler.rebalance import Costs, best_split, split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.passes import Pass
@@ -205,6 +206,24 @@ def test_stages_that_come_back_to_an_ipu_are_brute_forces(ipus: tuple[int, ...])
         stage = assignment.stage_of(count)
         assert not together or ipus[stage[0]] == ipus[stage[-1]]
     assert fitted > 15
+
+
+@pytest.mark.parametrize(("full", "says"), [(0.9, "need 8 stages"), (1.4, "need 3 IPUs or more")])
+def test_a_list_that_cannot_fit_says_how_many_stages_would(
+    full: float, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = random_costs(np.random.default_rng(3), 24, stages=6, full=full)
+    searches = []
+    search = split.least_bottleneck_revisiting
+
+    def counted(*asked: Any) -> Any:
+        searches.append(asked)
+        return search(*asked)
+
+    monkeypatch.setattr(split, "least_bottleneck_revisiting", counted)
+    with pytest.raises(ValueError, match=says):
+        best_split(costs, ipus=(0, 1, 0, 1))
+    assert len(searches) <= 12  # not ever longer stages, up to all Blocks in one
 
 
 def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:

@@ -1,0 +1,167 @@
+"""How compiling grows, and what it takes beside a bare capture: CPU seconds, in one run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+import ipu_exec
+from benchmarks.memory import configure, optimiser
+from examples.models import bert, split
+
+ACCUMULATION = 64
+LAYERS_OF_GPT3 = (24, 48, 96)
+STAGES, REPLICAS, ACCUMULATIONS = (4, 8, 16), (1, 4, 16), (64, 512, 4096)
+
+
+def cpu() -> float:
+    """CPU seconds of this process so far."""
+    times = os.times()
+    return times.user + times.system
+
+
+def gpt3(layers: int) -> dict[str, float]:
+    """GPT-3 on 256 IPUs, from start to written profile, without importing PyTorch and IPUscope."""
+    from examples import gpt3_175b
+
+    began = cpu()
+    with tempfile.TemporaryDirectory() as folder:
+        gpt3_175b.main(["--layers", str(layers), "--profile-dir", folder])
+        return measured(cpu() - began, folder)
+
+
+def bert_large(
+    stages: int = 4, replicas: int = 1, accumulation: int = ACCUMULATION
+) -> dict[str, float]:
+    """BERT-Large in half precision, from start to written profile, without weights too.
+
+    ``compile``: from wrapping the model on.
+    """
+    began = cpu()
+    with ipu_exec.no_weights():
+        example = bert.example(bert.LARGE)
+        module = example.module.half()
+    with tempfile.TemporaryDirectory() as folder:
+        wrapped = cpu()
+        options = ipu_exec.Options(profile_dir=folder).showCompilationProgressBar(False)
+        options.replicationFactor(replicas).Training.gradientAccumulation(accumulation)
+        options.setExecutionStrategy(split(example, stages))
+        configure(options, "bert-large", stages)
+        model = ipu_exec.trainingModel(module, options, optimiser(module, True))
+        inputs = example.inputs(example.micro_batch * accumulation * replicas)
+        try:
+            model.compile(*(x.half() if x.is_floating_point() else x for x in inputs))
+        except ipu_exec.OutOfMemoryError:
+            pass  # its profile is written all the same
+        return {**measured(cpu() - began, folder), "compile": cpu() - wrapped}
+
+
+def bare_capture() -> dict[str, float]:
+    """One training step of BERT-Large under fake tensors: every operator seen, nothing kept."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        example = bert.example(bert.LARGE)
+        steps = torch.optim.AdamW(example.module.parameters(), foreach=False)
+        inputs = example.inputs(example.micro_batch)
+        began = cpu()
+        with Seen() as seen:
+            returned = example.module(*inputs)
+            loss = returned[-1] if isinstance(returned, (tuple, list)) else returned
+            loss.sum().backward()
+            steps.step()
+    return {"seconds": cpu() - began, "operators": float(seen.operators)}
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measured(seconds: float, folder: str) -> dict[str, float]:
+    """The seconds, the profile's size and the most memory of the process."""
+    profile = Path(folder) / "training" / "profile.pop"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"seconds": seconds, "mb": profile.stat().st_size / 1e6, "gib": peak}
+
+
+CASES: dict[str, Callable[..., dict[str, float]]] = {
+    "gpt3": gpt3,
+    "bert_large": bert_large,
+    "bare_capture": bare_capture,
+}
+
+
+def alone(case: str, *words: int) -> dict[str, float]:
+    """A case in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compile.growth", case]
+    command += map(str, words)
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    answer: dict[str, float] = json.loads(output.strip().splitlines()[-1])
+    return answer
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """The exponent between the two largest sizes: 1 is linear growth."""
+    return math.log(seconds[-1] / seconds[-2]) / math.log(sizes[-1] / sizes[-2])
+
+
+def lines() -> list[str]:
+    """The section of the page."""
+    base, bare = alone("bert_large", 4, 1, ACCUMULATION), alone("bare_capture")
+    layers = [alone("gpt3", count) for count in LAYERS_OF_GPT3]
+    stages = [alone("bert_large", count, 1, ACCUMULATION) for count in STAGES]
+    replicas = [alone("bert_large", 4, count, ACCUMULATION) for count in REPLICAS]
+    accumulations = [alone("bert_large", 4, 1, count) for count in ACCUMULATIONS]
+    largest = layers[-1]
+    grown = (
+        ("layers of GPT-3 on 256 IPUs", LAYERS_OF_GPT3, layers),
+        ("stages of BERT-Large", STAGES, stages),
+        ("replicas of BERT-Large", REPLICAS, replicas),
+        ("accumulation of BERT-Large", ACCUMULATIONS, accumulations),
+    )
+    rows = []
+    for name, sizes, all_measured in grown:
+        seconds = [one["seconds"] for one in all_measured]
+        cells = ", ".join(f"{a}: {b:.1f} s" for a, b in zip(sizes, seconds, strict=True))
+        rows.append(f"| {name} | {cells} | {exponent(sizes, seconds):.2f} |")
+    return [
+        "## At a pod's size",
+        "",
+        "CPU seconds from building the model without weights to the written profile"
+        " (`python -m benchmarks.compile --growth` writes this part), all in one run; imports are"
+        " left out.",
+        "",
+        f"- GPT-3 with 96 layers on 256 IPUs takes {largest['seconds']:.1f} s and BERT-Large on 4"
+        f" {base['seconds']:.1f} s: {largest['seconds'] / base['seconds']:.1f} times as long."
+        f" GPT-3's profile has {largest['mb']:.0f} MB, and the process {largest['gib']:.2f} GiB.",
+        f"- A bare capture of BERT-Large's step under fake tensors, {bare['operators']:,.0f}"
+        f" operators, takes {bare['seconds']:.1f} s; compile and profile, without building the"
+        f" model, take {base['compile']:.1f} s: {base['compile'] / bare['seconds']:.1f} times as"
+        " long.",
+        "",
+        "| growing with | CPU seconds | exponent, of the last two |",
+        "| --- | --- | ---: |",
+        *rows,
+    ]
+
+
+if __name__ == "__main__":
+    _, case, *words = sys.argv
+    print(json.dumps(CASES[case](*map(int, words))))

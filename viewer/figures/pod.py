@@ -1,0 +1,154 @@
+"""A map of a pod: racks side by side, a row an IPU-Machine, a cell an IPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from viewer.figures.theme import Theme
+from viewer.figures.units import percent, rows_of, shortened, size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROW, _ABOVE, _BELOW = 26, 46, 40  # pixels
+_LEFT, _GAP = 1.35, 0.3  # cells: the words left of a rack, and the gap to the next
+_MOST_NUMBERS = 512  # IPUs with their number in the cell
+
+
+def pod_map(ipus: pd.DataFrame, share: np.ndarray, title: str, theme: Theme) -> go.Figure:
+    """Cells coloured by ``share`` (0 to 1, an entry an IPU); replicas are outlined.
+
+    ``ipus``: `profiler.analysis.pod`. Left of each machine stands the replica (r), the place in the
+    pipeline (p) and the shard (t) of its first IPU.
+    """
+    per_machine = int(ipus.groupby("machine").size().max())
+    first_machine = ipus.groupby("rack")["machine"].transform("min")
+    row = (ipus["machine"] - first_machine).to_numpy()
+    place = ipus.groupby("machine").cumcount().to_numpy()
+    width = _LEFT + per_machine + _GAP
+    x = ipus["rack"].to_numpy() * width + _LEFT + place + 0.5
+    rows = int(row.max()) + 1
+    figure = go.Figure(
+        layout=theme.layout(
+            _ABOVE + _BELOW + _ROW * max(4, rows),
+            margin={"l": 12, "r": 90, "t": _ABOVE, "b": 12},
+            xaxis={"visible": False, "range": [0, width * (int(ipus["rack"].max()) + 1)]},
+            yaxis={"visible": False, "range": [rows + 0.05, -0.05]},
+            showlegend=False,
+            hovermode="closest",
+        )
+    )
+    _cells(figure, ipus, share, x, row, title, theme)
+    _words(figure, ipus, row, width, theme)
+    _outlines(figure, ipus, x, row, theme)
+    return figure
+
+
+def _cells(
+    figure: go.Figure,
+    ipus: pd.DataFrame,
+    share: np.ndarray,
+    x: np.ndarray,
+    row: np.ndarray,
+    title: str,
+    theme: Theme,
+) -> None:
+    """The IPUs, as a heat map over a grid with gaps, and their numbers."""
+    columns, at = np.unique(x, return_inverse=True)
+    # gaps between racks are columns of their own, without values
+    edges = np.unique(np.round(np.concatenate([columns - 0.5, columns + 0.5]), 6))
+    column = np.searchsorted(edges, np.round(columns - 0.5, 6))[at]
+    shape = (int(row.max()) + 1, len(edges) - 1)
+    values, numbers = np.full(shape, np.nan), np.full(shape, "", dtype=object)
+    about = np.full((*shape, 2), "", dtype=object)
+    values[row, column] = 100 * share
+    about[row, column, 0] = [_about(one) for one in rows_of(ipus)]
+    about[row, column, 1] = ipus["number"].to_numpy()
+    if len(ipus) <= _MOST_NUMBERS:
+        numbers[row, column] = [f"{100 * one:.0f}" for one in share]
+    figure.add_heatmap(
+        x=edges,
+        y=np.arange(shape[0] + 1),
+        z=values,
+        text=numbers,
+        customdata=about,
+        texttemplate="%{text}",
+        textfont={"size": 11},
+        hovertemplate="%{customdata[0]}<extra></extra>",
+        hoverongaps=False,
+        colorscale="Viridis",
+        zmin=0,
+        zmax=100,
+        xgap=2,
+        ygap=2,
+        colorbar={
+            "title": {"text": title, "side": "right"},
+            "ticksuffix": "%",
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+    )
+
+
+def _about(ipu: Any) -> str:
+    """What hovering says of an IPU."""
+    return (
+        f"<b>IPU {ipu.number} of the pod</b><br>rack {ipu.rack}, machine {ipu.machine}<br>"
+        f"replica r{ipu.replica}, in the pipeline p{ipu.ipu}, shard t{ipu.shard}<br>"
+        f"stages {shortened(ipu.stages, 40)}<br>busy {percent(ipu.busy)},"
+        f" fullest tile {percent(ipu.memory)}<br>{size(ipu.link_bytes)} over links"
+    )
+
+
+def _words(
+    figure: go.Figure, ipus: pd.DataFrame, row: np.ndarray, width: float, theme: Theme
+) -> None:
+    """Names of racks, and of the machines' first IPUs."""
+    spans = ipus["shard"].nunique() > ipus.groupby("machine")["shard"].nunique().max()
+    labels, x, y = [], [], []
+    firsts = ipus.assign(row=row).drop_duplicates("machine")
+    for one in rows_of(firsts):
+        labels.append(f"r{one.replica} p{one.ipu}" + (f" t{one.shard}" if spans else ""))
+        x.append(one.rack * width + _LEFT - 0.1)
+        y.append(one.row + 0.5)
+    figure.add_scatter(
+        x=x,
+        y=y,
+        text=labels,
+        mode="text",
+        textposition="middle left",
+        textfont={"size": 11, "color": theme.muted},
+        hoverinfo="skip",
+    )
+    for rack in sorted(set(ipus["rack"].tolist())):
+        figure.add_annotation(
+            x=rack * width + _LEFT,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor="left",
+            text=f"<b>rack {rack}</b>",
+            showarrow=False,
+            font={"color": theme.text, "size": 13},
+        )
+
+
+def _outlines(
+    figure: go.Figure, ipus: pd.DataFrame, x: np.ndarray, row: np.ndarray, theme: Theme
+) -> None:
+    """A frame around each replica's machines, where machines have one replica."""
+    placed = ipus.assign(x=x, row=row)
+    if placed.groupby("machine")["replica"].nunique().max() > 1 or placed["replica"].nunique() < 2:
+        return
+    for _, block in placed.groupby(["rack", "replica"]):
+        figure.add_shape(
+            type="rect",
+            x0=block["x"].min() - 0.5,
+            x1=block["x"].max() + 0.5,
+            y0=block["row"].min(),
+            y1=block["row"].max() + 1,
+            line={"color": theme.text, "width": 1.5},
+        )

@@ -1,0 +1,133 @@
+"""Pod: where the IPUs lie, how busy and full they are, and what goes over their links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dash import Dash, Input, Output, dcc, html
+
+from profiler import Report, analysis
+from viewer.figures import pod as figures
+from viewer.figures.theme import Theme
+from viewer.figures.units import count, size
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "pod"
+_MOST_LINKS = 200
+_BY = {
+    "busy": ("busy", "busy"),
+    "memory": ("memory", "memory of the fullest tile"),
+    "links": ("link_bytes", "bytes over links, of the most"),
+}
+_COLUMNS = (
+    Column("between", "between", width=110),
+    Column("from", "from IPU", width=110),
+    Column("to", "to IPU", width=130),
+    Column("way", "where the slowest link lies", least=160),
+    Column("sent", "bytes of a device iteration", width=210),
+    Column("share", "link busy", ".1%", width=120, tip="of the device iteration, of one link"),
+)
+
+
+def layout(view: View) -> Any:
+    """The page."""
+    target, shards = view.report.target, analysis.shards_of(view.report)
+    number = target.num_ipus * shards
+    what = (
+        f"{count(number, 'IPU')}: t = {shards} share the tensors of a stage and are alike,"
+        f" p = {target.ipus_per_replica} in the pipeline, r = {target.num_replicas} replicas."
+    )
+    return [
+        common.controls(
+            view, common.switch(view, "by", "colour", [(one, one) for one in _BY], "busy")
+        ),
+        *common.predicted(view),
+        common.figure_card(
+            "Map", "pod-map", note=what + " A row is an IPU-Machine; a frame is a replica."
+        ),
+        common.filled("pod-chosen"),
+        common.card("Links", common.filled("pod-links"), note=_note(shards)),
+    ]
+
+
+def _note(shards: int) -> str:
+    rings = "the ring of replicas" if shards == 1 else "rings of shards and of replicas"
+    return f"Copies between the IPUs of a replica, and {rings}: what each IPU sends."
+
+
+def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:
+    """`profiler.analysis.pod`, cached."""
+    return profiles.made(report, "pod", lambda: analysis.pod(report))
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the page."""
+
+    @app.callback(
+        Output("pod-map", "figure"),
+        *common.param_input(NAME, "profile", "by"),
+        common.theme_state(),
+    )
+    def drawn(profile: Any, by: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        ipus = ipus_of(profiles, report)
+        column, title = _BY.get(str(by), _BY["busy"])
+        share = ipus[column].to_numpy(dtype=float)
+        if column == "link_bytes":
+            share = share / max(1.0, float(share.max()))
+        return figures.pod_map(ipus, share, title, common.theme_of(where))
+
+    @app.callback(
+        Output("pod-links", "children"),
+        *common.param_input(NAME, "profile"),
+        common.theme_state(),
+    )
+    def links(profile: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        loads = profiles.made(report, "link loads", lambda: analysis.link_loads(report))
+        if not len(loads):
+            return common.message("Nothing goes over links.")
+        return _table(loads, common.theme_of(where))
+
+    @app.callback(
+        Output("pod-chosen", "children"),
+        Input("pod-map", "clickData"),
+        *common.param_input(NAME, "profile"),
+        prevent_initial_call=True,
+    )
+    def chosen(clicked: Any, profile: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        try:
+            number = common.whole(clicked["points"][0]["customdata"][1], -1)
+        except (KeyError, IndexError, TypeError):
+            return ""
+        ipus = ipus_of(profiles, report)
+        if not 0 <= number < len(ipus):
+            return ""
+        ipu = int(ipus["ipu"].iloc[number])
+        pages = ("/trace", "/memory", "/liveness")
+        links = [
+            dcc.Link(page.strip("/"), href=f"{page}?{common.query(ipu=ipu)}") for page in pages
+        ]
+        alike = count(analysis.alike_ipus(report), "IPU")
+        said = f"IPU {number} does what IPU {ipu} of the profile does, as {alike} do: "
+        return html.P([said, *common.separated(links)], className="note")
+
+
+def _table(loads: pd.DataFrame, theme: Theme) -> Any:
+    shown = loads.head(_MOST_LINKS)
+    frame = shown.rename(columns={"source": "from", "busy": "share"}).assign(
+        to=["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]],
+        sent=[size(nbytes) for nbytes in shown["bytes"]],
+    )
+    rest = len(loads) - len(shown)
+    more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []
+    return [common.table("pod-links-table", frame, _COLUMNS, theme, height=380), *more]
+
+
+PAGE = Page("/pod", "Pod", layout, register, "Racks, machines and IPUs, and their links")
