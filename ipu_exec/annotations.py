@@ -47,6 +47,19 @@ class NameScope:
         OPEN.scopes.pop()
 
 
+def _open_scope(name: str) -> None:
+    OPEN.scopes.append(name)
+
+
+def _close_scope() -> None:
+    OPEN.scopes.pop()
+
+
+# PopTorch's operators below `NameScope`, which Graphcore's applications call in hooks.
+torch.ops.poptorch.push_name_scope = _open_scope  # type: ignore[attr-defined]
+torch.ops.poptorch.pop_name_scope = _close_scope  # type: ignore[attr-defined]
+
+
 class Attribute:
     """Gives the operators inside attributes of PopART.
 

@@ -80,9 +80,7 @@ class AttributeTracker:
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the first optimiser that was checked."""
-        own = {
-            name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH
-        }
+        own = {name for name in vars(optimizer) if not _is_ours(optimizer, name)}
         unknown = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
         groups = {
             f"group {i} attribute": set(group) - {"params"}
@@ -99,7 +97,17 @@ class AttributeTracker:
                 self._log(message)
 
 
-_OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
+def _is_ours(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Whether an attribute is PyTorch's, PopTorch's or its own, rather than a script's."""
+    if name == "step":  # a learning rate scheduler puts its own in its place
+        return callable(optimizer.step)
+    return name.startswith("_") or name in _OWN
+
+
+_OWN = (
+    *("defaults", "state", "param_groups"),  # PyTorch's
+    *("variable_attrs", "ipu_state_is_dirty", "host_state_is_dirty"),  # PopTorch's
+)
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -180,6 +188,7 @@ class Optimizer:
     host_state_is_dirty = False  # the device has gone on since it was read
     _ipu_names: optimiser_state.Names | None = None  # while a model trains with it
     _ipu_scale: Callable[[], float] | None = None  # automatic loss scaling's
+    _ipu_loaded: optimiser_state.Loaded | None = None  # the device's, if not as the groups say
     _state_dict: Mapping[str, Any] = MappingProxyType({"ipu_state": None, "ipu_param": None})
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,7 +211,7 @@ class Optimizer:
         scale = self._ipu_scale() if self._ipu_scale is not None else None
         self._state_dict = {
             "ipu_state": optimiser_state.states(optimizer, self._ipu_names, scale),
-            "ipu_param": optimiser_state.values(optimizer, self._ipu_names),
+            "ipu_param": dict(optimiser_state.on_device(optimizer, self._ipu_names)),
         }
         self.host_state_is_dirty = False
 
@@ -241,6 +250,14 @@ class Optimizer:
         logger.info("Writing optimiser state tensors from host to IPU memory.")
         optimizer = cast(torch.optim.Optimizer, self)
         optimiser_state.load(optimizer, self._ipu_names, self._state_dict["ipu_state"])
+        self._ipu_loaded = optimiser_state.loaded(
+            optimizer, self._ipu_names, self._state_dict["ipu_param"]
+        )
+        if self._ipu_loaded is not None:
+            logger.warning(
+                "the loaded ipu_param is not what the optimiser's groups say: the device trains"
+                " with ipu_param, until a setting of the groups changes"
+            )
         return True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -649,7 +666,7 @@ def detach(optimizer: torch.optim.Optimizer | None) -> None:
     if ours is not None and ours._ipu_names is not None:
         if ours.host_state_is_dirty:
             ours.read_ipu_state()
-        ours._ipu_names = ours._ipu_scale = None
+        ours._ipu_names = ours._ipu_scale = ours._ipu_loaded = None
 
 
 class LARS(_OneByOne):

@@ -2,7 +2,7 @@
 
 `ipu-run` provides this module as ``popart``.
 
-Values are those of [POPART, willow/include/popart/sessionoptions.hpp].
+Values are those of [POPART, willow/include/popart/sessionoptions.hpp, tensorlocation.hpp].
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ AccumulateOuterFragmentSchedule = IntEnum(
     "AccumulateOuterFragmentSchedule",
     "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized",
     start=0,
+)
+VirtualGraphMode = IntEnum("VirtualGraphMode", "Off Manual Auto ExecutionPhases", start=0)
+TensorStorage = IntEnum("TensorStorage", "OnChip OffChip", start=0)
+ReplicatedTensorSharding = IntEnum("ReplicatedTensorSharding", "Off On", start=0)
+BatchSerializationBatchSchedule = IntEnum(
+    "BatchSerializationBatchSchedule",
+    "Scheduler Isomorphic OverlapOnIo OverlapOnCompute",
+    start=0,
+)
+ExecutionPhaseIOSchedule = IntEnum("ExecutionPhaseIOSchedule", "Preload OnDemand", start=0)
+ExecutionPhaseSchedule = IntEnum(
+    "ExecutionPhaseSchedule", "Interleaving Batch BatchClusteredIO", start=0
 )
 
 

@@ -62,11 +62,13 @@ def nearest(
     """For each row of ``x`` the index of the nearest row of ``y``.
 
     ``batch_x`` and ``batch_y`` give each row its sample (sorted); then only rows of the same sample
-    are compared. Error if only one of them is passed.
+    are compared. If only one of them is passed, the others' rows are all of sample 0.
     """
     check_tensor("nearest", x, y)
-    if (batch_x is None) != (batch_y is None):
-        raise UsageError("nearest: batch_x and batch_y are given both, or neither")
+    if batch_x is None and batch_y is not None:
+        batch_x = [0] * x.shape[0]
+    if batch_y is None and batch_x is not None:
+        batch_y = [0] * y.shape[0]
     return _nearest(
         x.detach(),
         y.detach(),

@@ -10,6 +10,7 @@ script imports Lightning; nothing does so before.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -49,7 +50,15 @@ def stand_in() -> None:
         for name, module in list(sys.modules.items()):
             if name == ours or name.startswith(f"{ours}."):
                 sys.modules[theirs + name[len(ours) :]] = module
+    # PopTorch imports it where it is installed; it only matters to those who use torch_geometric.
+    if importlib.util.find_spec("poptorch_geometric") is not None:
+        on_import.after("torch_geometric", _with_poptorch_geometric)
     _stand_in_for_lightning()
+
+
+def _with_poptorch_geometric() -> None:
+    with contextlib.suppress(ImportError):  # as PopTorch does
+        importlib.import_module("poptorch_geometric")
 
 
 _LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")  # two copies of one library

@@ -56,9 +56,14 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _core() -> dict[Any, Decomposition]:
-    from torch._decomp import core_aten_decompositions
+    """PyTorch's decompositions to its core operators, but for those of composite operators.
 
-    return dict(core_aten_decompositions())
+    Its public function looks up every composite operator of every library in ``torch.ops`` for
+    these, which fails where a library put something else there.
+    """
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    return dict(_core_aten_decompositions_post_autograd())
 
 
 def trilinear(

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 IPU = "ipu"
-_MOVES = ("to", "ipu")  # of a tensor
+_MOVES = ("to", "ipu", "type_as")  # of a tensor
 _LEFT_ON_CPU = ("as_tensor", "from_numpy", "asarray")  # unlike torch.tensor [POPTORCH]
 
 
@@ -37,7 +37,8 @@ class Devices(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        self._running.append(name)
+        placed = name in _LEFT_ON_CPU and _is_anothers(kwargs.get("device"))
+        self._running.append("tensor" if placed else name)
         try:
             if name in _MOVES:
                 return self._moved(func, args, kwargs)
@@ -53,13 +54,24 @@ class Devices(TorchFunctionMode):
         tensor, *others = args
         asked = [*others, *kwargs.values()]
         if func.__name__ != IPU and not any(map(_is_ipu, asked)):
-            return func(*args, **kwargs)
+            # Where another tensor is; only what a script brings is a plain tensor in a capture.
+            if type(tensor) is torch.Tensor and any(map(_is_anothers, asked)):
+                tensor = torch.ops.aten.lift_fresh.default(tensor)
+            return func(tensor, *others, **kwargs)
         self.named = True
         # A constant that the capture meets from here on.
         moved = torch.ops.aten.lift_fresh.default(tensor)
         others = [item for item in others if not _is_ipu(item)]
         kwargs = {name: item for name, item in kwargs.items() if not _is_ipu(item)}
         return moved.to(*others, **kwargs) if others or kwargs else moved
+
+
+def _is_anothers(item: Any) -> bool:
+    """Whether it says where another tensor is, which in PopTorch is the IPU.
+
+    A device, rather than its name, is that of a tensor.
+    """
+    return isinstance(item, torch.Tensor | torch.device)
 
 
 def _is_ipu(item: Any) -> bool:

@@ -41,8 +41,10 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the model may be captured; tensors beside its buffers are then what they were.
 
-    PyTorch computes with real tensors for real, also where fake ones stand for a model's own.
+    PyTorch computes with real tensors for real, also where fake ones stand for a model's own. An
+    attribute that the forward set to a fake tensor is what it was, too.
     """
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
     beside = [value for module in model.modules() for value in vars(module).values()]
     undo = [
         _tensor(value) for value in beside if _plain_tensor(value) and value.device.type == "cpu"
@@ -52,6 +54,10 @@ def tensors_unchanged(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for put_back in undo:
             put_back()
+        for own, earlier in before:
+            for name in [name for name, value in own.items() if isinstance(value, FakeTensor)]:
+                del own[name]
+                own.update({name: earlier[name]} if name in earlier else {})
 
 
 def _attributes(module: torch.nn.Module) -> _Undo:

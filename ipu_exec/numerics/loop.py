@@ -39,9 +39,10 @@ from ipu_exec.numerics.anchors import Watch
 from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.lockstep import Members, ReplicaState, Turns, norms_together
+from ipu_exec.numerics.optimiser_state import as_on_device, loss_scaling_on_device
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
-from ipu_exec.optimiser_attributes import loss_scaling, take_step
+from ipu_exec.optimiser_attributes import take_step
 from ipu_exec.replica_groups import run, spread
 
 logger = logging.getLogger("ipu_exec")
@@ -243,7 +244,8 @@ def train(
     with torch.enable_grad():
         for iteration in range(plan.device_iterations):
             gradients = _Sum(parameters, together)
-            scale = precision.scaler.scale if precision.scaler else loss_scaling(optimizer)
+            scaler = precision.scaler
+            scale = scaler.scale if scaler else loss_scaling_on_device(optimizer)
             work = partial(replica_of, iteration, gradients, scale)
             _each_replica(model, parameters, plan, precision, together, work)
             total = gradients.total()
@@ -251,7 +253,7 @@ def train(
                 parameter.grad = total.get(parameter)
             if precision.scaler:
                 precision.scaler.update(total.values(), together)
-            with precision.update(optimizer):
+            with precision.update(optimizer), as_on_device(optimizer):
                 _divide(parameters, plan, scale)
                 take_step(optimizer)
             spread(model, plan.groupings)

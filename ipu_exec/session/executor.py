@@ -196,6 +196,7 @@ class PoplarExecutor:
             str, tuple[Any, Any, Any]
         ] = {}  # name -> what `replicaGrouping` was told
         self._attached = self._seeded = self._ran = False
+        self._rng: torch.Tensor | None = None  # the device's, if it is not PyTorch's
         self._device = DeviceTensors()
         self._host_is_behind, self._host_weights_version = False, 0
         self._compilation_seconds = 0.0
@@ -242,9 +243,10 @@ class PoplarExecutor:
         following = PathWatch(self._model, self._executable.contents)
         on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
         settled = in_modes(self._modes)
-        around = self._on_device(), on_ipu(), on_named, settled, keeping, substituted()
+        random_numbers = self._own_random_numbers()
+        around = (self._on_device(), on_ipu(), on_named, settled, keeping, substituted())
         with ExitStack() as entered:
-            for one in around:
+            for one in (*around, random_numbers):
                 entered.enter_context(one)
             followed = entered.enter_context(following)
             if self._training:
@@ -292,8 +294,22 @@ class PoplarExecutor:
     def _seed(self) -> None:
         if not self._seeded and self._options.random_seed is not None:
             logger.debug("Setting random seed to: %d", self._options.random_seed)
-            torch.manual_seed(self._options.random_seed)
+            self._rng = torch.Generator().manual_seed(self._options.random_seed).get_state()
         self._seeded = True
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Inside, PyTorch's generator is in the state of the device's, if it was given one."""
+        if self._rng is None:
+            yield
+            return
+        host = torch.get_rng_state()
+        torch.set_rng_state(self._rng)
+        try:
+            yield
+        finally:
+            self._rng = torch.get_rng_state()
+            torch.set_rng_state(host)
 
     def _watch(self) -> Watch | None:
         """The watch on the tensors of a call, if the options ask for one."""
@@ -319,7 +335,7 @@ class PoplarExecutor:
         }
         scale = self._loss_scale() if self._scales_automatically else None
         tensors = optimiser_state.states(self._optimizer, own, scale)
-        tensors |= optimiser_state.values(self._optimizer, own)
+        tensors |= optimiser_state.on_device(self._optimizer, own)
         return tensors if scale is None else {**tensors, FINAL_LOSS_SCALE: torch.tensor(scale)}
 
     def _on_device(self) -> AbstractContextManager[None]:
@@ -664,7 +680,7 @@ class PoplarExecutor:
             self._log_reading_of_seeds()
         # Without a device there is no generator of one.
         offline = self._options.connection_type is ConnectionType.Never
-        rng_state = torch.get_rng_state().tolist() if save_rng_state and not offline else None
+        rng_state = self.rng_state if save_rng_state and not offline else None
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
@@ -720,17 +736,19 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from, which is PyTorch's.
+        """State of the generator that random operators draw from.
 
+        PyTorch's, unless `Options.randomSeed` or a loaded state gives the device one of its own.
         Error before compiling.
         """
         self._need_executable("rng_state")
-        return list(torch.get_rng_state().tolist())
+        own = torch.get_rng_state() if self._rng is None else self._rng
+        return list(own.tolist())
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
         loaded = torch.tensor(list(state), dtype=torch.uint8)
-        torch.set_rng_state(loaded)
+        self._rng = loaded
         if self._buffers.randomness is not None:
             self._buffers.randomness.restart(loaded)
         self._seeded = True  # randomSeed does not overwrite it at the first call

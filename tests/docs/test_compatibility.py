@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,35 @@ def test_every_name_of_poptorchs_sources_is_here_or_on_the_list() -> None:
         "registerGeometricCustomArgParsers",
     }
     assert {"trainingModel", "Options.Training.gradientAccumulation"} <= set(compatibility.theirs())
+
+
+def test_poptorchs_own_tests_agree_with_the_table() -> None:
+    counts = compatibility.checked()
+    assert counts["trainingModel"][0] > 100
+    assert not compatibility.contradicted(counts)
+    assert compatibility.contradicted({"Options.deviceIterations": (1, 2)})
+
+
+def test_the_tests_of_a_name_are_those_that_use_it(tmp_path: Path) -> None:
+    suite = tmp_path / "tests"
+    suite.mkdir()
+    (suite / "a_test.py").write_text(
+        "import torch, poptorch\n"
+        "def options():\n    return poptorch.Options().deviceIterations(2)\n"
+        "def test_one():\n    options()\n"
+        "def test_two(x):\n    torch.save(poptorch.inferenceModel(x))\n"
+    )
+    rows = [("test_one", "passed"), ("test_two[1]", "failed"), ("test_two[2]", "passed")]
+    outcomes = tmp_path / "outcomes.jsonl"
+    with outcomes.open("w") as file:
+        for test, outcome in rows:
+            for row in ({"when": "start"}, {"when": "call", "outcome": outcome, "text": ""}):
+                file.write(json.dumps({"id": f"a_test.py::{test}", **row}) + "\n")
+    assert compatibility.check(tmp_path, outcomes) == {
+        "inferenceModel": (1, 1),
+        "Options": (1, 0),
+        "Options.deviceIterations": (1, 0),
+    }
 
 
 def test_names_are_read_off_syntax_trees(tmp_path: Path) -> None:

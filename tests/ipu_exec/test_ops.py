@@ -340,12 +340,15 @@ def test_a_name_scope_is_in_the_names_of_its_operators() -> None:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with poptorch.NameScope("Outer"), poptorch.NameScope("Inner"):
             x = self.fc(x)
+        torch.ops.poptorch.push_name_scope("Hooked")
+        x = torch.tanh(x)
+        torch.ops.poptorch.pop_name_scope()
         return torch.relu(x)
 
     model = poptorch.inferenceModel(model_of(forward, fc=nn.Linear(4, 4)), options())
     model.compile(torch.ones(2, 4))
     operators = [op.name for op in model.executable.graph.ops]
-    assert "Outer/Inner/fc/addmm" in operators and "relu" in operators
+    assert {"Outer/Inner/fc/addmm", "Hooked/tanh", "relu"} <= set(operators)
     assert not any(name.startswith("Outer") for name in names(compiled(torch.relu, torch.ones(2))))
 
 

@@ -291,6 +291,40 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
     )
 
 
+def test_each_parameter_trains_with_the_ipu_param_that_was_loaded_for_it() -> None:
+    """Until the groups change, as a device does until it is told of another optimiser."""
+    model = linear_model()
+    optimizer = optim.SGD(model.parameters(), lr=0.125, loss_scaling=4.0)
+    executor = ipu_exec.trainingModel(model, optimizer=optimizer)
+    executor.compile(X)
+    changed = optimizer.state_dict()
+    frozen = "scaledLearningRate0___specific___linear.weight"
+    changed["ipu_param"][frozen] = torch.tensor(0.0)
+    del changed["ipu_param"]["lossScaling_FLOAT"]  # what is missing stays as it is
+    optimizer.load_state_dict(changed)
+    before = copy.deepcopy(model.state_dict())
+    executor(X)
+    assert torch.equal(model.linear.weight, before["linear.weight"])
+    assert not torch.equal(model.linear.bias, before["linear.bias"])
+    read = optimizer.state_dict()["ipu_param"]
+    assert float(read[frozen]) == 0.0
+    assert float(read["lossScaling_FLOAT"]) == 4.0
+    optimizer.param_groups[0]["lr"] = 0.0625
+    executor.setOptimizer(optimizer)
+    executor(X)
+    assert not torch.equal(model.linear.weight, before["linear.weight"])
+    assert float(optimizer.state_dict()["ipu_param"][frozen]) == 0.015625
+
+
+def test_a_momentum_that_may_change_has_velocities() -> None:
+    model = linear_model()
+    optimizer = optim.SGD(model.parameters(), lr=0.5, momentum=0.0)
+    ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
+    state = optimizer.state_dict()
+    assert {"Accl1___linear.weight", "Accl1___linear.bias"} <= set(state["ipu_state"])
+    assert float(state["ipu_param"]["momentum___specific___linear.weight"]) == 0.0
+
+
 def test_offline_there_is_no_state_of_a_device() -> None:
     model, options = linear_model(), ipu_exec.Options().useOfflineIpuTarget()
     optimizer = optim.Adam(model.parameters())

@@ -214,6 +214,7 @@ def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: P
 
         options = poptorch.Options()
         options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))
+        options._Popart.set("virtualGraphMode", int(popart.VirtualGraphMode.Manual))
         options.Training.gradientAccumulation(4)
         network = Network()
         optimizer = poptorch.optim.SGD(network.parameters(), lr=0.1)

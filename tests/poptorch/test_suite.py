@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.paths import ROOT
 from tools.poptorch_suite import outcomes
+from tools.poptorch_suite.__main__ import together
 from tools.poptorch_suite.page import page
 
 ROWS = [
@@ -49,6 +50,11 @@ def test_the_page_counts_what_cannot_pass_apart(tmp_path: Path) -> None:
     assert "33.3% pass" in text and "2026-01-02" in text
     assert "| `a_test.py` | 1 | 1 | 1 | 0 |" in text
     assert "| 1 | a reason |" in text
+
+
+def test_the_files_of_a_subfolder_run_in_one_process() -> None:
+    files = ["a_test.py", "b_test.py", "gnn/nn/test_c.py", "gnn/nn/test_d.py", "gnn/test_e.py"]
+    assert together(files) == [[files[0]], [files[1]], files[2:4], [files[4]]]
 
 
 def test_each_test_that_cannot_pass_has_a_reason() -> None:

@@ -1,9 +1,10 @@
 """Run PopTorch's own tests on IPUscope, and say what came of them.
 
 ``python -m tools.poptorch_suite CHECKOUT`` takes a checkout of graphcore/poptorch; the suite's code
-stays there. A file a process, since some tests remove the folder that they run in. It goes on where
-it stopped: ``--outcomes`` names the file that says what is done. ``--page`` prints
-docs/poptorch-suite.md of it, without running.
+stays there. A file a process, since some tests remove the folder that they run in; those of
+poptorch_geometric a folder a process, which takes a third of the time. It goes on where it stopped:
+``--outcomes`` names the file that says what is done. ``--page`` prints docs/poptorch-suite.md of
+it, without running.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.poptorch_suite import outcomes as results
+from tools.poptorch_suite import sources
 from tools.poptorch_suite.page import page
 from tools.poptorch_suite.plugin_name import OUTCOMES_VARIABLE, PLUGIN
 
 ROOT = Path(__file__).resolve().parents[2]
 INTERNALS = ROOT / "tests" / "poptorch" / "internals.txt"
-SECONDS_PER_TEST = 90
-MOST_CRASHES = 5  # of a file: each costs the test it was in
+SECONDS_PER_TEST = 300
+MOST_CRASHES = 5  # of a process: each costs the test it was in
 # pytest's exit statuses
 _PASSED, _FAILED, _UNUSABLE, _NOTHING_LEFT = 0, 1, 4, 5
 _STAND_IN = "from ipu_exec.stand_in import stand_in\n\nstand_in()\n"
@@ -52,11 +55,12 @@ def main() -> int:
         parser.error(f"{tests} has no conftest.py: give a checkout of graphcore/poptorch")
     outcomes = args.outcomes.resolve()
     if not args.page and not args.causes:
-        for file in args.files or test_files(tests):
-            run(tests, file, outcomes)
+        for files in together(args.files or test_files(tests)):
+            run(tests, files, outcomes)
     done, known = results.read(outcomes), results.reasons(INTERNALS)
     if args.page:
-        print(page(done, known, datetime.date.today(), args.note))
+        sourced = sources.read(tests, test_files(tests))
+        print(page(done, known, datetime.date.today(), args.note, sourced))
     elif args.causes:
         print_causes(done, known)
     counts = sum(results.by_file(done, known).values(), Counter())
@@ -70,8 +74,20 @@ def test_files(tests: Path) -> list[str]:
     return sorted(str(path.relative_to(tests)) for path in files if path.name not in _NOT_TESTS)
 
 
-def run(tests: Path, file: str, outcomes: Path) -> None:
-    """Run the remaining tests of one file, starting again whenever its process dies."""
+def together(files: Sequence[str]) -> list[list[str]]:
+    """The files that run in one process: those of a subfolder, one after another."""
+    groups: list[list[str]] = []
+    for file in files:
+        folder = Path(file).parent
+        if groups and folder.name and folder == Path(groups[-1][0]).parent:
+            groups[-1].append(file)
+        else:
+            groups.append([file])
+    return groups
+
+
+def run(tests: Path, files: Sequence[str], outcomes: Path) -> None:
+    """Run the remaining tests of some files, starting again whenever their process dies."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "poptorch.py").write_text(_STAND_IN)  # for what the tests start themselves
         library = tests.resolve().parent / "poptorch_geometric" / "python"
@@ -82,13 +98,14 @@ def run(tests: Path, file: str, outcomes: Path) -> None:
         environment[OUTCOMES_VARIABLE] = str(outcomes)
         words = ["-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:dash"]
         words += ["--continue-on-collection-errors", "--extended-tests", "-q", "--tb=short"]
-        words += ["--timeout", str(SECONDS_PER_TEST), file]
+        words += ["--timeout", str(SECONDS_PER_TEST), *files]
         for _ in range(MOST_CRASHES):
             ran = subprocess.run(
                 [sys.executable, "-m", "pytest", *words], cwd=tests, env=environment, check=False
             )
             if ran.returncode == _UNUSABLE:
-                _not_collected(file, outcomes)
+                for file in files:
+                    _not_collected(file, outcomes)
             if ran.returncode in (_PASSED, _FAILED, _UNUSABLE, _NOTHING_LEFT):
                 return
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import datetime
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tools.poptorch_suite import outcomes as results
+from tools.poptorch_suite import sources
 
 _TOP = """# PopTorch's own tests
 
 What comes of the tests that PopTorch's authors wrote [POPTORCH, tests/], unchanged, on IPUscope. Of
 {total} tests that ran {passed} pass, {failed} fail, {internals} fail for want of what only the
 compiled PopTorch, PopART, real hardware or the network has, and {skipped} are skipped by the suite
-itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. {uncollected}
-files are not collected, since they import what is not here: libraries of graphs and operators that
-are compiled from C++.
+itself. Of those that passed or failed and need nothing of that kind, {rate:.1%} pass. Files that
+are not collected: {uncollected}; they import operators that are compiled from C++ for PopART.
 
 Made on {date} by
 
@@ -26,11 +26,11 @@ python -m tools.poptorch_suite CHECKOUT --outcomes OUTCOMES --page > docs/poptor
 ```
 
 where `CHECKOUT` has graphcore/poptorch (branch sdk-release-3.4), in an environment with
-pytest-timeout, pillow, torchvision, transformers, torch_geometric, torch_scatter and nbconvert
-besides IPUscope's own; poptorch_geometric is the checkout's. It takes hours on one core and goes on
-where it stopped, so that outcomes of several commits may stand side by side; a test is run again
-where its lines are taken out of `OUTCOMES`. The suite was written for PyTorch 2.0 and
-torch_geometric 2.4; `tools/poptorch_suite/plugin.py` says what of it is put back.
+pytest-timeout, pillow, torchvision, transformers, pyg-nightly 2.4.0.dev20230613 (the
+torch_geometric that poptorch_geometric asks for), torch_scatter, torch_cluster, torch_spline_conv,
+pytest-benchmark and nbconvert besides IPUscope's own; poptorch_geometric is the checkout's. It goes
+on where it stopped; a test is run again where its lines are taken out of `OUTCOMES`. The suite was
+written for PyTorch 2.0; `tools/poptorch_suite/plugin.py` says what of it is put back.
 `tests/poptorch/internals.txt` lists the tests that cannot pass, with a reason each.
 """
 
@@ -40,8 +40,9 @@ def page(
     known: Sequence[results.Reason],
     today: datetime.date,
     note: str = "",
+    tests: Sequence[sources.TestSource] = (),
 ) -> str:
-    """The whole page; ``note`` adds to how it was made."""
+    """The whole page; ``note`` adds to how it was made, ``tests`` what is to be refused."""
     files = results.by_file(done, known)
     total = sum(files.values(), Counter())
     rate = total["passed"] / max(1, total["passed"] + total["failed"])
@@ -60,11 +61,60 @@ def page(
         columns = [counts[kind] for kind in ("passed", "failed", "internals", "skipped")]
         lines.append(f"| `{file}` | {' | '.join(map(str, columns))} |")
     missing = sorted(file for file, counts in files.items() if counts["not collected"])
-    lines += ["", "Not collected: " + ", ".join(f"`{file}`" for file in missing) + "."]
+    if missing:
+        lines += ["", "Not collected: " + ", ".join(f"`{file}`" for file in missing) + "."]
+    lines += _failing(done, known)
+    lines += _refused(tests, sources.by_function(done, known))
     lines += ["", "## What cannot pass", "", "| tests | why |", "| --- | --- |"]
     for why, count in _why(done, known).most_common():
         lines.append(f"| {count} | {why} |")
     return "\n".join(lines)
+
+
+def _failing(done: Mapping[str, results.Outcome], known: Sequence[results.Reason]) -> Iterator[str]:
+    """The tests that fail and should not, with the first line of their error."""
+    bad = [outcome for outcome in done.values() if outcome.kind in ("failed", "cut")]
+    bad = [outcome for outcome in bad if not results.excused(outcome, known)]
+    if not bad:
+        return
+    yield from ("", "## What fails", "", "| test | error |", "| --- | --- |")
+    for outcome in sorted(bad, key=lambda outcome: outcome.test):
+        error = results.cause(outcome.text).replace("|", "\\|") or "its process died, or was ended"
+        yield f"| `{outcome.test}` | {error} |"
+
+
+def _refused(tests: Sequence[sources.TestSource], ran: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """What the suite says is refused: the outcomes of its tests that have a ``pytest.raises``."""
+    raising = [test for test in tests if test.raises]
+    if not raising:
+        return
+    kinds: Counter[str] = Counter()
+    others = []
+    for test in raising:
+        outcome = ran.get(test.test, Counter())
+        worst = next((kind for kind in _WORST_FIRST if outcome[kind]), "not collected")
+        kinds[worst] += 1
+        if worst != "passed":
+            others.append((test.test, worst))
+    places = len({(test.test.split("::")[0], line) for test in raising for line in test.raises})
+    yield from ("", "## What is refused", "")
+    said = ", ".join(f"{kinds[kind]} {_SAID[kind]}" for kind in _SAID if kinds[kind])
+    yield (
+        f"The suite says in {places} places, by `pytest.raises`, what PopTorch refuses. Of the"
+        f" {len(raising)} test functions that go through them {said}. Those that do not pass:"
+    )
+    yield from ("", "| test | outcome |", "| --- | --- |")
+    yield from (f"| `{test}` | {_SAID[kind]} |" for test, kind in others)
+
+
+_WORST_FIRST = ("failed", "internals", "passed", "skipped")
+_SAID = {
+    "passed": "pass",
+    "failed": "fail",
+    "internals": "cannot pass",
+    "skipped": "are skipped by the suite",
+    "not collected": "are in files that are not collected",
+}
 
 
 def _why(done: Mapping[str, results.Outcome], known: Sequence[results.Reason]) -> Counter[str]:

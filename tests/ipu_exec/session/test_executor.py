@@ -226,16 +226,28 @@ def test_unknown_attributes_are_said_once(
         model, quiet().relaxOptimizerAttributesChecks(relaxed), optimizer
     )
     optimizer.param_groups[0]["initial_lr"] = 0.1
+    optimizer.step = 0  # type: ignore[assignment, method-assign]
     with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
         wrapped.setOptimizer(optimizer)
         wrapped.setOptimizer(optimizer)
-    said = [
-        record
-        for record in caplog.records
-        if "Ignoring unexpected group 0 attribute" in record.message
-    ]
-    assert [record.levelno for record in said] == [level]
-    assert "['initial_lr']" in said[0].message
+    said = [record for record in caplog.records if "Ignoring unexpected" in record.message]
+    assert [record.levelno for record in said] == [level, level]
+    assert "optimizer attribute in SGD optimizer: ['step']" in said[0].message
+    assert "group 0 attribute in SGD optimizer: ['initial_lr']" in said[1].message
+
+
+def test_a_scheduler_and_the_state_of_a_device_are_no_unknown_attributes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = small()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, quiet(), optimizer)
+    wrapped.compile(torch.ones(2, 4), torch.zeros(2, 3))
+    optimizer.load_state_dict(optimizer.state_dict())
+    torch.optim.lr_scheduler.LinearLR(optimizer)
+    with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
+        wrapped.setOptimizer(optimizer)
+    assert "unexpected optimizer attribute" not in caplog.text
 
 
 @pytest.mark.parametrize(("momentum", "centered"), [(0.0, False), (0.9, True)])
@@ -496,6 +508,19 @@ def test_the_random_state_is_saved_and_can_be_set() -> None:
     second = wrapped(x)
     wrapped.rng_state = state
     assert torch.equal(second, wrapped(x))
+
+
+def test_a_seeded_device_has_random_numbers_of_its_own() -> None:
+    x = torch.ones(64)
+    first = poptorch.inferenceModel(nn.Dropout(), quiet().randomSeed(7))
+    second = poptorch.inferenceModel(nn.Dropout(), quiet().randomSeed(7))
+    torch.manual_seed(3)
+    host = torch.get_rng_state()
+    drawn = [first(x), first(x)]
+    assert torch.equal(torch.get_rng_state(), host)
+    assert torch.equal(second(x), drawn[0])
+    assert torch.equal(second(x), drawn[1])
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 @pytest.mark.parametrize(

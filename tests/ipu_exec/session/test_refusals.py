@@ -85,6 +85,11 @@ def test_it_is_refused_with_its_way_out(function: Any, says: str, training: bool
         lambda y: y + torch.LongTensor([1, 1, 1, 1]).to(device=torch.device("ipu")),
         lambda y: y + torch.ones(4),
         lambda y: y + torch.tensor([1.0] * 4, device=y.device),
+        lambda y: y + torch.as_tensor(1.0, dtype=y.dtype, device=y.device).repeat(4),
+        lambda y: y + CONSTANT.double().type_as(y),
+        lambda y: y + CONSTANT.to(y),
+        lambda y: y + CONSTANT.to(y.device),
+        lambda y: y.to(CONSTANT.dtype).type_as(y) + 1,
         lambda y: y[:, [0, 1, 2, 3]] + 1,
         lambda y: y + torch.zeros(4, device="ipu").copy_(CONSTANT),
     ],
@@ -96,6 +101,22 @@ def test_what_is_made_on_the_ipu_or_moved_there_is_taken(function: Any) -> None:
     expected = model.linear(x) + 1
     torch.testing.assert_close(executor(x).float(), expected, atol=1e-2, rtol=0)
     torch.testing.assert_close(executor(x).float(), expected, atol=1e-2, rtol=0)
+
+
+def test_a_constant_that_forward_moves_and_keeps_stays_real() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.ones(4) * 2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scale = self.scale.to(x.device)
+            self.kept = x * self.scale
+            return self.kept
+
+    executor = poptorch.inferenceModel(Scaled(), quiet())
+    for _ in range(2):
+        assert torch.equal(executor(torch.ones(2, 4)), torch.full((2, 4), 2.0))
 
 
 def test_the_environment_is_lenient(monkeypatch: pytest.MonkeyPatch) -> None:
