@@ -199,6 +199,7 @@ def test_what_the_readme_shows_is_what_the_demo_prints(
     """Line for line, but for those that it leaves out."""
     (tmp_path / "demo").symlink_to(demo)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # wider than any line of it
     shown = sessions((ROOT / "README.md").read_text())
     assert [command for command, _ in shown] == [
         "ipu-report summary demo/training",

@@ -483,6 +483,7 @@ def test_the_other_profile_is_shown_beside_this_one(
         page = view.open("/operations?other=show&find=layer2/conv/convolution")
         name = "layer2/conv/convolution"
         this, that = (r.ops.loc[r.ops["name"] == name, "cycles"].iloc[0] for r in (report, other))
+        page.locator("#operations-grid [row-index='0']", has_text=f"{that:,}").first.wait_for()
         words = page.locator("#operations-grid [row-index='0']").all_inner_texts()
         assert f"{this:,}" in " ".join(words) and f"{that:,}" in " ".join(words)
         page = view.open(
