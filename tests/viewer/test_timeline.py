@@ -172,6 +172,31 @@ def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles:
     assert rows.at(1, 0) == rows.at(-1, 0) == -1
 
 
+def test_the_steps_that_are_counted_are_those_of_the_frame(report: Report) -> None:
+    for ipu in (None, 0, 3):
+        assert report.step_count(0, ipu, 0) == len(report.steps(0, ipu, 0))
+
+
+def test_what_has_too_many_steps_is_drawn_by_tasks(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GPT-3 over 256 IPUs, with 13 million steps on each."""
+    counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
+    monkeypatch.setattr(timeline, "MOST_STEPS", min(counts) - 1)
+    profiles = Profiles([report])
+    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    assert not len(lanes.steps) and len(lanes.tasks)
+    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat")
+    assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
+    assert (rows.step == -1).all()
+    (said,) = timeline.as_tasks(report, 0, 0, [1])
+    assert f"{counts[1]:,} steps" in said.children
+    monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts))
+    assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
+    all_of_it = timeline.lanes_of(Profiles([report]), report, 0, 0)
+    assert len(all_of_it.steps) == sum(counts)
+
+
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:
     rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
     known = timeline.counters_of(profiles, report, rows)

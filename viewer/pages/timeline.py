@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_PINS = 16
+MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 300 MB in the server
 LANES = ("lanes", "opened", "pins")
 
 
@@ -155,7 +156,8 @@ def lanes_of(
         how = (arrangement.fold, arrangement.opened, arrangement.pinned)
         path = waits.chain(profiles, report, run, iteration)
         lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, *how, path)
-        if len(lanes.shown) > FEW:
+        ipus = lanes.shown.tolist()
+        if len(ipus) > FEW or sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
             return lanes
         steps = _steps(report, run, iteration, lanes.shown)
         return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, path)
@@ -163,15 +165,40 @@ def lanes_of(
     return profiles.made(report, ("lanes", run, iteration, arrangement), make)
 
 
+def _counts(report: Report, run: int, iteration: int | None, ipus: Sequence[int]) -> list[int]:
+    """How many steps each of these IPUs executes."""
+    return [report.step_count(run, ipu, iteration) for ipu in ipus]
+
+
 def _steps(
     report: Report, run: int, iteration: int | None, shown: Sequence[int] | np.ndarray
 ) -> pd.DataFrame:
-    """The steps of the IPUs that are shown."""
+    """The steps of the IPUs that are shown; the tasks of those that execute too many steps."""
     import pandas as pd
 
-    if len(shown) == report.target.num_ipus:
+    ipus = [int(ipu) for ipu in shown]
+    many = [count > MOST_STEPS for count in _counts(report, run, iteration, ipus)]
+    if len(ipus) == report.target.num_ipus and not any(many):
         return report.steps(run, iteration=iteration)
-    return pd.concat([report.steps(run, int(ipu), iteration) for ipu in shown])
+    return pd.concat(
+        report.tasks(run, ipu, iteration).assign(step=-1, op=-1, block=-1, type="")
+        if too_many
+        else report.steps(run, ipu, iteration)
+        for ipu, too_many in zip(ipus, many, strict=True)
+    )
+
+
+def as_tasks(report: Report, run: int, iteration: int | None, ipus: Sequence[int]) -> list[Any]:
+    """A message if rows have tasks for want of room for their steps."""
+    counts = _counts(report, run, iteration, ipus)
+    most = max(counts, default=0)
+    if most <= MOST_STEPS:
+        return []
+    words = (
+        f"IPU {ipus[counts.index(most)]} executes {most:,} steps, more than can be drawn: its rows"
+        " are its tasks, a stage's forward or backward each. Their steps are on the page Program."
+    )
+    return [common.message(words)]
 
 
 def rows_of(
@@ -183,7 +210,9 @@ def rows_of(
     form: str,
     arrangement: Arrangement = Arrangement(),
 ) -> Trace:
-    """The trace ready to be drawn, of one IPU or of all lanes, at most `FEW` of them.
+    """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
+
+    Of fewer where these would have more than `MOST_STEPS`.
 
     ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
     path.
@@ -222,6 +251,8 @@ def _named(
     weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
     pinned = np.array([one.pinned for one in lanes.arranged])
     best = np.lexsort((-weight, ~pinned))[:FEW]
+    steps = np.cumsum(_counts(report, run, iteration, lanes.shown[best].tolist()))
+    best = best[: max(1, int(np.searchsorted(steps, MOST_STEPS, side="right")))]
     chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
     return [(one.shown, one.mark + name) for one, name in chosen]
 

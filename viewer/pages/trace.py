@@ -215,7 +215,10 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         lanes = it.lanes(profiles)
         end, count = it.rows.end, len(it.rows.names)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
-        said = timeline.in_time(low, high, it.rows.end)
+        said = [
+            *timeline.in_time(low, high, it.rows.end),
+            *timeline.as_tasks(it.report, it.run, it.iteration, np.unique(it.rows.ipu).tolist()),
+        ]
         measured = timeline.measured(marks, selected, it.clock)
         return figure, _found(it.rows, words, it.clock), said, measured, list(window or ())
 
