@@ -190,7 +190,10 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
     assert (rows.step == -1).all()
     (said,) = timeline.as_tasks(report, 0, 0, [1])
-    assert f"{counts[1]:,} steps" in said.children
+    assert f"{counts[1]:,} steps" in said.children and "Program" in said.children
+    monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts) - 1)
+    (said,) = timeline.as_tasks(report, 0, 0, [0, 1, 2, 3])
+    assert "Choose one IPU" in said.children
     monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts))
     assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
     all_of_it = timeline.lanes_of(Profiles([report]), report, 0, 0)

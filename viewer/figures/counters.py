@@ -145,3 +145,12 @@ def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.nd
         busy += counters.mean(start, end, track.tiles[part], edges)
         link += counters.mean(start, end, track.rate[part], edges)
     return live, busy, link
+
+
+def nothing(words: str, theme: Theme) -> go.Figure:
+    """In place of the counters, why there are none."""
+    figure = go.Figure(layout=theme.layout(80, margin={"l": 8, "r": 8, "t": 8, "b": 8}))
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    where = {"xref": "paper", "yref": "paper", "x": 0, "y": 0.5, "showarrow": False}
+    return figure.add_annotation(text=words, font={"color": theme.muted}, **where)

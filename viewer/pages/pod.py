@@ -9,7 +9,7 @@ from dash import Dash, Input, Output, dcc, html
 from profiler import Report, analysis
 from viewer.figures import pod as figures
 from viewer.figures.theme import Theme
-from viewer.figures.units import count, size
+from viewer.figures.units import count
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("from", "from IPU", width=110),
     Column("to", "to IPU", width=130),
     Column("way", "where the slowest link lies", least=160),
-    Column("sent", "bytes of a device iteration", width=210),
+    Column("bytes", "MiB of a device iteration", ",.1f", width=210, scale=2**20),
     Column("share", "link busy", ".1%", width=120, tip="of the device iteration, of one link"),
 )
 
@@ -122,8 +122,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 def _table(loads: pd.DataFrame, theme: Theme) -> Any:
     shown = loads.head(_MOST_LINKS)
     frame = shown.rename(columns={"source": "from", "busy": "share"}).assign(
-        to=["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]],
-        sent=[size(nbytes) for nbytes in shown["bytes"]],
+        to=["ring" if ipu < 0 else str(ipu) for ipu in shown["target"]]
     )
     rest = len(loads) - len(shown)
     more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []

@@ -173,32 +173,34 @@ def _counts(report: Report, run: int, iteration: int | None, ipus: Sequence[int]
 def _steps(
     report: Report, run: int, iteration: int | None, shown: Sequence[int] | np.ndarray
 ) -> pd.DataFrame:
-    """The steps of the IPUs that are shown; the tasks of those that execute too many steps."""
+    """The steps of the IPUs that are shown; their tasks if these are too many."""
     import pandas as pd
 
     ipus = [int(ipu) for ipu in shown]
-    many = [count > MOST_STEPS for count in _counts(report, run, iteration, ipus)]
-    if len(ipus) == report.target.num_ipus and not any(many):
+    if sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
+        tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
+        return tasks.assign(step=-1, op=-1, block=-1, type="")
+    if len(ipus) == report.target.num_ipus:
         return report.steps(run, iteration=iteration)
-    return pd.concat(
-        report.tasks(run, ipu, iteration).assign(step=-1, op=-1, block=-1, type="")
-        if too_many
-        else report.steps(run, ipu, iteration)
-        for ipu, too_many in zip(ipus, many, strict=True)
-    )
+    return pd.concat([report.steps(run, ipu, iteration) for ipu in ipus])
 
 
 def as_tasks(report: Report, run: int, iteration: int | None, ipus: Sequence[int]) -> list[Any]:
-    """A message if rows have tasks for want of room for their steps."""
+    """A message if rows have tasks because their steps are too many."""
     counts = _counts(report, run, iteration, ipus)
-    most = max(counts, default=0)
-    if most <= MOST_STEPS:
+    if sum(counts) <= MOST_STEPS:
         return []
     words = (
-        f"IPU {ipus[counts.index(most)]} executes {most:,} steps, more than can be drawn: its rows"
-        " are its tasks, a stage's forward or backward each. Their steps are on the page Program."
+        f"{sum(counts):,} steps are more than can be drawn: rows have tasks, each a stage's forward"
+        f" or backward. {_where_steps_are(counts)}"
     )
     return [common.message(words)]
+
+
+def _where_steps_are(counts: Sequence[int]) -> str:
+    if len(counts) > 1 and min(counts) <= MOST_STEPS:
+        return "Choose one IPU for its steps."
+    return "The page Program has the steps."
 
 
 def rows_of(
@@ -212,7 +214,7 @@ def rows_of(
 ) -> Trace:
     """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
 
-    Of fewer where these would have more than `MOST_STEPS`.
+    Rows have tasks where there are more steps than `MOST_STEPS`.
 
     ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
     path.
@@ -251,8 +253,6 @@ def _named(
     weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
     pinned = np.array([one.pinned for one in lanes.arranged])
     best = np.lexsort((-weight, ~pinned))[:FEW]
-    steps = np.cumsum(_counts(report, run, iteration, lanes.shown[best].tolist()))
-    best = best[: max(1, int(np.searchsorted(steps, MOST_STEPS, side="right")))]
     chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
     return [(one.shown, one.mark + name) for one, name in chosen]
 

@@ -215,10 +215,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         lanes = it.lanes(profiles)
         end, count = it.rows.end, len(it.rows.names)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
-        said = [
-            *timeline.in_time(low, high, it.rows.end),
-            *timeline.as_tasks(it.report, it.run, it.iteration, np.unique(it.rows.ipu).tolist()),
-        ]
+        said = [*timeline.in_time(low, high, it.rows.end), *it.as_tasks()]
         measured = timeline.measured(marks, selected, it.clock)
         return figure, _found(it.rows, words, it.clock), said, measured, list(window or ())
 
@@ -233,6 +230,8 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         *what, low, high, marks, _, where = values
         it = what_is_asked(profiles, *what)
         window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
+        if it.as_tasks():
+            return counter_figures.nothing("Counted by steps, which are not drawn here.", theme)
         tracks = timeline.tracks_of(profiles, it.report, it.rows, it.key)
         left, tiles = figures.left_margin(it.rows), it.report.target.tiles_per_ipu
         whole = (it.rows.end, it.rows.origin, tiles)
@@ -340,6 +339,11 @@ class Asked:
     def key(self) -> tuple[Any, ...]:
         """A key that tells these rows from others of the profile."""
         return self.run, self.iteration, self.ipu, self.form, self.arrangement
+
+    def as_tasks(self) -> list[Any]:
+        """A message where rows have tasks instead of steps."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        return timeline.as_tasks(self.report, self.run, self.iteration, ipus)
 
     def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
         """The lanes of the rows, for a click on a name; none in a flame graph."""
