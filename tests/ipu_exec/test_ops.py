@@ -166,7 +166,6 @@ def test_cond_runs_one_body_and_the_profile_has_both(value: bool) -> None:
         (lambda x: poptorch.NameScope(3), "takes a name"),
         (lambda x: poptorch.fps(x, [0]), "list of at least 2"),
         (lambda x: poptorch.fps(x, [0, 4], 2), "float type"),
-        (lambda x: poptorch.nearest(x, x, [0] * 4), "given both"),
         (lambda x: poptorch.nearest(x, x, [0] * 3, [0] * 4), "has the shape"),
         (lambda x: poptorch.ctc_beam_search_decoder(x, x), r"\[time, batch, classes\]"),
         (lambda x: poptorch.MultiConv().partialsTypes(torch.int32), "Invalid partials types"),
