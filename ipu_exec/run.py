@@ -13,9 +13,11 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import NoReturn
 
 from ipu_exec import launch as launching
 from ipu_exec import machine
@@ -115,16 +117,17 @@ def run_instance(argv: Sequence[str]) -> int:
         status = run_program(program, argv[named:], _wait_for_the_end)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if status:
-        _leave(status)
-    return status
+    return _leave(status)
 
 
-def _leave(status: int) -> None:
-    """End with this status, even if gloo's threads fail when an exchange is cut off.
+def _leave(status: int) -> NoReturn:
+    """End with this status, even if gloo's threads fail when another instance is gone already.
 
-    Python's exit handlers run; C++'s are skipped, because they may abort the process.
+    Python's threads end and its exit handlers run; C++'s are skipped, because they may abort the
+    process ("terminate called without an active exception").
     """
+    if not status:
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
