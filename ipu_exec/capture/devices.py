@@ -55,7 +55,8 @@ class Devices(TorchFunctionMode):
         asked = [*others, *kwargs.values()]
         if func.__name__ != IPU and not any(map(_is_ipu, asked)):
             # Where another tensor is; only what a script brings is a plain tensor in a capture.
-            if type(tensor) is torch.Tensor and any(map(_is_anothers, asked)):
+            scripts = type(tensor) is torch.Tensor and not _of_a_vmap(tensor)
+            if scripts and any(map(_is_anothers, asked)):
                 tensor = torch.ops.aten.lift_fresh.default(tensor)
             return func(tensor, *others, **kwargs)
         self.named = True
@@ -64,6 +65,12 @@ class Devices(TorchFunctionMode):
         others = [item for item in others if not _is_ipu(item)]
         kwargs = {name: item for name, item in kwargs.items() if not _is_ipu(item)}
         return moved.to(*others, **kwargs) if others or kwargs else moved
+
+
+def _of_a_vmap(tensor: torch.Tensor) -> bool:
+    """Whether ``torch.vmap`` made it, of a tensor that the capture knows."""
+    made: bool = torch._C._functorch.is_batchedtensor(tensor)
+    return made
 
 
 def _is_anothers(item: Any) -> bool:
