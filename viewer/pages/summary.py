@@ -10,6 +10,7 @@ from dash import Dash, Output, dcc, html
 from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
+from profiler.executed import Executed
 from profiler.insights import Insight, insights
 from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
@@ -256,10 +257,11 @@ def _cycles(view: View) -> Any:
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
         tasks,
-        tasks.iloc[:0],
+        Executed.nothing(),
         report.pipeline_cycles(0, 0),
         report.stages,
         fold=report.target.num_ipus > pipeline_figures.FEW,
+        path=waits.chain(view.profiles, report, 0, 0),
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
