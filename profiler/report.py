@@ -860,6 +860,23 @@ class Report:
 
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
+    def live_bytes(self, ipu: int) -> np.ndarray:
+        """``total`` of `liveness` alone, without a look at any tile: int64[step], bytes."""
+
+        def make() -> np.ndarray:
+            sums = self._variable_vectors[2]
+            moving = variables.intervals
+            lives = moving.start < moving.stop
+            size = sums[moving.vector[lives]]
+            changes = np.zeros(variables.steps + 1, dtype=np.int64)
+            np.add.at(changes, moving.start[lives].clip(0, variables.steps), size)
+            np.add.at(changes, moving.stop[lives].clip(0, variables.steps), -size)
+            total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
+            return total
+
+        variables = self._ipu(ipu)
+        return self._keep(("live bytes", ipu), make)
+
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
         """Variables live at a program step (by position), largest first.
 

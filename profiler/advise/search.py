@@ -74,8 +74,16 @@ def advise(report: Report, samples: int = 0, splits: bool = True) -> Advised:
 
 
 def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
-    """`advise` for a profile that was already read."""
+    """`advise` for a profile that was already read: worked out once for the report."""
     limit = samples or MORE * basis.costs.samples * basis.costs.micro_batches
+    splits = splits and len(set(basis.present.ipus)) <= _FEW_STAGES
+    if basis.costs is not Costs.from_report(basis.report):
+        return _advise_on(basis, limit, splits)
+    key = f"advice on at most {limit} samples, splits: {splits}"
+    return basis.report.once(key, lambda: _advise_on(basis, limit, splits))
+
+
+def _advise_on(basis: Basis, limit: int, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
     levers = [*_single(basis, limit), *_splits(basis, splits)]

@@ -11,7 +11,8 @@ from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
 from profiler.executed import Executed
-from profiler.insights import Insight, insights
+from profiler.insights import Insight
+from profiler.insights.kept_insights import known_insights
 from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -307,7 +308,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        findings = profiles.made(report, "insights", lambda: insights(report))
+        findings = profiles.made(report, "insights", lambda: known_insights(report))
         if not findings:
             return common.message("Nothing that is known would make it faster or smaller.")
         clock = Clock(report.target.clock_hz)

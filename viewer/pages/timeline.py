@@ -165,7 +165,7 @@ def lanes_of(
     def make() -> Lanes:
         lanes = of(Executed.nothing())
         part = part_of(report, run, iteration, lanes.shown, None)
-        return lanes if part is None else of(report.executed(run, lanes.shown, iteration))
+        return lanes if part is None else of(_executed(profiles, *whole, lanes.shown, part))
 
     lanes = profiles.made(report, ("lanes", run, iteration, arrangement), make)
     if len(lanes.steps) or window is None:
@@ -174,9 +174,20 @@ def lanes_of(
     if part is None:
         return lanes
     key = ("lanes", run, iteration, arrangement, part)
-    return profiles.made(
-        report, key, lambda: of(report.executed(run, lanes.shown, iteration, part))
-    )
+    return profiles.made(report, key, lambda: of(_executed(profiles, *whole, lanes.shown, part)))
+
+
+def _executed(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int | None,
+    ipus: Ipus,
+    part: tuple[float, float],
+) -> Executed:
+    """`Report.executed`, once for lanes and rows of the same IPUs."""
+    key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
+    return profiles.made(report, key, lambda: report.executed(run, ipus, iteration, part))
 
 
 def _counts(report: Report, run: int, iteration: int | None, ipus: Ipus) -> list[int]:
@@ -279,7 +290,7 @@ def rows_of(
         steps = (
             _tasks_as_steps(report, run, iteration, ipus)
             if part is None
-            else report.executed(run, ipus, iteration, part)
+            else _executed(profiles, report, run, iteration, ipus, part)
         )
         extent = report.extent(run, ipus, iteration)
         return trace_figures.flat(steps, report.target.num_ipus, shown, extent)
