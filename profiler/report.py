@@ -86,8 +86,10 @@ def number(said: Mapping[str, Any], key: str, default: float) -> float:
 class Report:
     """An open profile. It is a context manager and may be used from several threads."""
 
+    _opens: type[Reader] = Reader
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._reader = Reader(path)
+        self._reader = self._opens(path)
         self.path: Path = self._reader.path
         self._lock = threading.RLock()
         self._columns: dict[type[Any], Columns] = {}

@@ -15,6 +15,7 @@ import numpy as np
 from profiler import analysis
 from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
+from profiler.one_block import with_a_block
 from profiler.rebalance import Assignment, Costs, profiled, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.verdict import Verdict
@@ -86,7 +87,11 @@ class Basis:
 
     @classmethod
     def of(cls, report: Report) -> Basis:
-        """ValueError where the profile has no costs of Blocks (`Costs.from_report`)."""
+        """Of a model without Blocks as if one were around all of it (`profiler.one_block`).
+
+        ValueError where the profile has no costs to predict from (`Costs.from_report`).
+        """
+        report = with_a_block(report)
         costs = Costs.from_report(report)
         profiled(costs)
         return cls(report, costs)

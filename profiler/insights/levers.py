@@ -128,15 +128,13 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def no_blocks(report: Report) -> Iterator[Insight]:
-    """Without a Block there are no costs for the levers: how to get them."""
+    """Without a Block there is nothing to split: how to get some."""
     if len(report.blocks):
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around all of it, precision, micro-batch, accumulation, recomputation, outputs"
-        " and optimiser state are considered here, each with its gain; with one around each part,"
-        " how to split it over IPUs.",
-        "write this before the model is wrapped",
+        "With one around each part, how to split it over IPUs is considered here, too.",
+        "write this for each part before the model is wrapped",
         "/",
-        code=('poptorch.BeginBlock(model, "model", ipu_id=0)',),
+        code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),
     )

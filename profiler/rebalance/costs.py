@@ -119,8 +119,7 @@ def _check(report: Report, blocks: int) -> None:
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
             ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
-            " ipu-run --num-ipus 4 script.py choose them. For advice on one IPU one around all"
-            ' of it is enough: poptorch.BeginBlock(model, "model", ipu_id=0)'
+            " ipu-run --num-ipus 4 script.py choose them"
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(
