@@ -95,9 +95,8 @@ class _Reader(Reader):
             "copy_bytes": 0,
             "copy_back_bytes": 0,
         }
-        kinds = {str: object}
         return {
-            name: np.array([value], dtype=kinds.get(type(value), np.int64))
+            name: np.array([value], dtype=object if name == "name" else np.int64)
             for name, value in row.items()
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler import units
-from profiler.advise import Advice, Basis, Levers, advise_on
+from profiler.advise import Advice, Basis, Levers, Outlook, advise_on
 from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
@@ -17,7 +17,7 @@ _ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
 _ON_LINKS = ("copy between IPUs", "host I/O")
 
 
-def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
+def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
     Gains are cycles of a weight update with the present number of samples.
