@@ -73,6 +73,15 @@ def _remedy(costs: Costs, near: Assignment) -> str:
     more = (*near.ipus, max(near.ipus) + 1)
     if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
         return "one IPU more would do"
+    spans = near.spans(len(costs))
+    for stage in theirs:
+        first, last = spans[stage]
+        if first == last:
+            return (
+                f"Block {costs.names[first]} alone is more than an IPU holds, also with"
+                " recomputation and state off the chip: cut its tensors over several IPUs"
+                " (Options.tensorSharding), or make it more Blocks, or try a smaller micro-batch"
+            )
     return (
         "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
         " micro-batch, or a lower memory proportion"
