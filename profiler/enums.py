@@ -60,7 +60,7 @@ class BodyTask(StrEnum):
     ENTER = "enter forward"  # a pipeline's phase: what comes for all micro-batches of its forward
     RETURN = "enter backward"  # ... of its backward
     LEAVE = "leave backward"  # ... and what goes when they are through
-    # From and to streaming memory over I/O tiles, beside what the others do: of each micro-batch ...
+    # streaming memory over I/O tiles, beside what the others do: of each micro-batch ...
     LOAD_FORWARD = "load for forward"
     STORE_FORWARD = "store of forward"
     LOAD_BACKWARD = "load for backward"

@@ -210,9 +210,7 @@ class _Beside:
     spent: np.ndarray  # cycles [1 + pipeline cycle, IPU]
 
     @classmethod
-    def of(
-        cls, costs: Costs, phases: Phases, runs: list[Run], micro_batches: int
-    ) -> _Beside:
+    def of(cls, costs: Costs, phases: Phases, runs: list[Run], micro_batches: int) -> _Beside:
         wanted: list[tuple[int, int, np.ndarray, np.ndarray]] = []  # task, stage, number, cycle
         numbers, once = np.arange(micro_batches), np.array([-1])
         meets = [-1]  # the pipeline cycle for what is once, before each run and behind the last

@@ -51,9 +51,7 @@ class OverIoTiles:
         tasks = schedules.STORES_BESIDE if stores else schedules.LOADS_BESIDE
         return tasks.get(_ON_BEHALF.get(body.task, body.task))
 
-    def chosen(
-        self, storages: Sequence[int], body: BodyBuilder, purpose: Purpose
-    ) -> Sequence[int]:
+    def chosen(self, storages: Sequence[int], body: BodyBuilder, purpose: Purpose) -> Sequence[int]:
         """Those of the storages that are loaded (or stored) over I/O tiles."""
         if self.task_of(body, purpose) is None:
             return ()

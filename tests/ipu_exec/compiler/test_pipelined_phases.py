@@ -278,8 +278,8 @@ def test_io_tiles_that_cannot_load_say_so(
 ) -> None:
     warn_once.cache_clear()
     training, batch = wrapped(how(), change)
+    samples = BATCH * int(training.options.Training.gradient_accumulation)
     with pytest.warns(UserWarning, match=f"setActivationLocation: .*{words}"):
-        samples = BATCH * int(training.options.Training.gradient_accumulation)
         training.compile(*(part[:samples] for part in batch))
 
 
