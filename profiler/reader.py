@@ -222,8 +222,8 @@ class Reader:
         try:
             # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
             ((fitting, *texts),) = self._query(
-                f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM"
-                f" main.{record.table} ORDER BY {schema.order(record)} LIMIT ?)",
+                f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM"
+                f" (SELECT {', '.join(inner)} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?)",
                 [rows],
             )
         except ProfileError:

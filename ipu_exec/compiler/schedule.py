@@ -23,9 +23,11 @@ from profiler.schedules import (
     IDLE,
     LEAVE,
     LOAD,
+    LOADS_BESIDE,
     RECOMPUTE,
     REDUCE,
     RETURN,
+    STORES_BESIDE,
     STREAM_IN,
     STREAM_OUT,
     SYNC,
@@ -40,6 +42,7 @@ _DIRECTION = {
     UPDATE: Direction.UPDATE,
     RECOMPUTE: Direction.RECOMPUTE,
 }
+_OVER_IO_TILES = (*LOADS_BESIDE.values(), *STORES_BESIDE.values())  # from streaming memory
 _KIND = {
     COPY: "global exchange",
     REDUCE: "global exchange",
@@ -52,7 +55,7 @@ _KIND = {
     ENTER: "host I/O",
     RETURN: "host I/O",
     LEAVE: "host I/O",
-}
+} | dict.fromkeys(_OVER_IO_TILES, records.BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,16 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
     return tuple(ipu % 2 for ipu in range(ipus)) if pattern is SyncPattern.ReplicaAndLadder else ()
 
 
-def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
+def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) -> Phases:
     """The facts that phased execution's schedule needs besides the costs.
 
     Within a phase a stage waits for the stages whose results it receives.
     """
     stages = range(len(placement.stages))
+
+    def cycles_of(task: int) -> tuple[int, ...]:
+        return tuple(tree.cycles(task, k) for k in stages)
+
     needs = set()
     for transfer in placement.transfers:
         kind = FORWARD if transfer.direction == Direction.FORWARD else BACKWARD
@@ -140,8 +147,9 @@ def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
             for kind in (FORWARD, BACKWARD)
         },
         frozenset(needs),
-        parallel,
-        {task: tuple(tree.cycles(task, k) for k in stages) for task in (ENTER, RETURN, LEAVE)},
+        options.strategy.parallel_phases and not placement.pipelined,
+        {task: cycles_of(task) for task in (ENTER, RETURN, LEAVE)},
+        {task: cycles_of(task) for task in _OVER_IO_TILES},
     )
 
 
@@ -156,12 +164,10 @@ def timeline(
     costs = stage_costs(placement, tree, options)
     turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
     if placement.phases and placement.pipelined:
-        phases = _phases(placement, tree, parallel=False)
+        phases = phases_of(placement, tree, options)
         schedule = schedules.split_backward(pipelined_phases(costs, micro_batches, phases), turns)
     elif placement.phases:
-        schedule = phased(
-            costs, micro_batches, _phases(placement, tree, options.strategy.parallel_phases)
-        )
+        schedule = phased(costs, micro_batches, phases_of(placement, tree, options))
     else:
         run = schedules.pipelined if placement.pipelined else schedules.sharded
         schedule = schedules.split_backward(run(costs, micro_batches), turns)

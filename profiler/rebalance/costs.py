@@ -39,9 +39,22 @@ class Costs(BlockCosts):
         return report.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod
+    def of_phases(cls, report: Report) -> Costs:
+        """Costs from a profile of phased execution, whose stages are not moved.
+
+        What its tiles hold is not in them: how stages share an IPU is not predicted.
+        """
+        return report.once("costs of phases", lambda: cls._read_blocks(report))
+
+    @classmethod
     def _read(cls, report: Report) -> Costs:
+        _check(report, len(report.blocks))
+        costs = cls._read_blocks(report)
+        return costs._with_measured_stash(report)._with_residual(report)
+
+    @classmethod
+    def _read_blocks(cls, report: Report) -> Costs:
         blocks = report.blocks.sort_values("block")
-        _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
         machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
@@ -87,8 +100,7 @@ class Costs(BlockCosts):
             rounds=bool(options.get("autoRoundNumIpus", False)),
             meeting=meeting,
         )
-        costs = costs._without_moves(report) if costs.offload else costs
-        return costs._with_measured_stash(report)._with_residual(report)
+        return costs._without_moves(report) if costs.offload else costs
 
     def _with_measured_stash(self, report: Report) -> Costs:
         """With the cycles of the stages' stashes as they were profiled."""
@@ -129,12 +141,11 @@ class Costs(BlockCosts):
         moving &= np.logical_or.reduce([purpose == one for one in _REMOTE])
         alone, with_others = moving & (op < 0), moving & (op >= 0)
         moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
+        costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
+        if report.meta.get("strategy") == "phased":  # whose phases move more than state
+            return costs
         spent = sum_by(ipu[alone], cycles[alone], max(self.ipus) + 1)
-        return replace(
-            self,
-            cycles=replace(self.cycles, update=self.cycles.update - moved),
-            moves_beyond=self._moves_beyond(spent, self.moves - moved),
-        )
+        return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
 
     def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
         """What state took beyond these estimates, on that Block of each IPU which moves most.
@@ -160,14 +171,13 @@ def _check(report: Report, blocks: int) -> None:
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
             ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
-            " ipu-run --num-ipus 4 script.py choose them. For advice on one IPU one around all"
-            ' of it is enough: poptorch.BeginBlock(model, "model", ipu_id=0)'
+            " ipu-run --num-ipus 4 script.py choose them"
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(
             f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
             " sharded execution only. Profile the model with PipelinedExecution of stages, without"
-            " phases"
+            " phases. What does not move Blocks, ipu-report advise considers"
         )
 
 
