@@ -223,7 +223,8 @@ class Reader:
             # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
             ((fitting, *texts),) = self._query(
                 f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM"
-                f" (SELECT {', '.join(inner)} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?)",
+                f" (SELECT {', '.join(inner)} FROM main.{record.table}"
+                f" ORDER BY {schema.order(record)} LIMIT ?)",
                 [rows],
             )
         except ProfileError:

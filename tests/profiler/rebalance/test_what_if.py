@@ -15,6 +15,7 @@ from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.verdict import Answer
+from profiler.rebalance.verified import in_order, of_profile
 from reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch
 from tests.synthetic import synthetic_profile
@@ -71,6 +72,17 @@ def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
     assert all(one.exact and one.answer is Answer.FITS for one in prediction.memory)
     stages = four.stages
     assert prediction.stage_cycles == pytest.approx(stages["cycles"].to_numpy(), rel=0.005)
+
+
+def test_what_was_profiled_is_among_what_was_compiled(four: Report) -> None:
+    costs = Costs.from_report(four)
+    (own,) = of_profile(four, costs, costs.ipus)
+    assert (own.prediction.total, own.problem) == (own.cycles, "") and own.cycles == cycles(four)
+    assert own.fullest == own.prediction.fullest
+    slower = replace(own, cycles=own.cycles + 1)
+    too_full = replace(own, cycles=1, problem="does not fit")
+    assert in_order([too_full, slower, own]) == [own, slower, too_full]
+    assert of_profile(four, costs, (0, 1, 2, 0)) == []
 
 
 @pytest.mark.parametrize("starts", [(0, 2), (0, 1, 3), (0, 1, 2), (0, 3)])
