@@ -1012,7 +1012,14 @@ def _reduce(
     if splits.ins == 1:
         if partial > unit.item_bytes:
             build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
-        build.hold(f"{name}/partials", padded * partial, convolve, build.next - 1, interleaved=True)
+        build.hold(
+            f"{name}/partials",
+            padded * partial,
+            convolve,
+            build.next - 1,
+            interleaved=True,
+            becomes_result=partial == unit.item_bytes and splits.serial == 1,
+        )
         return
     depth, held, since = splits.ins, padded, convolve
     radices = amp.reduction_stages(splits.ins)
