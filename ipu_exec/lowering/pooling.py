@@ -20,7 +20,7 @@ from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
 from ipu_exec.lowering.operators import aten, describe
-from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
@@ -264,8 +264,8 @@ def _pooling(
 def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Windows are sent to the planned tiles of their outputs.
 
-    The indices of a maximum are not computed and take no memory: its gradient compares
-    (popnn::MaxPoolingGrad).
+    The indices of a maximum are not computed: its gradient compares (popnn::MaxPoolingGrad) and
+    reads the pooled output, which is as many bytes as the result and lies in the indices' place.
     """
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
@@ -278,14 +278,19 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
     spread = _spread_of_result(pooling, split, parts, out)
-    layout = spread.layout(out.dtype)
-    nothing = Layout(("indices", layout.key), np.zeros_like(layout.bytes))
-    return build.plan((layout, *(None if o is None else nothing for o in spec.outputs[1:])))
+    return build.plan(tuple(None if o is None else spread.layout(out.dtype) for o in spec.outputs))
 
 
-def _bring(build: Builder, index: int, name: str, need: np.ndarray) -> None:
-    """Exchange ``need[tile]`` elements of an operand."""
+def _bring(
+    build: Builder, index: int, name: str, need: np.ndarray, item_bytes: int | None = None
+) -> None:
+    """Exchange ``need[tile]`` elements of an operand; ``item_bytes``: if they are not its own."""
     source = build.place(index)
+    if item_bytes is not None and item_bytes != source.item_bytes:
+        assert source.layout is not None
+        step = build.exchange(name, need * item_bytes, source.layout.bytes)
+        build.hold(name, need * item_bytes, step, _END)
+        return
     overlap = int(need.sum()) > source.elements and not any(expanded(source))
     step = build.fetch(name, source, need, broadcast=overlap)
     build.hold(name, need * source.item_bytes, step, _END)
@@ -307,13 +312,13 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
     "aten.adaptive_max_pool3d_backward",
     "aten.fractional_max_pool2d_backward",
     "aten.fractional_max_pool3d_backward",
+    unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element reads the windows that contain it.
 
-    The gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad).
-    torch has its indices instead: that output, as the next layer keeps it, is taken to lie like its
-    gradient.
+    The gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
+    which has the layout of the indices that torch has instead.
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]
@@ -326,7 +331,7 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     if pooling.maximum:
         _bring(build, 1, "input", spread.elements)
         if len(spec.operands) > 2:
-            _bring(build, 0, "pooled", windows)
+            _bring(build, 2, "pooled", windows, data.item_bytes)
     kind = (
         f"popnn::{'MaxPoolingGrad' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
     )
