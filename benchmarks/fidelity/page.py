@@ -422,9 +422,9 @@ and head are stages 0 and 4, both on IPU 0.
 benchmarks.fidelity.poplibs CHECKOUT`: every line of poplibs' benchmark file ([PLB], its last state,
 of March 2021), with cycles of Poplar's own IPUModel for GC2 and MK2, the bytes of its liveness
 report and the fullest tile with gaps. The tools of products, convolutions and embeddings have the
-vendor's model compile vertices, whose code is then in the report; the others' has none. `c600.csv` has every result of PopRT's benchmarks
-and of ByteMLPerf's reports for an IPU; `more.csv` has whole models. No constant was fitted to these
-rows, but they are not a blind test, except as said here:
+vendor's model compile vertices, whose code is then in the report; the others' has none. `c600.csv`
+has every result of PopRT's benchmarks and of ByteMLPerf's reports for an IPU; `more.csv` has whole
+models. No constant was fitted to these rows, but they are not a blind test, except as said here:
 
 | rows | at first sight | what changed then, and from where |
 | --- | --- | --- |
