@@ -185,4 +185,4 @@ class BlockCosts:
         estimated: np.ndarray = np.ceil(cycles).astype(np.int64)
         if not len(self.moves_beyond):
             return estimated
-        return np.maximum(0, estimated + self.moves_beyond)
+        return np.where(estimated > 0, np.maximum(0, estimated + self.moves_beyond), 0)
