@@ -18,6 +18,9 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Part, stage_parts
 from profiler.rebalance.verdict import Answer, Verdict, verdicts
 from profiler.schedules import Schedule
+from profiler.units import listed
+
+_MOST_NAMED = 6  # IPUs through which a weight travels
 
 # Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
 # neither time nor memory follows a number that someone wrote.
@@ -362,6 +365,30 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
     )
 
 
+def _passed_on(costs: Costs, assignment: Assignment) -> list[str]:
+    """Tied weights that stages hold only to pass them on, and for how many bytes of a tile.
+
+    They are there with their gradient while IPUs exchange, which the bytes of an IPU leave out.
+    """
+    ties, stage = costs.cuts.ties, assignment.stage_of(len(costs))
+    passed = []
+    weights = zip(ties.names, ties.blocks, costs.tied_bytes, strict=True)
+    for name, (home, *readers), nbytes in weights:
+        own = assignment.ipus[stage[home]]
+        away = [stage[one] for one in readers if assignment.ipus[stage[one]] != own]
+        between = range(stage[home] + 1, max(away, default=0))
+        ipus = sorted({assignment.ipus[k] for k in between if k not in away} - {own})
+        if ipus:
+            most = (2 if costs.training else 1) * int(nbytes.max()) / 1024
+            through = f"IPU{'s' * (len(ipus) > 1)} {listed(list(map(str, ipus)), _MOST_NAMED)}"
+            passed.append(
+                f"{name} travels through {through}: up to {most:,.1f} KiB of their tiles while IPUs"
+                " exchange, which are not counted here: compile to know, or keep it on one IPU"
+                " (--together tied)"
+            )
+    return passed
+
+
 def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) -> list[str]:
     """What is close or not predicted: nearly full tiles, exchanged norms, IPUs that idle.
 
@@ -383,6 +410,8 @@ def _notes(costs: Costs, memory: tuple[Verdict, ...], assignment: Assignment) ->
             "Blocks are predicted with the memory proportion that they were profiled with, which a"
             f" placement file keeps: {', '.join(moved)}"
         )
+    if not _as_profiled(costs, assignment):
+        notes += _passed_on(costs, assignment)
     if costs.meeting is not None and len(memory) > 1 and not _as_profiled(costs, assignment):
         notes.append(
             "clipping by the norm of all gradients makes every IPU wait for the slowest one's"

@@ -83,6 +83,16 @@ def test_a_layer_that_runs_thrice_on_its_ipu_does_not_travel(tmp_path: Path) -> 
     assert ahead[2] == 4 * 64 * 4 + sum(costs.cuts.ties.nbytes)
 
 
+def test_what_a_weight_takes_where_it_only_passes_is_said(tmp_path: Path) -> None:
+    with tied(tmp_path, 4096, 0) as report:
+        costs = Costs.from_report(report)
+    through = what_if(costs, Assignment((0, 1, 3), (0, 1, 2))).notes
+    nbytes = 2 * costs.tied_bytes.max() / 1024  # with its gradient
+    assert any(f"words.weight travels through IPU 1: up to {nbytes:,.1f} KiB" in n for n in through)
+    for there in (Assignment((0, 1, 3), (0, 1, 0)), Assignment((0, 1), (0, 1))):
+        assert not any("travels" in note for note in what_if(costs, there).notes)
+
+
 def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
     tied(tmp_path)
     costs = Costs.from_report(open_report(tmp_path / "training"))
