@@ -20,6 +20,7 @@ HELP = "the pipeline as text, from ramp-up to ramp-down"
 EXAMPLES = """  ipu-report timeline demo/training
   ipu-report timeline --width 200 demo/training        with micro-batch numbers
   ipu-report timeline --run 1 --iteration 3 demo/training
+  ipu-report timeline --replicas pod/training          all replicas, not one of them
   ipu-report timeline --csv demo/training > tasks.csv  every task with start and end, in cycles
 """
 
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
+    parser.add_argument(
+        "--replicas", action="store_true", help="draw all replicas: they do the same, so one is"
+    )
     common.add_drawing(parser)
     common.add_form(parser)
 
@@ -37,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
+        from profiler.analysis.pod import shards_of
         from reports.tables import (
             Column,
             Lines,
@@ -53,7 +58,15 @@ def run(args: argparse.Namespace) -> int:
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
         unicode = speaks_unicode() and not args.ascii
-        lines = timeline(tasks, cycles, args.width or drawing_width(), unicode)
+        target, shards = report.target, shards_of(report)
+        drawn = tasks if args.replicas else tasks[tasks["ipu"] < target.ipus_per_replica]
+        width = args.width or drawing_width()
+        lines = timeline(drawn, cycles, width, unicode, shards)
+        if target.num_replicas > 1 and not args.replicas:
+            words = (
+                f"one of {target.num_replicas} replicas, which do the same: --replicas draws all"
+            )
+            lines.append(((words, "dim"),))
         phases = (
             cycles.groupby("phase", sort=False)
             .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
@@ -65,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
             Column("cycles", "cycles", integer),
         )
         # First, for --csv, what people see as the drawing.
-        drawn = (
+        parts = (
             Table("tasks", tasks, ()),
             Lines(tuple(lines), as_drawn=True),
             Table("pipeline_cycles", cycles, ()),
         )
         marked = common.mark(report)
-        return Page(str(report.path), (*drawn, *marked, Table("phases", phases, columns)))
+        return Page(str(report.path), (*parts, *marked, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)

@@ -83,11 +83,12 @@ def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
     ``steps`` is `Report.steps`; ``lanes`` are the IPUs that have a row, with their names (default:
-    all ``ipus``).
+    all ``ipus``). An IPU of which there are several lanes has as many equal rows.
     """
     import pandas as pd
 
-    shown = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
+    named = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
+    shown = list({ipu: (ipu, name) for ipu, name in reversed(named)}.values())[::-1]
     label, labels = pd.factorize(steps["name"])
     origin = int(steps["start"].min()) if len(steps) else 0
     ipu, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
@@ -97,17 +98,20 @@ def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None
     more = np.unique(ipu[beside & (of[ipu] >= 0)])
     row = np.where(beside, len(shown) + np.searchsorted(more, ipu), of[ipu])
     row = np.where(of[ipu] >= 0, row, -1)
-    names = (*(name for _, name in shown), *(f"I/O {one}" for one in more.tolist()))
+    rows = Rows.make(row, start, end, codes(steps, by_direction=False), len(shown) + len(more))
+    names = (*(name for _, name in named), *(f"I/O {one}" for one in more.tolist()))
+    again = np.append(of[[one for one, _ in named]], len(shown) + np.arange(len(more)))
+    first = np.unique(again, return_index=True)[1]
     return Trace(
-        Rows.make(row, start, end, codes(steps, by_direction=False), len(names)),
+        rows.only(again.astype(np.int64)),
         names,
         label,
         tuple(map(str, labels)),
         steps["step"].to_numpy(),
         origin,
         int(end.max(initial=origin)) - origin,
-        np.array([*(one for one, _ in shown), *more.tolist()], dtype=np.int64),
-        np.arange(len(names)) < len(shown),
+        np.array([*(one for one, _ in named), *more.tolist()], dtype=np.int64),
+        np.isin(np.arange(len(names)), first[: len(shown)]),
     )
 
 

@@ -17,6 +17,7 @@ from dash import Input, State, html
 
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_steps
+from profiler.analysis.pod import shards_of
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.counters import Track, tracks
@@ -59,8 +60,9 @@ def lane_controls(view: View) -> list[Any]:
 
 
 def fold_default(report: Report) -> str:
-    """Whether equal lanes are folded by default: yes if there are many."""
-    return "folded" if report.target.num_ipus > FEW else "all"
+    """Whether equal lanes are folded by default: yes if there are replicas, or many IPUs."""
+    target = report.target
+    return "folded" if target.num_replicas > 1 or target.num_ipus > FEW else "all"
 
 
 def inputs(page: str, *names: str) -> list[Input]:
@@ -136,7 +138,7 @@ class Arrangement:
         fold = lanes == "folded"
         return cls(
             fold,
-            tuple(numbers(opened, MOST_PINS)) if fold else (),
+            tuple(numbers(opened, MOST_PINS)),
             tuple(numbers(pins, MOST_PINS)),
         )
 
@@ -155,12 +157,13 @@ def lanes_of(
         cycles = report.pipeline_cycles(run, iteration)
         how = (arrangement.fold, arrangement.opened, arrangement.pinned)
         path = waits.chain(profiles, report, run, iteration)
-        lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, *how, path)
-        ipus = lanes.shown.tolist()
+        more = path, shards_of(report)
+        lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, *how, *more)
+        ipus = np.unique(lanes.shown).tolist()
         if len(ipus) > FEW or sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
             return lanes
         steps = _steps(report, run, iteration, lanes.shown)
-        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, path)
+        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, *more)
 
     return profiles.made(report, ("lanes", run, iteration, arrangement), make)
 
@@ -176,7 +179,7 @@ def _steps(
     """The steps of the IPUs that are shown; their tasks if these are too many."""
     import pandas as pd
 
-    ipus = [int(ipu) for ipu in shown]
+    ipus = list(dict.fromkeys(int(ipu) for ipu in shown))  # those that share tensors are one
     if sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
         tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
         return tasks.assign(step=-1, op=-1, block=-1, type="")
