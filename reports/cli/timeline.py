@@ -20,7 +20,6 @@ HELP = "the pipeline as text, from ramp-up to ramp-down"
 EXAMPLES = """  ipu-report timeline demo/training
   ipu-report timeline --width 200 demo/training        with micro-batch numbers
   ipu-report timeline --run 1 --iteration 3 demo/training
-  ipu-report timeline --replicas pod/training          all replicas, not one of them
   ipu-report timeline --csv demo/training > tasks.csv  every task with start and end, in cycles
 """
 
@@ -30,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
-    parser.add_argument(
-        "--replicas", action="store_true", help="draw all replicas: they do the same, so one is"
-    )
     common.add_drawing(parser)
     common.add_form(parser)
 
@@ -58,14 +54,11 @@ def run(args: argparse.Namespace) -> int:
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
         unicode = speaks_unicode() and not args.ascii
-        target, shards = report.target, shards_of(report)
-        drawn = tasks if args.replicas else tasks[tasks["ipu"] < target.ipus_per_replica]
+        replicas, shards = report.target.num_replicas, shards_of(report)
         width = args.width or drawing_width()
-        lines = timeline(drawn, cycles, width, unicode, shards)
-        if target.num_replicas > 1 and not args.replicas:
-            words = (
-                f"one of {target.num_replicas} replicas, which do the same: --replicas draws all"
-            )
+        lines = timeline(tasks, cycles, width, unicode, shards)
+        if replicas > 1:
+            words = f"one of {replicas} replicas, which do the same: ipu-report pod has every IPU"
             lines.append(((words, "dim"),))
         phases = (
             cycles.groupby("phase", sort=False)

@@ -60,9 +60,8 @@ def lane_controls(view: View) -> list[Any]:
 
 
 def fold_default(report: Report) -> str:
-    """Whether equal lanes are folded by default: yes if there are replicas, or many IPUs."""
-    target = report.target
-    return "folded" if target.num_replicas > 1 or target.num_ipus > FEW else "all"
+    """Whether equal lanes are folded by default: yes if there are many."""
+    return "folded" if report.target.num_ipus > FEW else "all"
 
 
 def inputs(page: str, *names: str) -> list[Input]:
