@@ -35,6 +35,7 @@ CAUSES = (
     "stash",
     "copy between IPUs",
     "collective over replicas",
+    "collective over shards",
     "host I/O",
     "streaming memory",
     WAITING,
@@ -52,7 +53,12 @@ _OF_PURPOSE: dict[str, str] = {
     Purpose.COPY: "copy between IPUs",
     Purpose.EXTERNAL_SYNC: "sync",
 }
-_OF_KIND = {"exchange": "exchange on chip", "sync": "sync", "external sync": "sync"}
+_OF_KIND = {
+    "exchange": "exchange on chip",
+    "sync": "sync",
+    "external sync": "sync",
+    "global exchange": "collective over shards",  # an operator's, of IPUs that share its tensors
+}
 
 
 @dataclass(frozen=True, slots=True)
