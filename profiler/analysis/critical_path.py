@@ -50,6 +50,7 @@ _OF_PURPOSE: dict[str, str] = {
     Purpose.ALL_REDUCE: "collective over replicas",
     Purpose.REDUCE_SCATTER: "collective over replicas",
     Purpose.ALL_GATHER: "collective over replicas",
+    Purpose.GATHER_SHARDS: "collective over shards",
     Purpose.COPY: "copy between IPUs",
     Purpose.EXTERNAL_SYNC: "sync",
 }

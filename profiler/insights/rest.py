@@ -35,8 +35,8 @@ _ACTION = {
     ),
     "collective over replicas": "More gradient accumulation has it less often; fewer replicas",
     "collective over shards": (
-        "Fewer shards: one IPU-Machine has four; or a plan whose styles follow on each other without"
-        " a collective (colwise, then rowwise)"
+        "Fewer shards: one IPU-Machine has four; or a plan whose styles need fewer collectives:"
+        " colwise, then rowwise"
     ),
     "host I/O": "Make inputs and outputs smaller, or fewer",
     "streaming memory": (

@@ -13,8 +13,8 @@ from torch import nn
 import ipu_exec
 from examples.models.gpt2 import Decoder
 from profiler import open_report, schedules
-from profiler.enums import Purpose
 from profiler.analysis.critical_path import critical_path
+from profiler.enums import Purpose
 from profiler.rebalance import Assignment, Costs, what_if
 from tests.ipu_exec.capture.test_sharding import CONFIG, PLAN, OneLayer, compiled
 
