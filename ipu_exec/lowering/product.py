@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from ipu_exec.lowering import amp, costs
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
-from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles, slice_cycles
+from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
@@ -32,6 +32,7 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
+GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at once
 # more multiply-accumulates than this always gain by using all tiles
 SMALL_MACS = 1 << 24
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -678,6 +679,19 @@ class _ProductSteps:
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
 
+    def atom(self, what: str) -> int:
+        """Bytes of the input, or of the weights, that lie together as the vertex wants them.
+
+        The channels that it takes at once, of as many groups as it does ([PL,
+        lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
+        """
+        problem, method = self.problem, self.splits.method
+        grain_in, grain_out = grains(problem, self.unit, method, self.splits.filter_height)
+        together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
+        ins = min(grain_in, problem.in_channels) if method != "hmac" else problem.in_channels
+        outs = min(grain_out, problem.out_channels) if what == "weight" else 1
+        return gcd(together, problem.groups) * ins * outs * self.unit.item_bytes
+
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
         """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
 
@@ -690,7 +704,7 @@ class _ProductSteps:
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
         if turned and not in_place and not _repeats(build, inputs):
-            _turn(build, f"{name}/transpose inputs", source, self.half)
+            _turn(build, f"{name}/transpose inputs", source, self.half, self.atom("input"))
         first = build.next
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
@@ -728,7 +742,7 @@ class _ProductSteps:
         )
         if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(elements))
+            build.compute(f"{name}/expand {what}", kind, transform_cycles(nbytes, self.atom("input")))
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
         return nbytes
 
@@ -745,7 +759,7 @@ class _ProductSteps:
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
         if turned and not in_place and not _repeats(build, weights):
-            _turn(build, f"{self.name}/transpose weights", source, self.half)
+            _turn(build, f"{self.name}/transpose weights", source, self.half, self.atom("weight"))
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):
             lying = self._put_in_order("weights", source.elements, stored, lying)
@@ -870,11 +884,12 @@ def _repeats(build: Builder, which: int | Operand) -> bool:
     return isinstance(which, int) and any(expanded(build.spec.operands[which]))
 
 
-def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
+def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> None:
     """Append the transposition of an operand on the tiles that hold it."""
     held = spread_of(source, build.tiles).elements
-    step = build.compute(name, f"popops::Transpose2D<{half}>", rearrange_cycles(held))
-    build.hold(name, held * source.item_bytes, step, step + 1)
+    nbytes = held * source.item_bytes
+    step = build.compute(name, f"popops::Transpose2D<{half}>", transform_cycles(nbytes, atom))
+    build.hold(name, nbytes, step, step + 1)
 
 
 def _operand(
