@@ -174,6 +174,7 @@ def expanded(problem: Problem, inputs: int) -> Problem:
         in_cols=1,
         expansion=min(1.0, inputs / max(1, field * channels * problem.groups)),
         input_transform=True,
+        together=problem.in_channels,
         useful=problem.macs,
     )
 
@@ -221,6 +222,7 @@ def combined(problem: Problem, dtype: str) -> list[Problem]:
             groups=problem.groups // factor,
             in_channels=problem.in_channels * factor,
             out_channels=problem.out_channels * factor,
+            together=problem.in_channels,
             useful=problem.macs,
         )
         for factor in (2, 4, 8, 16)

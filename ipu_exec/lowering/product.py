@@ -32,6 +32,7 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
+SLIC_WINDOW = 4
 GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at once
 # more multiply-accumulates than this always gain by using all tiles
 SMALL_MACS = 1 << 24
@@ -63,6 +64,7 @@ class Problem:
     in_cols: int = 1
     expansion: float = 1.0
     input_transform: bool = False
+    together: int = 0  # input channels that lie together before that; 0: those of a vertex
     input_free: bool = True  # the input lies as planned
     weight_free: bool = True
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
@@ -157,17 +159,16 @@ def vertex_cycles(
     gi, go = ceil_div(ins, grain_in), ceil_div(outs, grain_out)
     if method == "1x1":
         return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups)
-    segments, width = (
-        ceil_div(segments, problem.field_stride[0]),
-        ceil_div(width, problem.field_stride[1]),
-    )
+    if method == "slic":  # it reads zeros between the inputs, which others leave out
+        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
+        return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
+    # several kernel rows at a time are multiplied with zeros between the input's rows, too
+    skipped = 1 if filter_height > 1 else problem.field_stride[0]
+    segments, width = ceil_div(segments, skipped), ceil_div(width, problem.field_stride[1])
     if method == "nx1":
         return amp.conv_nx1_cycles(
             unit, segments, width, *problem.kernel, gi, go, groups, filter_height
         )
-    if method == "slic":
-        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
-        return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
     lanes = 4 if unit.half else 2
     if method == "hmac":
         return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
@@ -201,6 +202,42 @@ def input_elements(
     )
     rows, cols = np.clip(rows, 0, images * problem.in_rows), np.clip(cols, 0, problem.in_cols)
     return np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
+
+
+def padding_elements(
+    problem: Problem,
+    method: str,
+    height: int,
+    segments: Array,
+    width: Array,
+    ins: Array,
+    groups: Array,
+) -> Array:
+    """Zeros that a tile receives among its inputs, because the vertex cannot leave them out.
+
+    SLIC wants the border, what a stride of the output leaves between the inputs, and a kernel of
+    whole windows of four; the n x 1 vertex, where it multiplies ``height`` > 1 kernel rows at a
+    time, the same of its rows ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
+    """
+    if method != "slic" and height == 1:
+        return 0 * segments * width
+    images = ceil_div(segments, problem.image_rows)
+    real = input_elements(problem, method, segments, width, ins, groups)
+    taps_high = int(ceil_div(problem.kernel[0], height)) * height
+    rows = (segments - images) * problem.stride[0] + images * (
+        1 + (taps_high - 1) * problem.dilation[0]
+    )
+    if method == "slic":
+        taps_wide = int(ceil_div(problem.kernel[1], SLIC_WINDOW)) * SLIC_WINDOW
+        cols = (width - 1) * problem.stride[1] + 1 + (taps_wide - 1) * problem.dilation[1]
+    else:
+        reach = (problem.kernel[1] - 1) * problem.dilation[1] + 1
+        cols = ceil_div(
+            width * problem.stride[1] + reach - problem.stride[1], problem.field_stride[1]
+        )
+        cols = np.clip(cols, 0, problem.in_cols)
+    whole = np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
+    return np.maximum(whole - real, 0)
 
 
 def _divisions(extent: int, limit: int) -> Array:
@@ -347,6 +384,8 @@ def _estimate(
     exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
     exchange_in += np.where(first_copied, own * item / 4 + phase, 0)
     exchange_in += own * 1.25 * expand
+    zeros = padding_elements(problem, method, height, rows, width, ins, groups) * item
+    exchange_in += zeros / np.where(o % 2 == 0, 8, 4)
     first_copied = (f > MOST_VIEWERS) & (not problem.weight_free)
     there = first_copied | problem.weight_free
     once = np.where(first_copied, serial * weights / f / 4 + phase, 0)
@@ -676,6 +715,11 @@ class _ProductSteps:
             self.problem, self.splits.method, share.segments, share.width, ins, share.groups
         )
 
+    def _padding_elements(self) -> Array:
+        share, splits = self.share, self.splits
+        extents = share.segments, share.width, share.ins, share.groups
+        return padding_elements(self.problem, splits.method, splits.filter_height, *extents)
+
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
 
@@ -688,7 +732,8 @@ class _ProductSteps:
         problem, method = self.problem, self.splits.method
         grain_in, grain_out = grains(problem, self.unit, method, self.splits.filter_height)
         together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
-        ins = min(grain_in, problem.in_channels) if method != "hmac" else problem.in_channels
+        channels = problem.together or problem.in_channels
+        ins = min(grain_in, channels) if method != "hmac" else channels
         outs = min(grain_out, problem.out_channels) if what == "weight" else 1
         return gcd(together, problem.groups) * ins * outs * self.unit.item_bytes
 
@@ -712,16 +757,18 @@ class _ProductSteps:
             lying = self._put_in_order("inputs", total, slices, lying, expand)
             in_place, arriving = True, arriving if not expand else slices * item
         even = splits.outs % 2 == 0
+        zeros = self._padding_elements() * item
         if in_place:
             home = np.minimum(lying, arriving)
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
-            build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+            received = arriving - home + zeros
+            build.exchange(f"{name}/inputs", received, home, peers, even)
             here = (arriving == home) & (self.padded_inputs == slices)
         else:
             # split outputs take the same inputs, which are sent once
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
-            build.exchange(f"{name}/inputs", arriving, lying, peers, even)
+            build.exchange(f"{name}/inputs", arriving + zeros, lying, peers, even)
             here = np.zeros(build.tiles, bool)
         return first, np.where(here, 0, self.padded_inputs * item)
 
