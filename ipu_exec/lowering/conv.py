@@ -159,6 +159,14 @@ def expanded(problem: Problem, inputs: int) -> Problem:
     output.
     """
     channels = problem.in_channels * -(-problem.taps // prod(problem.field_stride))
+    # where a kernel covers the field only the view changes
+    covered = prod(
+        taps
+        for taps, out in zip(
+            problem.kernel, (problem.image_rows, problem.width), strict=True
+        )
+        if out == 1
+    )
     field = problem.segments * problem.width
     return replace(
         problem,
@@ -174,7 +182,7 @@ def expanded(problem: Problem, inputs: int) -> Problem:
         in_cols=1,
         expansion=min(1.0, inputs / max(1, field * channels * problem.groups)),
         input_transform=True,
-        together=problem.in_channels,
+        together=problem.in_channels * covered,
         useful=problem.macs,
     )
 
