@@ -162,9 +162,7 @@ def expanded(problem: Problem, inputs: int) -> Problem:
     # where a kernel covers the field only the view changes
     covered = prod(
         taps
-        for taps, out in zip(
-            problem.kernel, (problem.image_rows, problem.width), strict=True
-        )
+        for taps, out in zip(problem.kernel, (problem.image_rows, problem.width), strict=True)
         if out == 1
     )
     field = problem.segments * problem.width

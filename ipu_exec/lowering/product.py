@@ -789,7 +789,9 @@ class _ProductSteps:
         )
         if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand {what}", kind, transform_cycles(nbytes, self.atom("input")))
+            build.compute(
+                f"{name}/expand {what}", kind, transform_cycles(nbytes, self.atom("input"))
+            )
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
         return nbytes
 
