@@ -22,7 +22,15 @@ import numpy as np
 from ipu_exec.lowering import amp, costs
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
-from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
+from ipu_exec.lowering.layouts import (
+    GRAIN_BYTES,
+    Spread,
+    apportion,
+    blocks,
+    ceil_div,
+    digest,
+    spread_of,
+)
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
@@ -737,6 +745,22 @@ class _ProductSteps:
         outs = min(grain_out, problem.out_channels) if what == "weight" else 1
         return gcd(together, problem.groups) * ins * outs * self.unit.item_bytes
 
+    def turned_atom(self, what: str) -> int:
+        """The same of an operand that is transposed first.
+
+        Groups of a dimension divide its extent. popops transposes none that are not whole grains of
+        8 bytes: they are copied piece by piece ([PL, lib/popops/Rearrange.cpp],
+        getMinimumRegroupGrainSize; [PL, lib/poplin/Convolution.cpp], regroupIfBeneficialForPlan).
+        """
+        problem, atom = self.problem, self.atom(what)
+        if self.splits.method in ("slic", "vmac") or problem.input_transform:
+            return atom
+        if what == "weight":
+            extent = problem.out_channels
+        else:
+            extent = problem.segments if problem.taps == problem.width == 1 else CHANNEL_RUN
+        return gcd(atom, extent * self.unit.item_bytes, GRAIN_BYTES)
+
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
         """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
 
@@ -749,7 +773,7 @@ class _ProductSteps:
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
         if turned and not in_place and not _repeats(build, inputs):
-            _turn(build, f"{name}/transpose inputs", source, self.half, self.atom("input"))
+            _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
         first = build.next
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
@@ -808,7 +832,13 @@ class _ProductSteps:
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
         if turned and not in_place and not _repeats(build, weights):
-            _turn(build, f"{self.name}/transpose weights", source, self.half, self.atom("weight"))
+            _turn(
+                build,
+                f"{self.name}/transpose weights",
+                source,
+                self.half,
+                self.turned_atom("weight"),
+            )
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):
             lying = self._put_in_order("weights", source.elements, stored, lying)
