@@ -462,11 +462,11 @@ planner were tried and left out because what they need beside them is not public
 MORE = """**Poplibs' benchmarks**: products are C += A B; layers and convolutions are a forward
 pass, both gradients and the update of the weights, in this order; pooling is forward and backward,
 recurrent layers a forward pass or all. Solvers of triangular systems and Cholesky factors have no
-operator here, nor in PopTorch. What differs most: depthwise convolutions with a stride, and of
-all of them the memory, two to three times as much in the software of then; layers of 1,000 features
-in fp16; first layers of few channels; GC2's largest products, which exchange their inputs again at each serial step in
-the software of then and once in that of 2023, which we follow; sums of squares, which torch makes
-in two operators. MK2's fullest tile is mostly the 212,992 bytes below region 1.
+operator here, nor in PopTorch. What differs most: depthwise convolutions with a stride, and of all
+of them the memory, two to three times as much in the software of then; layers of 1,000 features in
+fp16; first layers of few channels; GC2's largest products, which exchange their inputs again at
+each serial step in the software of then and once in that of 2023, which we follow; sums of squares,
+which torch makes in two operators. MK2's fullest tile is mostly the 212,992 bytes below region 1.
 
 **Whole models** ([GCP]: pre-release SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base). The configurations
 come from [EX]: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,
