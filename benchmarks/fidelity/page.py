@@ -160,9 +160,8 @@ MISSING: dict[str, Callable[[Row], bool]] = {
     ),
     "inputs exchanged again at each serial step, in software of then": lambda row: (
         row.machine == "gc2"
-        and (row.operator == "products" or "batch 4" in row.case)
-        and "groups" not in row.case
-        and "4->" not in row.case
+        and row.operator in ("products", "convolutions")
+        and not re.search(r"\b4->", row.case)
     ),
     "groups put together, with a stride between their inputs: what is copied on a tile": (
         lambda row: "groups" in row.case

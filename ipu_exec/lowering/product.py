@@ -187,6 +187,20 @@ def vertex_cycles(
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
 
 
+def atom_bytes(problem: Problem, unit: amp.Unit, method: str, filter_height: int, what: str) -> int:
+    """Bytes of the input, or of the weights, that lie together as the vertex wants them.
+
+    The channels that it takes at once, of as many groups as it does ([PL,
+    lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
+    """
+    grain_in, grain_out = grains(problem, unit, method, filter_height)
+    together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
+    channels = problem.together or problem.in_channels
+    ins = min(grain_in, channels) if method != "hmac" else channels
+    outs = min(grain_out, problem.out_channels) if what == "weight" else 1
+    return gcd(together, problem.groups) * ins * outs * unit.item_bytes
+
+
 def padded_outs(problem: Problem, unit: amp.Unit, method: str, outs: Array) -> Array:
     """Output channels, padded to the number that the vertex writes."""
     grain = grains(problem, unit, method, 1)[1]
@@ -391,7 +405,9 @@ def _estimate(
     moved = arriving * np.where(there, 1 - 1 / o, 1.0)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
     exchange_in += np.where(first_copied, own * item / 4 + phase, 0)
-    exchange_in += own * 1.25 * expand
+    if expand:
+        atom = atom_bytes(problem, unit, method, height, "input")
+        exchange_in += transform_cycles(own * item, atom)
     zeros = padding_elements(problem, method, height, rows, width, ins, groups) * item
     exchange_in += zeros / np.where(o % 2 == 0, 8, 4)
     first_copied = (f > MOST_VIEWERS) & (not problem.weight_free)
@@ -733,18 +749,9 @@ class _ProductSteps:
         return self.problem, self.dtype, self.splits, what
 
     def atom(self, what: str) -> int:
-        """Bytes of the input, or of the weights, that lie together as the vertex wants them.
-
-        The channels that it takes at once, of as many groups as it does ([PL,
-        lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
-        """
-        problem, method = self.problem, self.splits.method
-        grain_in, grain_out = grains(problem, self.unit, method, self.splits.filter_height)
-        together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
-        channels = problem.together or problem.in_channels
-        ins = min(grain_in, channels) if method != "hmac" else channels
-        outs = min(grain_out, problem.out_channels) if what == "weight" else 1
-        return gcd(together, problem.groups) * ins * outs * self.unit.item_bytes
+        """Bytes of the input, or of the weights, that lie together as the vertex wants them."""
+        method, height = self.splits.method, self.splits.filter_height
+        return atom_bytes(self.problem, self.unit, method, height, what)
 
     def turned_atom(self, what: str) -> int:
         """The same of an operand that is transposed first.
