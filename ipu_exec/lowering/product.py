@@ -860,7 +860,8 @@ class _ProductSteps:
         item = self.unit.item_bytes
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
-        if turned and not in_place and not _repeats(build, inputs):
+        turned = turned and not _repeats(build, inputs)
+        if turned and not in_place:
             _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
         first = build.next
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
@@ -940,7 +941,8 @@ class _ProductSteps:
         source, in_place = _operand(build, weights, self._about("weight"), stored)
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
-        if turned and not in_place and not _repeats(build, weights):
+        turned = turned and not _repeats(build, weights)
+        if turned and not in_place:
             _turn(
                 build,
                 f"{self.name}/transpose weights",
