@@ -199,6 +199,12 @@ def expanded(problem: Problem, inputs: int) -> Problem:
     output.
     """
     channels = problem.in_channels * -(-problem.taps // prod(problem.field_stride))
+    # where a kernel covers the field only the view changes
+    covered = prod(
+        taps
+        for taps, out in zip(problem.kernel, (problem.image_rows, problem.width), strict=True)
+        if out == 1
+    )
     field = problem.segments * problem.width
     return replace(
         problem,
@@ -214,6 +220,7 @@ def expanded(problem: Problem, inputs: int) -> Problem:
         in_cols=1,
         expansion=min(1.0, inputs / max(1, field * channels * problem.groups)),
         input_transform=True,
+        together=problem.in_channels * covered,
         useful=problem.macs,
     )
 
@@ -232,6 +239,7 @@ def expanded_columns(problem: Problem) -> Problem:
         dilation=(problem.dilation[0], 1),
         in_cols=problem.width,
         input_transform=True,
+        together=problem.in_channels * (problem.kernel[1] if problem.width == 1 else 1),
         useful=problem.macs,
     )
     return flattened(wider)
@@ -296,6 +304,7 @@ def combined(problem: Problem, dtype: str) -> list[Problem]:
             groups=problem.groups // factor,
             in_channels=problem.in_channels * factor,
             out_channels=problem.out_channels * factor,
+            together=problem.in_channels,
             useful=problem.macs,
         )
         for factor in (2, 4, 8, 16)

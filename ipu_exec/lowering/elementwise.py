@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
-from ipu_exec.lowering.costs import rearrange_cycles
+from ipu_exec.lowering.costs import transform_cycles
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.operators import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -287,7 +287,8 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
                 # ([PL, lib/popops/ScaledAdd.cpp], regroupTensor)
                 held = spread_of(source, build.tiles).elements
                 kind = f"popops::Transpose2D<{poplar_type(source.dtype)}>"
-                build.compute(f"regroup operand {index}", kind, rearrange_cycles(held))
+                cycles = transform_cycles(held * source.item_bytes, _REGROUP_BYTES)
+                build.compute(f"regroup operand {index}", kind, cycles)
             turned = not spread.run and _innermost(source) != _innermost(lead)
             if turned and _regrouped(build, index, source, lead):
                 turned = False

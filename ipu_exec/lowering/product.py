@@ -14,15 +14,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from ipu_exec.lowering import amp, costs
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
-from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles, slice_cycles
-from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
+from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
+from ipu_exec.lowering.layouts import (
+    GRAIN_BYTES,
+    Spread,
+    apportion,
+    blocks,
+    ceil_div,
+    digest,
+    spread_of,
+)
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import Machine
 
@@ -39,6 +47,7 @@ REORDERED = 1.25 / 2 + 1 / 4
 REGROUPED = 1.25 / 8
 SLIC_WINDOW = 4  # kernel columns, and channels of all its groups, that the vertex takes at once
 SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its order, and alignment
+GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at once
 # more multiply-accumulates than this always gain by using all tiles
 SMALL_MACS = 1 << 24
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -69,6 +78,7 @@ class Problem:
     in_cols: int = 1
     expansion: float = 1.0
     input_transform: bool = False
+    together: int = 0  # input channels that lie together before that; 0: those of a vertex
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
     flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
     out_chunk: int = 1  # output channels that stay together, if more than a vertex's
@@ -174,17 +184,16 @@ def vertex_cycles(
     passes = grain_out // unit.out_group
     if method == "1x1":
         return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups, passes)
-    segments, width = (
-        ceil_div(segments, problem.field_stride[0]),
-        ceil_div(width, problem.field_stride[1]),
-    )
+    if method == "slic":  # it reads zeros between the inputs, which others leave out
+        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
+        return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
+    # several kernel rows at a time are multiplied with zeros between the input's rows, too
+    skipped = 1 if filter_height > 1 else problem.field_stride[0]
+    segments, width = ceil_div(segments, skipped), ceil_div(width, problem.field_stride[1])
     if method == "nx1":
         return amp.conv_nx1_cycles(
             unit, segments, width, *problem.kernel, gi, go, groups, filter_height, passes
         )
-    if method == "slic":
-        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
-        return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
     lanes = 4 if unit.half else 2
     if method == "hmac":
         return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
@@ -193,6 +202,20 @@ def vertex_cycles(
             unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
         )
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
+
+
+def atom_bytes(problem: Problem, unit: amp.Unit, method: str, filter_height: int, what: str) -> int:
+    """Bytes of the input, or of the weights, that lie together as the vertex wants them.
+
+    The channels that it takes at once, of as many groups as it does ([PL,
+    lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
+    """
+    grain_in, grain_out = grains(problem, unit, method, filter_height)
+    together = GROUPS_TOGETHER if method in ("slic", "vmac") else 1
+    channels = problem.together or problem.in_channels
+    ins = min(grain_in, channels) if method != "hmac" else channels
+    outs = min(grain_out, problem.out_channels) if what == "weight" else 1
+    return gcd(together, problem.groups) * ins * outs * unit.item_bytes
 
 
 def padded_outs(problem: Problem, unit: amp.Unit, method: str, outs: Array) -> Array:
@@ -218,6 +241,42 @@ def input_elements(
     )
     rows, cols = np.clip(rows, 0, images * problem.in_rows), np.clip(cols, 0, problem.in_cols)
     return np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
+
+
+def padding_elements(
+    problem: Problem,
+    method: str,
+    height: int,
+    segments: Array,
+    width: Array,
+    ins: Array,
+    groups: Array,
+) -> Array:
+    """Zeros that a tile receives among its inputs, because the vertex cannot leave them out.
+
+    SLIC wants the border, what a stride of the output leaves between the inputs, and a kernel of
+    whole windows of four; the n x 1 vertex, where it multiplies ``height`` > 1 kernel rows at a
+    time, the same of its rows ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
+    """
+    if method != "slic" and height == 1:
+        return 0 * segments * width
+    images = ceil_div(segments, problem.image_rows)
+    real = input_elements(problem, method, segments, width, ins, groups)
+    taps_high = int(ceil_div(problem.kernel[0], height)) * height
+    rows = (segments - images) * problem.stride[0] + images * (
+        1 + (taps_high - 1) * problem.dilation[0]
+    )
+    if method == "slic":
+        taps_wide = int(ceil_div(problem.kernel[1], SLIC_WINDOW)) * SLIC_WINDOW
+        cols = (width - 1) * problem.stride[1] + 1 + (taps_wide - 1) * problem.dilation[1]
+    else:
+        reach = (problem.kernel[1] - 1) * problem.dilation[1] + 1
+        cols = ceil_div(
+            width * problem.stride[1] + reach - problem.stride[1], problem.field_stride[1]
+        )
+        cols = np.clip(cols, 0, problem.in_cols)
+    whole = np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
+    return np.maximum(whole - real, 0)
 
 
 def _divisions(extent: int, limit: int) -> Array:
@@ -360,6 +419,9 @@ def _estimate(
     moved = inputs * (1.0 if problem.input_transform else problem.expansion) * (1 - 1 / o)
     exchange_in = moved / np.where(o % 2 == 0, 8, 4)
     exchange_weights = weights * (1 - 1 / f) / 4
+    if method == "slic":  # what it reads between and around its inputs
+        padding = padding_elements(problem, method, height, rows, width, ins, groups)
+        exchange_in = exchange_in + padding * item / np.where(o % 2 == 0, 8, 4)
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     outputs = rows * width * outs * groups  # without padding
     finishing = np.zeros(rows.shape)
@@ -373,7 +435,8 @@ def _estimate(
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    once = _ordering_cycles(problem, used, item)
+    atom = atom_bytes(problem, unit, method, height, "input")
+    once = _ordering_cycles(problem, used, item, atom)
     zeros = _zeros(problem, height, width, ins, outs, groups) * item
     cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
@@ -393,15 +456,18 @@ def _zeros(
     return rows * groups * ins * (problem.kernel[1] * outs + width)
 
 
-def _ordering_cycles(problem: Problem, used: Array, item: int) -> Array:
+def _ordering_cycles(problem: Problem, used: Array, item: int, atom: int) -> Array:
     """Estimated cycles of putting expanded operands, and results, in order.
 
-    Each of ``used`` tiles has its part ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
+    Each of ``used`` tiles has its part ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate);
+    of inputs in atoms of ``atom`` bytes what that takes, if it is more.
     """
     cycles = np.zeros(used.shape)
     if problem.input_transform:
         weights = problem.groups * problem.in_channels * problem.out_channels * problem.taps
-        cycles += ceil_div(problem.inputs + weights, used) * item * REORDERED
+        coarse = ceil_div(problem.inputs + weights, used) * item * REORDERED
+        each = ceil_div(problem.inputs, used) * item
+        cycles += np.maximum(coarse, each / 4 + transform_cycles(each, atom))
     results = problem.groups * problem.segments * problem.width * problem.out_channels
     return cycles + ceil_div(results, used) * item * problem.output_copy
 
@@ -754,8 +820,34 @@ class _ProductSteps:
             self.problem, self.splits.method, share.segments, share.width, ins, share.groups
         )
 
+    def _padding_elements(self) -> Array:
+        share, splits = self.share, self.splits
+        extents = share.segments, share.width, share.ins, share.groups
+        return padding_elements(self.problem, splits.method, splits.filter_height, *extents)
+
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
+
+    def atom(self, what: str) -> int:
+        """Bytes of the input, or of the weights, that lie together as the vertex wants them."""
+        method, height = self.splits.method, self.splits.filter_height
+        return atom_bytes(self.problem, self.unit, method, height, what)
+
+    def turned_atom(self, what: str) -> int:
+        """The same of an operand that is transposed first.
+
+        Groups of a dimension divide its extent. popops transposes none that are not whole grains of
+        8 bytes: they are copied piece by piece ([PL, lib/popops/Rearrange.cpp],
+        getMinimumRegroupGrainSize; [PL, lib/poplin/Convolution.cpp], regroupIfBeneficialForPlan).
+        """
+        problem, atom = self.problem, self.atom(what)
+        if self.splits.method in ("slic", "vmac") or problem.input_transform:
+            return atom
+        if what == "weight":
+            extent = problem.out_channels
+        else:
+            extent = problem.segments if problem.taps == problem.width == 1 else CHANNEL_RUN
+        return gcd(atom, extent * self.unit.item_bytes, GRAIN_BYTES)
 
     def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
         """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
@@ -768,8 +860,9 @@ class _ProductSteps:
         item = self.unit.item_bytes
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
-        if turned and not in_place and not _repeats(build, inputs):
-            _turn(build, f"{name}/transpose inputs", source, self.half)
+        turned = turned and not _repeats(build, inputs)
+        if turned and not in_place:
+            _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
         first = build.next
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
@@ -777,17 +870,19 @@ class _ProductSteps:
             lying = self._put_in_order("inputs", total, slices, lying, expand)
             in_place, arriving = True, arriving if not expand else slices * item
         even = splits.outs % 2 == 0
+        zeros = self._padding_elements() * item
         if in_place:
             home = np.minimum(lying, arriving)
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
-            build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+            received = arriving - home + zeros
+            build.exchange(f"{name}/inputs", received, home, peers, even)
             here = (arriving == home) & (self.padded_inputs == slices)
             gathered = self.padded_inputs - self._whole_inputs_here(slices)
         else:
             # split outputs take the same inputs, which are sent once
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
-            build.exchange(f"{name}/inputs", arriving, lying, peers, even)
+            build.exchange(f"{name}/inputs", arriving + zeros, lying, peers, even)
             here = np.zeros(build.tiles, bool)
             gathered = self.padded_inputs
         return first, np.where(here, 0, gathered * item)
@@ -828,7 +923,9 @@ class _ProductSteps:
         )
         if expand:
             kind = f"popops::Transpose2D<{self.half}>"
-            build.compute(f"{name}/expand {what}", kind, rearrange_cycles(elements))
+            build.compute(
+                f"{name}/expand {what}", kind, transform_cycles(nbytes, self.atom("input"))
+            )
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
         return nbytes
 
@@ -844,8 +941,15 @@ class _ProductSteps:
         source, in_place = _operand(build, weights, self._about("weight"), stored)
         wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
-        if turned and not in_place and not _repeats(build, weights):
-            _turn(build, f"{self.name}/transpose weights", source, self.half)
+        turned = turned and not _repeats(build, weights)
+        if turned and not in_place:
+            _turn(
+                build,
+                f"{self.name}/transpose weights",
+                source,
+                self.half,
+                self.turned_atom("weight"),
+            )
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):
             lying = self._put_in_order("weights", source.elements, stored, lying)
@@ -961,11 +1065,12 @@ def _repeats(build: Builder, which: int | Operand) -> bool:
     return isinstance(which, int) and any(expanded(build.spec.operands[which]))
 
 
-def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
+def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> None:
     """Append the transposition of an operand on the tiles that hold it."""
     held = spread_of(source, build.tiles).elements
-    step = build.compute(name, f"popops::Transpose2D<{half}>", rearrange_cycles(held))
-    build.hold(name, held * source.item_bytes, step, step + 1)
+    nbytes = held * source.item_bytes
+    step = build.compute(name, f"popops::Transpose2D<{half}>", transform_cycles(nbytes, atom))
+    build.hold(name, nbytes, step, step + 1)
 
 
 def _operand(

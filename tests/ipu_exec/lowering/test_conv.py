@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_exec.lowering import amp, conv, lower, product
+from ipu_exec.lowering import amp, conv, costs, lower, product
 from ipu_exec.lowering.conv import Geometry, forward_problem
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
@@ -319,3 +319,31 @@ def test_the_memory_bound_doubles_until_it_is_twice_a_tile() -> None:
     tile = TARGETS["mk2"].bytes_per_tile
     assert bounds[:-1] == pytest.approx([tile * 0.1 * 2**k for k in range(6)])
     assert bounds[-1] == float("inf")
+
+
+@pytest.mark.parametrize(("atom", "cycles"), [(32, 1038), (4, 3787), (2, 5858), (6, 5858)])
+def test_putting_in_order_takes_poplibs_regression(atom: int, cycles: int) -> None:
+    """1,024 bytes: 587 and 451, 3,200 or 5,271 cycles; nothing for nothing."""
+    nbytes = np.array([1024, 0])
+    assert costs.transform_cycles(nbytes, atom).tolist() == [cycles, 0]
+
+
+def gradient_of_depthwise(stride: int) -> int:
+    """Cycles of the gradient of an input of 256 channels, 28 x 28, that SLIC computes."""
+    outs = 28 // stride
+    grad, data = (
+        tensor(4, 256, outs, outs, dtype="float16"),
+        tensor(4, 256, 28, 28, dtype="float16"),
+    )
+    weight = tensor(256, 1, 3, 3, dtype="float16", role="weight")
+    args = (grad, data, weight, None, (stride,) * 2, (1, 1), (1, 1), False, (0, 0), 256)
+    mask = (True, False, False)
+    plan = lower(op("aten.convolution_backward.default", (*args, mask), data, None, None), MK2)
+    assert "slic" in plan.note
+    steps = [step for step in plan.steps if step.name.endswith("/convolve")]
+    return int(sum(step.cycles.max() for step in steps if isinstance(step, Compute)))
+
+
+def test_slic_multiplies_the_zeros_that_a_stride_leaves() -> None:
+    """Its inputs are padded out, so that a stride saves it nothing."""
+    assert gradient_of_depthwise(2) == gradient_of_depthwise(1)

@@ -9,9 +9,10 @@ import pytest
 
 from ipu_exec.lowering import amp, lower
 from ipu_exec.lowering.durations import plan_cycles, step_cycles
+from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.machine import TARGETS, Machine
-from tests.operands import MK2, op, tensor
+from tests.operands import MK2, computes, op, tensor
 from tests.paths import DATA
 
 BOW = Machine(TARGETS["bow"], 1472)
@@ -185,3 +186,17 @@ def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
     )
     bias = next(step for step in plan.steps if step.name == "linear/bias")
     assert isinstance(bias, Exchange) and 0 < bias.bytes_in.max() <= 4 * 8
+
+
+def transposition(rows: int) -> int:
+    """Cycles of transposing [rows, 256] by [256, 256]: the left one lies column by column."""
+    left = tensor(rows, 256, dtype="float16", strides=(1, rows))
+    left = replace(left, layout=linear_layout(left, 1472))
+    right = tensor(256, 256, dtype="float16")
+    plan = lower(op("aten.mm.default", (left, right), tensor(rows, 256, dtype="float16")), MK2)
+    return int(computes(plan)["mm/transpose weights"].cycles.max())
+
+
+def test_what_is_in_no_whole_groups_is_copied_element_by_element() -> None:
+    """196 and 200 rows are groups of 4 halves, 197 are none: 10 cycles an element."""
+    assert transposition(196) <= transposition(200) < transposition(197) / 1.5
