@@ -40,7 +40,6 @@ def section(profiles: dict[str, Path]) -> list[str]:
     for name, path in profiles.items():
         with tempfile.TemporaryDirectory() as folder:
             times_of[name] = opening(path, Path(folder)), opening(path, Path(folder))
-    base = next(iter(profiles))
     heads = [f"{name}: first / kept | answer" for name in profiles]
     lines = [
         TITLE,
@@ -52,12 +51,16 @@ def section(profiles: dict[str, Path]) -> list[str]:
         f"| page: what | {' | '.join(heads)} |",
         f"| --- |{' ---: | ---: |' * len(profiles)}",
     ]
-    for what in times_of[base][0]:
+    every = dict.fromkeys(what for first, _ in times_of.values() for what in first)
+    for what in every:
         cells = []
         for first, shown in times_of.values():
+            if what not in first or what not in shown:  # a page without it, as without a pipeline
+                cells += ["", ""]
+                continue
             cells.append(f"{first[what][0] * 1e3:.0f} / {shown[what][0] * 1e3:.0f}")
             cells.append(f"{shown[what][1] / 1e3:.0f}")
-        if any(first[what][0] >= 1e-3 for first, _ in times_of.values()):
+        if any(first.get(what, (0.0, 0))[0] >= 1e-3 for first, _ in times_of.values()):
             lines.append(f"| {what} | {' | '.join(cells)} |")
     sums = []
     for first, shown in times_of.values():

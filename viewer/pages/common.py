@@ -16,7 +16,7 @@ import dash_ag_grid as dag
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report
+from profiler import Report, units
 from profiler.report import PREDICTED_NOTE
 from viewer.figures import theme as themes
 from viewer.figures.theme import Theme
@@ -274,7 +274,9 @@ def ipu_choice(view: View) -> Children:
     options = []
     for ipu in range(count):
         here = [str(stage) for stage in stages.loc[stages["ipu"] == ipu, "stage"]]
-        options.append((str(ipu), f"{ipu} · stage {', '.join(here)}" if here else str(ipu)))
+        several = "stages" if len(here) > 1 else "stage"
+        named = units.listed(here, _MOST_STAGES_NAMED)
+        options.append((str(ipu), f"{ipu} · {several} {named}" if here else str(ipu)))
     return choice(view, "ipu", "IPU", options, "0")
 
 
@@ -431,6 +433,7 @@ def failure(error: BaseException) -> Children:
 # -- tables ---
 
 
+_MOST_STAGES_NAMED = 4  # of an IPU in a choice
 _ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
 _ROOM_FOR_A_BUTTON = 150
 

@@ -168,7 +168,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
         vertices = common.table(
-            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme
+            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme, height=360
         )
         return (
             _facts(report, ipu, on),
