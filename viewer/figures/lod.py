@@ -10,6 +10,7 @@ int64; nothing loops over slices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor
 
 import numpy as np
 
@@ -40,8 +41,9 @@ class Pieces:
 
 def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice:
     """Positions of the slices that overlap ``[low, high]``. Slices are sorted and disjoint."""
-    first = int(np.searchsorted(end, low, side="right"))
-    return slice(first, max(first, int(np.searchsorted(start, high, side="left"))))
+    # whole numbers, as the slices have: else numpy makes all of them floats first
+    first = int(np.searchsorted(end, floor(low), side="right"))
+    return slice(first, max(first, int(np.searchsorted(start, ceil(high), side="left"))))
 
 
 def pieces(
@@ -157,7 +159,9 @@ class Rows:
         if not 0 <= row < len(self):
             return -1
         here = self.of(row)
-        position = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
+        position = (
+            here.start + int(np.searchsorted(self.start[here], floor(time), side="right")) - 1
+        )
         return position if position >= here.start and self.end[position] > time else -1
 
     def only(self, wanted: np.ndarray) -> Rows:
