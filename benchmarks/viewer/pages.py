@@ -18,6 +18,14 @@ TITLE = "## Real models: what the server takes for each page"
 Times = dict[str, tuple[float, int]]  # "page: callback" -> CPU seconds, bytes of the answer
 
 
+def with_section(page: str, lines: list[str]) -> str:
+    """A Markdown page with a section in place of the one of the same title, or at its end."""
+    title = lines[0]
+    before, _, after = page.partition(f"{title}\n")
+    _, heading, behind = after.partition("\n## ")
+    return "\n".join([before.rstrip(), "", *lines]) + (f"## {behind}" if heading else "")
+
+
 def opening(path: Path, cache: Path) -> Times:
     """Measure a viewer that is started now, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.viewer.pages", str(path)]

@@ -1,8 +1,9 @@
 """CPU time of the viewer's server for zooms and moves of the trace, and for an older viewer's.
 
 ``python -m benchmarks.viewer.zooms --against COMMIT`` asks this checkout's viewer and the one of a
-commit for the same windows of the same profile (10^6 slices), one process each, and prints the
-figures' CPU time. A loaded machine does not change it much, where a clock would say little.
+commit for the same windows of the same profile (10^6 slices), one process each, and writes the
+figures' CPU time to docs/viewer-performance.md. A loaded machine does not change it much, where a
+clock would say little.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MICRO_BATCHES, ITERATIONS = 1000, 10  # about 10^6 slices
 ZOOMS, MOVES = 64, 32
+TITLE = "## Zooms and moves: what the server takes"
 _UPDATE = "/_dash-update-component"
 _HERE = {"path": "/trace", "search": "?span=call", "theme": "light", "width": 1148}
 
@@ -159,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure both, and print a table."""
     import numpy as np
 
+    from benchmarks.viewer.pages import with_section
     from tests.synthetic import synthetic_profile
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer.zooms", description=__doc__)
@@ -179,13 +182,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             steps_per_body=12,
             runs=1,
         )
-        print("| viewer | CPU of a figure, median | p95 |\n| --- | ---: | ---: |")
-        for name, checkout in ((args.against, old), ("this checkout", ROOT)):
+        rows = []
+        for name, checkout in ((f"`{args.against}`", old), ("this viewer", ROOT)):
             cache = folder / f"cache of {checkout.name}"
             cache.mkdir()
             times = _asked(checkout, profile, cache)
             middle, most = np.median(times), np.percentile(times, 95)
-            print(f"| {name} | {middle:.1f} ms | {most:.1f} ms |", flush=True)
+            rows.append(f"| {name} | {middle:.1f} ms | {most:.1f} ms |")
+    lines = [
+        TITLE,
+        "",
+        f"By `python -m benchmarks.viewer.zooms --against {args.against}` (the commit before the"
+        f" timeline): CPU that the server takes for the figure of each of {ZOOMS} zooms and {MOVES}"
+        " moves of the trace of 10^6 slices, in one run. What the browser shows meanwhile is what"
+        " is there, stretched, in its next frame.",
+        "",
+        "| viewer | median | p95 |",
+        "| --- | ---: | ---: |",
+        *rows,
+        "",
+    ]
+    print("\n".join(lines))
+    page = ROOT / "docs" / "viewer-performance.md"
+    page.write_text(with_section(page.read_text(), lines))
     return 0
 
 
