@@ -629,6 +629,7 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
             "font": {"size": 11, "color": theme.limit},
             "xanchor": "left",  # the toolbar is on the right
             "x": 0,
+            "xshift": 4,
             "yanchor": "bottom",
         },
         **where,

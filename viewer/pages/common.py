@@ -462,11 +462,13 @@ def table(
     height: int | None = None,
     row_id: str = "",
     sortable: bool = True,
+    filled_later: bool = False,
 ) -> Children:
     """A table that can be sorted and filtered.
 
-    Numbers are divided by their column's ``scale`` for display. ``row_id`` names the column that
-    identifies rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
+    Its ``height``, pixels, is less where its rows are few, unless it is ``filled_later``. Numbers
+    are divided by their column's ``scale`` for display. ``row_id`` names the column that identifies
+    rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
     """
     definitions = []
     for column in columns:
@@ -508,7 +510,7 @@ def table(
     }
     if height is None:
         options["domLayout"] = "autoHeight"
-    else:  # no higher than its rows; three have room for the words that there are none
+    elif not filled_later:  # no higher than its rows; three have room for words that there are none
         height = min(
             height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
         )
