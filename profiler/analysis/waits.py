@@ -19,6 +19,7 @@ _WORK = {
     "exchange on chip": "exchanges between its tiles",
     "sync": "synchronises its tiles",
     "stash": "stashes and restores activations",
+    "collective over shards": "exchanges with the IPUs that share its tensors",
 }
 _MOST_TENSORS = 2
 # What all IPUs share, so that it does not matter which of them waits.
