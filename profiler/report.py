@@ -531,9 +531,9 @@ class Report:
 
     def step_count(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> int:
         """The number of rows that `steps` would have, which it refuses above `MAX_SLICES`."""
-        tasks = self._tasks(run, ipu, iteration)
         return self._keep(
-            ("step count", run, ipu, iteration), lambda: trace.slice_count(tasks, self._bodies)
+            ("step count", run, ipu, iteration),
+            lambda: trace.slice_count(self._tasks(run, ipu, iteration), self._bodies),
         )
 
     def steps(

@@ -23,6 +23,8 @@ from profiler import ProfileError, kept, schema
 from viewer.profiles import Profiles
 
 LEAST_SECONDS = 0.015  # of the server's thread: what is quicker is answered anew
+LEAST_ON_DISK = 0.08  # ... and what is quicker than this only while the viewer runs
+_OTHERS = b'"sideUpdate"'  # in Dash's answers: what a callback set besides its outputs
 PREPARED = "ipuscope.prepared"  # in the environment of a request that no browser made
 MOST_BYTES = 96 << 20  # in memory
 _log = logging.getLogger(__name__)
@@ -54,12 +56,15 @@ class Answers:
                 self._remember(name, answer)
             return answer
 
-    def put(self, name: str, answer: bytes) -> None:
-        """Store an answer. Raises ProfileError if a file is gone."""
+    def put(self, name: str, answer: bytes, lasting: bool = True) -> None:
+        """Store an answer, on the disk too if it is ``lasting``.
+
+        Raises ProfileError if a file is gone.
+        """
         with self._lock:
             self.follow()
             self._remember(name, answer)
-            if self._kept is not None:
+            if lasting and self._kept is not None:
                 self._kept.put(name, answer)
 
     def _remember(self, name: str, answer: bytes) -> None:
@@ -112,18 +117,25 @@ def keep(app: Dash, profiles: Profiles) -> Answers:
         if name is None or response.status_code != 200 or not response.is_json:
             return response
         took = time.thread_time() - start
-        wanted = took >= LEAST_SECONDS or PREPARED in request.environ
-        if wanted and _lasting(response.get_json(silent=True)):
+        prepared = PREPARED in request.environ
+        answer = response.get_data()
+        if (took >= LEAST_SECONDS or prepared) and _whole(answer):
             with suppress(ProfileError):
-                answers.put(name, response.get_data())
+                answers.put(name, answer, prepared or took >= LEAST_ON_DISK)
         return response
 
     return answers
 
 
-def _lasting(answer: Any) -> bool:
+def _whole(answer: bytes) -> bool:
     """Whether an answer consists only of its outputs: a failure also sets others (`set_props`)."""
-    return isinstance(answer, dict) and set(answer) <= {"response", "multi"}
+    if _OTHERS not in answer:  # without reading a figure's megabyte again
+        return True
+    try:
+        said = json.loads(answer)
+    except ValueError:
+        return False
+    return isinstance(said, dict) and set(said) <= {"response", "multi"}
 
 
 def _name(body: Any) -> str | None:

@@ -247,8 +247,7 @@ def main() -> None:
         words = (word.partition("=") for word in args.pages)
         section = pages.section({name: find_profile(path) for name, _, path in words})
         print("\n".join(section))
-        before = PAGE.read_text().split(pages.TITLE)[0].rstrip()
-        PAGE.write_text("\n".join([before, "", *section]))
+        PAGE.write_text(pages.with_section(PAGE.read_text(), section))
         return
     results = []
     with tempfile.TemporaryDirectory() as folder:

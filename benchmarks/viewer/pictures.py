@@ -1,8 +1,9 @@
-"""Pictures of large profiles in docs/images: BERT-Large over 8 IPUs, and 64 stages on 256 IPUs.
+"""Pictures of large profiles in docs/images: BERT-Large on 8 IPUs, 64 stages and GPT-3 on 256.
 
 ``python -m benchmarks.viewer.pictures`` compiles both models, into a directory that it removes, and
 takes the pictures (`viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take profiles that
-are there already.
+are there already; ``--gpt3`` takes that of examples/gpt3_175b.py, whose compile is left to the
+caller.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from viewer.screenshots import find_browser, serving, take
 ROOT = Path(__file__).parents[2]
 BERT_LARGE = ("/", "/pipeline", "/trace", "/flame?layers=together")
 IPUS_256 = ("/", "/pipeline", "/trace")
+GPT3 = ("/", "/pipeline", "/trace?from=20000000000&to=20200000000")
 PATIENCE = 300_000  # ms for a page
 
 
@@ -47,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bert-large", type=Path, help="its profile, if it is there already")
     parser.add_argument("--ipus-256", type=Path, help="likewise")
+    parser.add_argument("--gpt3", type=Path, help="its profile; without, no picture of it")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images")
     args = parser.parse_args(argv)
     browser = find_browser()
@@ -55,10 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        wanted = (
+        wanted = [
             ("bert-large", args.bert_large or bert_large(folder / "bert-large"), BERT_LARGE),
             ("256-ipus", args.ipus_256 or ipus_256(folder / "bert-large-64-stages"), IPUS_256),
-        )
+            *([("gpt3", args.gpt3, GPT3)] if args.gpt3 else []),
+        ]
         for prefix, profile, paths in wanted:
             named = [(path, f"{prefix}-{_name(path)}") for path in paths]
             with open_report(profile) as report, serving(create_app(report)) as address:

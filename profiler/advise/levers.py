@@ -296,7 +296,9 @@ def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
     if levers.state:
         yield f"optimiser state {levers.state.replace('-', ' ')}", _location(levers.state)
     if levers.split is not None:
-        yield "another split", stages_line(costs, levers.split)
+        returns = len(set(levers.split.ipus)) < len(levers.split.ipus)
+        words = "another split, which comes back to an IPU for its tied weight"
+        yield words if returns else "another split", stages_line(costs, levers.split)
 
 
 def _location(state: str) -> str:

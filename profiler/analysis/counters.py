@@ -64,7 +64,8 @@ def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
     if not len(start):
         return np.zeros(len(edges) - 1)
     until = np.concatenate([[0.0], np.cumsum((end - start) * value.astype(np.float64))])
-    at = np.searchsorted(start, edges, side="right") - 1
+    # whole numbers, as slices have: else numpy makes all of them floats first
+    at = np.searchsorted(start, np.floor(edges).astype(np.int64), side="right") - 1
     inside = at.clip(0)
     part = (np.minimum(edges, end[inside]) - start[inside]) * value[inside]
     area = np.where(at >= 0, until[inside] + part, 0.0)
@@ -76,8 +77,8 @@ def most(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
     bins = len(edges) - 1
     if not len(start):
         return np.zeros(bins, dtype=np.int64)
-    first = np.searchsorted(end, edges[:-1], side="right")
-    last = np.searchsorted(start, edges[1:], side="left")
+    first = np.searchsorted(end, np.floor(edges[:-1]).astype(np.int64), side="right")
+    last = np.searchsorted(start, np.ceil(edges[1:]).astype(np.int64), side="left")
     padded = np.append(value, 0)
     bounds = np.stack([first, np.maximum(first, last)], axis=1).ravel().clip(0, len(value))
     peaks = np.maximum.reduceat(padded, bounds)[::2]

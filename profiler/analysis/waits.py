@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from profiler.analysis.critical_path import entries
 from profiler.enums import BodyTask
 from profiler.report import Report
@@ -20,14 +22,34 @@ _WORK = {
     "collective over shards": "exchanges with the IPUs that share its tensors",
 }
 _MOST_TENSORS = 2
+# What all IPUs share, so that it does not matter which of them waits.
+_SHARED = ("host I/O", "streaming memory", "collective over replicas")
+_NUMBER = r"(?<=[./_])\d+\b|(?<=[a-z])\d+(?=[./:])"  # of a layer, or of one of its operators
 
 
 def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
-    """The `entries` of a critical path with ``what``: a sentence on each. Most cycles first."""
+    """The `entries` of a critical path with ``what``: a sentence on each. Most cycles first.
+
+    Transfers to or from what all IPUs share, of tensors whose names differ in a layer's number
+    only, are one row: that of the longest, with the cycles and ``times`` of all.
+    """
     rows = entries(path)
     moved = dict(iter(report.moved_tensors.groupby("step")))
     rows.insert(0, "what", [_words(row, moved) for row in rows.itertuples(index=False)])
-    return rows
+    return _together(rows)
+
+
+def _together(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of transfers alike as one."""
+    shared = rows["cause"].isin(_SHARED).to_numpy()
+    alike = rows["what"].astype(str).str.replace(_NUMBER, "*", regex=True).to_numpy(dtype=object)
+    groups = rows.groupby(np.where(shared, alike, np.arange(len(rows)).astype(str)), sort=False)
+    merged, count = groups.first()[rows.columns], groups.size()
+    for name in ("cycles", "share", "times"):
+        merged[name] = groups[name].sum()
+    more = [f", and {others - 1} like it" if others > 1 else "" for others in count]
+    merged["what"] = merged["what"] + more
+    return merged.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def _words(row: Any, moved: dict[Any, pd.DataFrame]) -> str:

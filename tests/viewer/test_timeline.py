@@ -294,3 +294,19 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
     common.ipu_choice(fine)
     common.number_field(fine, "tile", "tile", 0, 15)
     assert fine.said == []
+
+
+@pytest.mark.parametrize(("later", "height"), [(True, "500px"), (False, "142px")])
+def test_a_table_that_is_filled_later_has_room_for_its_rows(later: bool, height: str) -> None:
+    """The program's tree has none at first, and hundreds then."""
+    none = pd.DataFrame({"name": []})
+    grid = common.table(
+        "grid",
+        none,
+        [common.Column("name", "name")],
+        LIGHT,
+        500,
+        sortable=False,
+        filled_later=later,
+    )
+    assert grid.style["height"] == height

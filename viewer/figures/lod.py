@@ -10,6 +10,7 @@ int64; nothing loops over slices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor
 
 import numpy as np
 
@@ -40,8 +41,9 @@ class Pieces:
 
 def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice:
     """Positions of the slices that overlap ``[low, high]``. Slices are sorted and disjoint."""
-    first = int(np.searchsorted(end, low, side="right"))
-    return slice(first, max(first, int(np.searchsorted(start, high, side="left"))))
+    # whole numbers, as the slices have: else numpy makes all of them floats first
+    first = int(np.searchsorted(end, floor(low), side="right"))
+    return slice(first, max(first, int(np.searchsorted(start, ceil(high), side="left"))))
 
 
 def pieces(
@@ -67,21 +69,12 @@ def pieces(
         return Pieces(none, none, none, none, none, none)
     pixel = max(finest * (high - low) / max(1, pixels), 1e-9)
     length = end - start
-    short = length < pixel
-    at = np.floor((start - low) / pixel).astype(np.int64)
-    breaks = np.empty(len(start), dtype=bool)
-    breaks[0] = True
-    gap = start[1:] > end[:-1]
-    breaks[1:] = (
-        ~short[1:] | ~short[:-1] | (at[1:] != at[:-1]) | (gap & (start[1:] - end[:-1] >= pixel))
-    )
-    first = np.flatnonzero(breaks)
-    group = np.cumsum(breaks) - 1
-    most = np.maximum.reduceat(length, first)
-    candidates = np.flatnonzero(length == most[group])
-    longest = candidates[np.searchsorted(group[candidates], np.arange(len(first)))]
+    first = _firsts(start, end, length, low, pixel)
     stop = np.append(first[1:], len(start))
-    colour, merged = code[longest], short[first]
+    most = np.maximum.reduceat(length, first)
+    candidates = np.flatnonzero(length == np.repeat(most, stop - first))
+    longest = candidates[np.searchsorted(candidates, first)]
+    colour, merged = code[longest], length[first] < pixel
     # neighbours of one colour, both made of short slices, become one
     joined = np.zeros(len(first), dtype=bool)
     joined[1:] = join & (
@@ -104,6 +97,27 @@ def pieces(
         longest[best] + window.start,
         stop[runs] - first[keep],
     )
+
+
+def _firsts(
+    start: np.ndarray, end: np.ndarray, length: np.ndarray, low: float, pixel: float
+) -> np.ndarray:
+    """The first slice of each piece: a long slice, or short ones that begin in one pixel.
+
+    Only short arrays but for a few comparisons of all slices.
+    """
+    slices, columns = len(start), floor((int(start[-1]) - low) / pixel) + 1
+    begins = [np.zeros(1, dtype=np.int64)]
+    if columns < slices:
+        edges = np.ceil(low + np.arange(columns) * pixel).astype(np.int64)
+        begins.append(np.searchsorted(start, edges))
+    else:
+        column = np.floor((start - low) / pixel)
+        begins.append(np.flatnonzero(column[1:] != column[:-1]) + 1)
+    long = np.flatnonzero(length >= pixel)
+    begins += [long, long + 1, np.flatnonzero(start[1:] - end[:-1] >= pixel) + 1]
+    firsts = np.unique(np.concatenate(begins))
+    return firsts[firsts < slices]
 
 
 def totals(
@@ -157,7 +171,9 @@ class Rows:
         if not 0 <= row < len(self):
             return -1
         here = self.of(row)
-        position = here.start + int(np.searchsorted(self.start[here], time, side="right")) - 1
+        position = (
+            here.start + int(np.searchsorted(self.start[here], floor(time), side="right")) - 1
+        )
         return position if position >= here.start and self.end[position] > time else -1
 
     def only(self, wanted: np.ndarray) -> Rows:
@@ -223,14 +239,21 @@ class Rows:
         """
         colour = self.code if code is None else code
         piece = np.repeat(np.arange(len(found)), found.count)
-        before = np.cumsum(found.count) - found.count
-        at = np.arange(len(piece)) - before[piece] + found.first[piece]
-        inside = np.minimum(self.end[at], found.end[piece]) - np.maximum(
-            self.start[at], found.start[piece]
-        )
+        behind = np.cumsum(found.count)
+        before = behind - found.count
+        if len(found) and np.array_equal(found.first, found.first[0] + before):
+            at: slice | np.ndarray = slice(int(found.first[0]), int(found.first[0]) + len(piece))
+        else:
+            at = np.arange(len(piece)) + np.repeat(found.first - before, found.count)
+        inside = (self.end[at] - self.start[at]).astype(np.float64)
+        # what a piece's ends, at the edges of a window, cut off its first and last slices
+        ends = behind - 1
+        np.subtract.at(inside, before, (found.start - self.start[found.first]).clip(0))
+        last = found.first + found.count - 1
+        np.subtract.at(inside, ends, (self.end[last] - found.end).clip(0))
         codes = int(colour[at].max(initial=0)) + 1
         cycles = np.bincount(
-            piece * codes + colour[at], weights=inside.clip(0), minlength=len(found) * codes
+            piece * codes + colour[at], weights=inside, minlength=len(found) * codes
         ).reshape(len(found), codes)
         share = cycles / np.maximum(1, found.end - found.start)[:, None]
         below = np.cumsum(share, axis=1) - share

@@ -34,6 +34,8 @@ def marked(
 
     Existing shapes and annotations of the figure are kept.
     """
+    if not marks and selection is None:
+        return figure
     shapes: list[Any] = list(figure.layout.shapes)
     notes: list[Any] = list(figure.layout.annotations)
     for at, mark in enumerate(marks[:MOST_MARKS]):

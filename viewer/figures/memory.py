@@ -26,6 +26,7 @@ KIB = 1024
 MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#d55e00"  # what is of the other of two profiles
+MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
@@ -162,6 +163,19 @@ def heat_map(
     return figure
 
 
+def extremes(values: np.ndarray, most: int) -> np.ndarray:
+    """Positions to draw a line through of at most ``most`` values: all of them where they are few.
+
+    Else of each of equal pieces its smallest and its largest value, in order.
+    """
+    if len(values) <= most:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
+    piece = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    order = np.lexsort((values, piece))
+    return np.unique([order[edges[:-1]], order[edges[1:] - 1]])
+
+
 def liveness(
     frame: pd.DataFrame,
     limit: int,
@@ -179,6 +193,13 @@ def liveness(
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09
     )
+    source = frame if tile is None else tile.assign(name=frame["name"])
+    column, drawn_name = (
+        ("max_tile_bytes", "fullest tile") if tile is None else ("total", "the tile")
+    )
+    largest = float(source[column].max())
+    source = source.iloc[extremes(source[column].to_numpy(), MOST_POINTS)]
+    frame = frame.iloc[extremes(frame["total"].to_numpy(), MOST_POINTS)]
     position = frame["position"].to_numpy()
     names = [plain(units.shortened(name)) for name in frame["name"]]
     always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
@@ -196,27 +217,25 @@ def liveness(
                 line={"width": 0, "shape": "hv", "color": colour},
                 fillcolor=colour,
                 stackgroup="live",
-                customdata=names,
-                hovertemplate="step %{x}: %{customdata}<br>"
+                # the name once: both are of the same step
+                customdata=names if values is rest else None,
+                hovertemplate=("step %{x}: %{customdata}<br>" if values is rest else "")
                 + label
                 + " %{y:.2f} MiB<extra></extra>",
             ),
             row=1,
             col=1,
         )
-    source = frame if tile is None else tile
-    column, name = ("max_tile_bytes", "fullest tile") if tile is None else ("total", "the tile")
-    which = frame["max_tile"] if tile is None else tile["tile"]
+    which = source["max_tile"] if tile is None else source["tile"]
+    words = [plain(units.shortened(name)) for name in source["name"]]
     figure.add_trace(
         go.Scatter(
             x=source["position"],
             y=source[column] / KIB,
-            name=name,
+            name=drawn_name,
             mode="lines",
             line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=np.stack(
-                [which.to_numpy().astype(str), np.array(names, dtype=object)], axis=1
-            ),
+            customdata=list(zip(which.tolist(), words, strict=True)),
             hovertemplate=(
                 "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
             ),
@@ -226,16 +245,17 @@ def liveness(
     )
     if other is not None:
         for row, part, unit in ((1, "total", MIB), (2, "max_tile_bytes", KIB)):
+            theirs = other.iloc[extremes(other[part].to_numpy(), MOST_POINTS)]
             figure.add_trace(
                 go.Scatter(
-                    x=other["position"],
-                    y=other[part] / unit,
+                    x=theirs["position"],
+                    y=theirs[part] / unit,
                     name="the other profile",
                     legendgroup="other",
                     showlegend=row == 1,
                     mode="lines",
                     line={"width": 1.5, "shape": "hv", "color": OTHER},
-                    customdata=[plain(units.shortened(name)) for name in other["name"]],
+                    customdata=[plain(units.shortened(name)) for name in theirs["name"]],
                     hovertemplate=(
                         "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
                     ),
@@ -243,7 +263,7 @@ def liveness(
                 row=row,
                 col=1,
             )
-    if to_limit or float(source[column].max()) > 0.7 * limit:
+    if to_limit or largest > 0.7 * limit:
         _limit(figure, limit, theme, row=2, col=1)
     figure.update_layout(
         theme.layout(
@@ -607,8 +627,9 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
         annotation={
             "text": f"a tile has {limit / KIB:,.0f} KiB",
             "font": {"size": 11, "color": theme.limit},
-            "xanchor": "right",
-            "x": 1,
+            "xanchor": "left",  # the toolbar is on the right
+            "x": 0,
+            "xshift": 4,
             "yanchor": "bottom",
         },
         **where,

@@ -16,7 +16,7 @@ import dash_ag_grid as dag
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report
+from profiler import Report, units
 from profiler.report import PREDICTED_NOTE
 from viewer.figures import theme as themes
 from viewer.figures.theme import Theme
@@ -274,7 +274,9 @@ def ipu_choice(view: View) -> Children:
     options = []
     for ipu in range(count):
         here = [str(stage) for stage in stages.loc[stages["ipu"] == ipu, "stage"]]
-        options.append((str(ipu), f"{ipu} · stage {', '.join(here)}" if here else str(ipu)))
+        several = "stages" if len(here) > 1 else "stage"
+        named = units.listed(here, _MOST_STAGES_NAMED)
+        options.append((str(ipu), f"{ipu} · {several} {named}" if here else str(ipu)))
     return choice(view, "ipu", "IPU", options, "0")
 
 
@@ -431,6 +433,7 @@ def failure(error: BaseException) -> Children:
 # -- tables ---
 
 
+_MOST_STAGES_NAMED = 4  # of an IPU in a choice
 _ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
 _ROOM_FOR_A_BUTTON = 150
 
@@ -459,11 +462,13 @@ def table(
     height: int | None = None,
     row_id: str = "",
     sortable: bool = True,
+    filled_later: bool = False,
 ) -> Children:
     """A table that can be sorted and filtered.
 
-    Numbers are divided by their column's ``scale`` for display. ``row_id`` names the column that
-    identifies rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
+    Its ``height``, pixels, is less where its rows are few, unless it is ``filled_later``. Numbers
+    are divided by their column's ``scale`` for display. ``row_id`` names the column that identifies
+    rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
     """
     definitions = []
     for column in columns:
@@ -505,7 +510,7 @@ def table(
     }
     if height is None:
         options["domLayout"] = "autoHeight"
-    else:  # no higher than its rows; three have room for the words that there are none
+    elif not filled_later:  # no higher than its rows; three have room for words that there are none
         height = min(
             height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
         )

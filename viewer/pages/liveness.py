@@ -231,11 +231,20 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the figure over time."""
     what = ("profile", "ipu", "run", "iteration")
 
-    def rows_of(profile: Any, ipu: Any, run: Any, iteration: Any) -> tuple[Report, int, Trace]:
+    def rows_of(*asked: Any) -> tuple[Report, int, Trace, timeline.Window]:
+        """The report, the IPU, its steps in time (in the window, if all are too many), the window.
+
+        The rows have tasks where a window has too many steps, too. ``asked``: the parameters
+        ``what``, from and to.
+        """
+        profile, ipu, run, iteration, low, high = asked
         report, chip = common.chosen(profiles, profile, ipu)
         at = timeline.run_of(report, run)
         which = timeline.iteration_of(report, at, iteration)
-        return report, chip, timeline.rows_of(profiles, report, at, which, chip, "flat")
+        rows = timeline.rows_of(profiles, report, at, which, chip, "flat")
+        window = common.window(low, high, rows.end)
+        part = timeline.rows_of(profiles, report, at, which, chip, "flat", window=window)
+        return report, chip, part, window
 
     @app.callback(
         Output("liveness-time", "figure"),
@@ -244,10 +253,15 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
     )
     def over_time(*values: Any) -> Any:
         *of, unit, low, high, marks, _, where = values
-        report, chip, rows = rows_of(*of)
+        report, chip, rows, window = rows_of(*of, low, high)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
-        window = common.window(low, high, rows.end)
-        tracks = timeline.tracks_of(profiles, report, rows, (*of, chip))
+        at = timeline.run_of(report, of[2])
+        which = timeline.iteration_of(report, at, of[3])
+        part = timeline.part_of(report, at, which, [chip], window)
+        if part is None:
+            words = "Counted by steps: zoom in on Pipeline or Execution trace to have them."
+            return counter_figures.nothing(words, theme)
+        tracks = timeline.tracks_of(profiles, report, rows, (*of, chip, part))
         whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
         figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
         marked(figure, timeline.marks_of(marks, rows.end), None, clock, theme)
@@ -257,11 +271,11 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output(common.param_id(NAME, "step"), "value", allow_duplicate=True),
         Input(common.param_id(NAME, "at"), "value"),
-        *(common.param_state(NAME, name) for name in what),
+        *(common.param_state(NAME, name) for name in (*what, "from", "to")),
         prevent_initial_call=True,
     )
     def clicked(at: Any, *of: Any) -> Any:
-        report, chip, rows = rows_of(*of)
+        report, chip, rows, _ = rows_of(*of)
         point = timeline.point_of(at)
         position_of_slice = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
         if position_of_slice < 0:
@@ -277,9 +291,7 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def these(clicks: Any, *values: Any) -> Any:
-        *of, low, high = values
-        report, chip, rows = rows_of(*of)
-        window = common.window(low, high, rows.end)
+        report, chip, rows, window = rows_of(*values)
         if not clicks or window is None:
             return ("", "") if clicks else (no_update, no_update)
         here = rows.rows.of(0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "memory"
+MOST_VARIABLES = 1000  # rows of the table
 _VARIABLES = (
     Column("name", "variable"),
     Column("category", "category", width=175),
@@ -167,7 +168,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
         vertices = common.table(
-            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme
+            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme, height=360
         )
         return (
             _facts(report, ipu, on),
@@ -234,15 +235,24 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
         .assign(bytes=size[size > 0])
         .sort_values("bytes", ascending=False, kind="stable")
     )
-    always = chosen["always_live"].to_numpy() != 0
+    largest = chosen.head(MOST_VARIABLES)
+    always = largest["always_live"].to_numpy() != 0
     lives = [
         "always" if forever else f"steps {start} to {stop - 1}"
-        for forever, start, stop in zip(always, chosen["start"], chosen["stop"], strict=True)
+        for forever, start, stop in zip(always, largest["start"], largest["stop"], strict=True)
     ]
-    frame = described(report, chosen).assign(
-        live=lives, region=np.where(chosen["interleaved"] != 0, "1", "0")
+    frame = described(report, largest).assign(
+        live=lives, region=np.where(largest["interleaved"] != 0, "1", "0")
     )
-    return common.table("memory-variable-table", frame, _VARIABLES, theme, height=360)
+    table = common.table("memory-variable-table", frame, _VARIABLES, theme, height=360)
+    if len(largest) == len(chosen):
+        return table
+    share = units.percent(float(largest["bytes"].sum() / chosen["bytes"].sum()))
+    words = (
+        f"The {len(largest):,} largest of {len(chosen):,}, {share} of their bytes;"
+        f" ipu-report tile --ipu {ipu} --tile {tile} --top 0 lists all."
+    )
+    return [html.P(words, className="note"), table]
 
 
 PAGE = Page("/memory", "Memory", layout, register, "Bytes of each tile, and what they are for")

@@ -65,6 +65,7 @@ def layout(view: View) -> Any:
                 height=560,
                 row_id="id",
                 sortable=False,
+                filled_later=True,
             ),
             note="Click a node to open or close it, or a step to see it below.",
         ),

@@ -228,7 +228,9 @@ def _numbers(report: Report, clock: Clock) -> Any:
         )
     if len(stages):
         name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
-        boxes.append((name, f"computes longest: {ratio:.2f} × the mean"))
+        which, _, of_it = name.partition(" (")
+        its = f", {of_it.removesuffix(')')}" if of_it else ""
+        boxes.append((which, f"computes longest: {ratio:.2f} × the mean{its}"))
     return html.Div(
         [
             *(html.Div([html.B(value), html.Span(words)]) for value, words in boxes),

@@ -231,7 +231,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         it = what_is_asked(profiles, *what, window=(low, high))
         window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
         if it.as_tasks():
-            return counter_figures.nothing("Counted by steps, which are not drawn here.", theme)
+            return counter_figures.nothing("Counted by steps: zoom in to have them.", theme)
         tracks = timeline.tracks_of(profiles, it.report, it.rows, it.drawn)
         left, tiles = figures.left_margin(it.rows), it.report.target.tiles_per_ipu
         whole = (it.rows.end, it.rows.origin, tiles)
