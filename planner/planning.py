@@ -177,7 +177,7 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
 # -- the script's own mapping ---
 
 
-def _allows(question: Question, mapping: Mapping) -> bool:
+def allows(question: Question, mapping: Mapping) -> bool:
     """Whether the question leaves room for a mapping; proportions are the script's to say."""
     fixed = question.fixed
     # in phases all stages save memory as the script's options say
@@ -206,7 +206,7 @@ def _allows(question: Question, mapping: Mapping) -> bool:
 
 def _begin_own(state: _State, mapping: Mapping | None) -> Iterator[Settled]:
     """The script's own mapping, compiled in full, if the question allows it."""
-    if mapping is None or not _allows(state.question, mapping):
+    if mapping is None or not allows(state.question, mapping):
         return iter(())
     state.wanted += 1
     state.tell("the script's own mapping")
@@ -485,7 +485,7 @@ def _in_phases(state: _State, keys: Sequence[Key], own: Mapping) -> None:
     """
     several = [replace(key, keeps=False) for key in keys if key.accumulates]
     several = list(dict.fromkeys(several))
-    allowed = _allows(state.question, own)
+    allowed = allows(state.question, own)
     if allowed:
         state.wanted += 1
         state.tell("the script's own mapping")

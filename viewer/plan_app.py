@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 
-from planner import Candidate, Plan
+from planner import Candidate, Mapping, Plan
 from planner.plan import SHARES
 from planner.words import table
 from profiler.units import per_second
@@ -24,6 +24,7 @@ _COLUMNS = (
     Column("t", "t", ",.0f", width=60),
     Column("p", "p", ",.0f", width=60),
     Column("r", "r", ",.0f", width=60),
+    Column("phases", "phases", ",.0f", width=90),
     Column("split", "Blocks a stage", width=230),
     Column("micro_batch", "micro-batch", ",.0f", width=110),
     Column("accumulation", "accumulation", ",.0f", width=120),
@@ -31,11 +32,14 @@ _COLUMNS = (
     Column("state", "optimiser state", width=150),
     Column("proportion", "proportion", ".3g", width=110),
     Column("samples_per_second", "samples/s, predicted", ",.0f", width=160),
-    Column("fullest_bytes", "fullest tile, KiB", ",.0f", width=140, scale=1024),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=140, scale=1024),
     Column("compute", "compute", ".0%", width=100),
     Column("bubble", "bubble", ".0%", width=100),
     Column("problem", "problem", width=160),
 )
+
+
+_MOST_STAGES = 32  # that are named
 
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
@@ -151,27 +155,36 @@ def _side(name: str, plan: Plan, position: int, path: str) -> Any:
 def facts_of(one: Candidate) -> list[tuple[str, str]]:
     """The properties of a mapping and its results, name by name."""
     mapping, came = one.mapping, one.obtained
-    stages = [
-        f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
-        + (f" … {stage.blocks[-1]}" if len(stage.blocks) > 1 else "")
-        + (", recomputes" if stage.recompute else "")
-        + (", state off chip" if stage.state_off_chip else "")
-        for number, stage in enumerate(mapping.stages)
-    ]
     rows = [
         ("samples a second", per_second(one.rate)),
         ("latency", f"{one.latency * 1e3:,.3f} ms"),
         ("cycles", _cycles(one)),
-        ("fullest tile", f"{one.fullest:,} of {one.limit:,} bytes ({one.memory})"),
+        ("largest extent", f"{one.fullest:,} of {one.limit:,} bytes ({one.memory})"),
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),
+        *([("phases", f"{mapping.phases}: {mapping.split}")] if mapping.in_phases else []),
         ("micro-batch", f"{mapping.micro_batch} x {mapping.accumulation}"),
         ("memory proportion", f"{mapping.proportion:g}" if mapping.proportion else "the script's"),
         ("recompute", mapping.recomputation),
         ("optimiser state", mapping.state),
         ("time", ", ".join(f"{name} {one.shares[name]:.1%}" for name in SHARES)),
-        ("stages", "; ".join(stages)),
+        ("stages", "; ".join(_stages(mapping))),
     ]
     return [*rows, ("problem", came.problem)] if came and came.problem else rows
+
+
+def _stages(mapping: Mapping) -> list[str]:
+    """Each stage in words; of many the first and the last."""
+    stages = [
+        f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
+        + (f" … {stage.blocks[-1]}" if len(stage.blocks) > 1 else "")
+        + (", recomputes" if stage.recompute else "")
+        + (", state off chip" if stage.state_off_chip and not mapping.in_phases else "")
+        for number, stage in enumerate(mapping.stages)
+    ]
+    if len(stages) <= _MOST_STAGES:
+        return stages
+    half = _MOST_STAGES // 2
+    return [*stages[:half], f"… {len(stages) - 2 * half} more", *stages[-half:]]
 
 
 def _cycles(one: Candidate) -> str:
@@ -192,7 +205,8 @@ def command_of(plan: Plan, one: Candidate, path: str) -> str:
         "t": mapping.shards,
         "p": mapping.pipeline,
         "r": mapping.replicas,
-        "rts": "yes" if mapping.in_parts else "no",
+        **({"phases": mapping.phases} if mapping.in_phases else {}),
+        **({} if mapping.in_phases else {"rts": "yes" if mapping.in_parts else "no"}),
     }
     words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
     proportion = [f"--proportions {mapping.proportion:g}"] if mapping.proportion else []

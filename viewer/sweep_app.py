@@ -27,7 +27,7 @@ _MEASURES = (
     Column("ipus", "IPUs", ",.0f", width=90),
     Column("samples_per_second", "samples/s", ",.2f", width=130),
     Column("cycles", "cycles", ",.0f", width=140),
-    Column("fullest_bytes", "fullest tile, KiB", ",.0f", width=150, scale=1024),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=150, scale=1024),
     Column("problem", "problem", least=160),
 )
 

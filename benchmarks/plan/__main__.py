@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from benchmarks.plan.brute_force import compile_all, random_case
+from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
 from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=4, help="of a model, at the most")
     parser.add_argument("--ipus", type=int, default=4, help="at the most")
     parser.add_argument("--seed", type=int, default=100, help="of the first model")
+    parser.add_argument("--shared", action="store_true", help="t is a dimension, too")
+    parser.add_argument("--most", type=int, default=0, help="mappings compiled, drawn at random")
+    parser.add_argument("--fix", action="append", default=[], help="what must be so, as p=4")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if args.public is not None:
@@ -40,7 +43,8 @@ def main() -> int:
     print("| ---: | ---: | ---: | ---: | --- | --- | ---: | ---: |")
     worse = 0
     for seed in range(args.seed, args.seed + args.brute_force):
-        worse += _compared(seed, args.blocks, args.ipus)
+        case = random_case(seed, args.blocks, args.ipus, args.shared, tuple(args.fix))
+        worse += _compared(seed, case, args.most)
     return worse
 
 
@@ -76,13 +80,12 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
     return worse
 
 
-def _compared(seed: int, blocks: int, ipus: int) -> bool:
+def _compared(seed: int, case: Case, most: int) -> bool:
     """Print a model's row and return whether some mapping is better than the plan."""
-    case = random_case(seed, blocks, ipus)
     times = [time.process_time()]
     best = case.plan().best
     times.append(time.process_time())
-    every = compile_all(case.call(), case.asked())
+    every = compile_all(case.call(), case.asked(), most, seed)
     times.append(time.process_time())
     least, mapping = every.best()
     came = best.obtained
