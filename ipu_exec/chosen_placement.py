@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from ipu_exec.errors import Error
@@ -26,6 +27,9 @@ NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no pr
 where module returns its loss last, in place of zero_grad, backward and step"""
 
 
+_MOST_LINES = 8  # of a compile's error that are repeated
+
+
 def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     """The path of a placement of the script's Blocks, or of its model's layers, on that many IPUs.
 
@@ -34,6 +38,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     """
     from profiler import ProfileError, open_report
     from profiler.rebalance import Costs
+    from profiler.rebalance.refusal import nearest_in_words
 
     folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
     atexit.register(folder.cleanup)
@@ -42,9 +47,13 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
         with open_report(profile) as report:
             costs = Costs.from_report(report)
             modules = list(report.options.get("proposedBlocks", ()))
-        split = quickest(costs, ipus)
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
+    try:
+        split = quickest(costs, ipus)
+    except ValueError as error:
+        near = nearest_in_words(costs, range(ipus))
+        raise Error(f"--num-ipus {ipus}: {error}{near}") from error
     if split.prediction.problems:
         samples = costs.samples * costs.micro_batches
         raise Error(
@@ -74,8 +83,15 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
             return path
     if NOTHING_WRAPPED in process.stderr:
         raise Error(f"--num-ipus {ipus}: {program} {NOTHING_WRAPPED}")
-    last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-    raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {last}")
+    why = _last_words(process.stderr) or "it compiled no model"
+    raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {why}")
+
+
+def _last_words(stderr: str) -> str:
+    """The message of an exception behind its traceback, whose lines are indented."""
+    backwards = reversed(stderr.strip().splitlines())
+    last = takewhile(lambda line: not line.startswith(" "), backwards)
+    return "\n".join(reversed([*islice(last, _MOST_LINES)]))
 
 
 def quickest(costs: Costs, ipus: int) -> Split:

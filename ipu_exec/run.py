@@ -251,8 +251,6 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
     if args.placement is not None:
         load_stages(args.placement)
         os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
-    if args.num_ipus is not None:
-        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
     if args.levers is not None:
         parse_levers(args.levers)
         os.environ[LEVERS_VARIABLE] = args.levers
@@ -260,6 +258,8 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
     if args.lenient:
         os.environ[LENIENT_VARIABLE] = "1"
+    if args.num_ipus is not None:  # its compile has the levers and the leniency from above
+        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
     if args.profile_dir is not None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 

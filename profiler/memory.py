@@ -225,14 +225,17 @@ def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int
 
     Rows are (category, role, bytes, bytes on the fullest tile).
     """
-    rows = []
+    import pandas as pd
+
     live = variables.live(step)
-    kinds = {
-        (category, role)
-        for category, role in zip(variables.category[live], variables.role[live], strict=True)
-    }
-    for category, role in sorted(kinds):
-        mask = live & (variables.category == category) & (variables.role == role)
-        tiles = liveness.total(variables.vectors, variables.vector[mask])
-        rows.append((category, role, int(tiles.sum()), int(tiles.max(initial=0))))
+    (category, categories), (role, roles) = (
+        pd.factorize(names[live]) for names in (variables.category, variables.role)
+    )
+    vector, kind = variables.vector[live], category * len(roles) + role
+    rows = []
+    for one in np.unique(kind).tolist():
+        tiles = liveness.total(variables.vectors, vector[kind == one])
+        names = str(categories[one // len(roles)]), str(roles[one % len(roles)])
+        rows.append((*names, int(tiles.sum()), int(tiles.max(initial=0))))
+    rows.sort()
     return sorted(rows, key=lambda row: -row[2])

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +23,7 @@ import numpy as np
 
 from profiler import integrity, liveness, records, trace
 from profiler.columns import Check, Columns
+from profiler.executed import Executed, Named, Spent, spent
 from profiler.liveness import Peaks, Totals, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+Ipus = Sequence[int] | np.ndarray
 
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 # Columns of steps and variables that are asked for together.
@@ -84,8 +86,10 @@ def number(said: Mapping[str, Any], key: str, default: float) -> float:
 class Report:
     """An open profile. It is a context manager and may be used from several threads."""
 
+    _opens: type[Reader] = Reader
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._reader = Reader(path)
+        self._reader = self._opens(path)
         self.path: Path = self._reader.path
         self._lock = threading.RLock()
         self._columns: dict[type[Any], Columns] = {}
@@ -588,6 +592,84 @@ class Report:
 
         return self._remember(("steps", run, ipu, iteration), make)
 
+    def executed(
+        self,
+        run: int = 0,
+        ipus: Ipus | None = None,
+        iteration: int | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> Executed:
+        """Executed steps as numbers, in the order of `steps`, many times as fast.
+
+        ``ipus`` None: all. ``window``: only tasks that are not over before its first cycle and
+        begin before its last, on the clock shared by all runs.
+        """
+        tasks = self._tasks(run, ipus, iteration)
+        if window is not None:
+            tasks = tasks.where((tasks.end > window[0]) & (tasks.start < window[1]))
+        return Executed.of(tasks, self._slices(tasks), self._named)
+
+    def extent(
+        self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
+    ) -> tuple[int, int]:
+        """The first and the last cycle of the tasks of IPUs; (0, 0) where there are none."""
+        tasks = self._tasks(run, ipus, iteration)
+        if not len(tasks):
+            return 0, 0
+        return int(tasks.start.min()), int(tasks.end.max())
+
+    def executed_count(
+        self,
+        run: int,
+        ipus: Ipus | None,
+        iteration: int | None,
+        window: tuple[float, float],
+    ) -> int:
+        """The number of slices that `executed` would give of a window."""
+        tasks = self._tasks(run, ipus, iteration)
+        tasks = tasks.where((tasks.end > window[0]) & (tasks.start < window[1]))
+        return trace.slice_count(tasks, self._bodies)
+
+    def spent(
+        self,
+        run: int = 0,
+        ipus: Ipus | None = None,
+        iteration: int | None = None,
+        window: tuple[float, float] = (-np.inf, np.inf),
+    ) -> Spent:
+        """Cycles of the executed steps of IPUs between two cycles, exactly, by step and kind.
+
+        Without what I/O tiles run beside other work. Arguments as for `executed`.
+        """
+        tasks = self._tasks(run, ipus, iteration)
+        try:
+            return spent(tasks, self._bodies, self._named, *window, without=records.BESIDE)
+        except ValueError as error:
+            raise self._reader.damaged(str(error)) from error
+
+    @cached_property
+    def _named(self) -> Named:
+        """What bodies run: steps, then bodies, which a wait is named by."""
+        import pandas as pd
+
+        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        at = np.repeat(np.arange(len(bodies.count)), bodies.count)
+        order = np.argsort(step["id"], kind="stable")
+        row = self._found(bodies.step, step["id"], order, "a body has the step")
+        row = order[row] if len(order) else row
+        own = len(order) + at
+        whole = body["kind"] != "task"
+        kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
+        kind, kinds = pd.factorize(np.concatenate([self._step_kinds, kind_of_body]))
+        what = np.where(bodies.step < 0, own, row)
+        return Named(
+            np.concatenate([step["name"], body["name"]]),
+            kind.astype(np.int64),
+            tuple(map(str, kinds)),
+            what,
+            kind[np.where(whole[at] if len(at) else False, own, what)].astype(np.int64),
+        )
+
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
         """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
 
@@ -780,6 +862,23 @@ class Report:
 
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
+    def live_bytes(self, ipu: int) -> np.ndarray:
+        """``total`` of `liveness` alone, without a look at any tile: int64[step], bytes."""
+
+        def make() -> np.ndarray:
+            sums = self._variable_vectors[2]
+            moving = variables.intervals
+            lives = moving.start < moving.stop
+            size = sums[moving.vector[lives]]
+            changes = np.zeros(variables.steps + 1, dtype=np.int64)
+            np.add.at(changes, moving.start[lives].clip(0, variables.steps), size)
+            np.add.at(changes, moving.stop[lives].clip(0, variables.steps), -size)
+            total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
+            return total
+
+        variables = self._ipu(ipu)
+        return self._keep(("live bytes", ipu), make)
+
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
         """Variables live at a program step (by position), largest first.
 
@@ -967,12 +1066,12 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return int(self._run_columns["cycle_start"][run]) + int(iteration) * cycles
 
-    def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
+    def _tasks(self, run: int, ipus: int | Ipus | None, iteration: int | None) -> Tasks:
         at = self._trace_of(run)
         one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
-        if ipu is not None:
-            one = one.where(one.ipu == ipu)
+        if ipus is not None:
+            one = one.where(np.isin(one.ipu, ipus))
         self._check_size(len(one) * len(iterations))
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))

@@ -71,9 +71,9 @@ class Tasks:
 
 def distinct(tasks: Tasks) -> tuple[Tasks, np.ndarray]:
     """The distinct tasks (those of one body with equal duration count once), and their counts."""
-    alike = np.stack([tasks.body, tasks.end - tasks.start], axis=1)
-    order = np.lexsort((alike[:, 1], alike[:, 0]))
-    differs = (np.diff(alike[order], axis=0) != 0).any(axis=1)
+    body, length = tasks.body, tasks.end - tasks.start
+    order = np.lexsort((length, body))
+    differs = (np.diff(body[order]) != 0) | (np.diff(length[order]) != 0)
     begins = np.flatnonzero(np.concatenate([[True], differs]))
     times = np.diff(np.append(begins, len(order)))
     return tasks.where(order[begins]), times
@@ -121,13 +121,15 @@ class Bodies:
 class Slices:
     """Steps running on IPUs.
 
-    ``task`` counts the tasks they were unrolled from; ``step`` is -1 for a wait.
+    ``task`` counts the tasks they were unrolled from, ``entry`` those of `Bodies`; ``step`` is -1
+    for a wait.
     """
 
     task: np.ndarray
     step: np.ndarray
     start: np.ndarray
     end: np.ndarray
+    entry: np.ndarray
 
 
 def slice_count(tasks: Tasks, bodies: Bodies) -> int:
@@ -154,7 +156,7 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     end[last] = tasks.end
     if (end < start).any():
         raise ValueError("a task ends before its last step begins")
-    return Slices(task, bodies.step[at], start, end)
+    return Slices(task, bodies.step[at], start, end, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]
     was missing. The search ends when no further gain is predicted.
     """
     from profiler import open_report
-    from profiler.advise import Basis, advise_on
+    from profiler.advise import advise_on, basis_of
 
     steps = [first]
     tried = {first.levers}
@@ -110,7 +110,7 @@ def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]
         if last.outcome.path is None:
             break
         with open_report(last.outcome.path) as compiled:
-            basis = Basis.of(compiled)
+            basis = basis_of(compiled)
             advised = advise_on(basis, samples)
             best = advised.together or next(iter(advised.single), None)
             if best is None or best.samples_per_second <= _most(steps):

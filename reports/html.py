@@ -129,7 +129,7 @@ def _sections(report: Report) -> list[Section]:
     if len(report.runs):
         lanes = pipeline.lanes(
             report.tasks(0, iteration=0),
-            report.steps(0, iteration=0),
+            report.executed(0, iteration=0),
             report.pipeline_cycles(0, 0),
             report.stages,
             fold=report.target.num_ipus > pipeline.FEW,

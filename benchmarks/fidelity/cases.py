@@ -372,6 +372,7 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     ),  # of one pass, or per convolution
     "total memory without gaps": memory_of("total"),
     "total memory without code": memory_of("without code"),
+    "total memory with vertex code": memory_of("with vertex code"),
     "fullest tile with gaps": memory_of("fullest tile"),
     "always live with code": memory_of("live with code"),
     "always live": memory_of("always live"),

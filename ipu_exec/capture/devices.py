@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 IPU = "ipu"
 _MOVES = ("to", "ipu", "type_as")  # of a tensor
+_DEVICE_OF = torch.Tensor.device.__get__  # what reading ``tensor.device`` calls
 _LEFT_ON_CPU = ("as_tensor", "from_numpy", "asarray")  # unlike torch.tensor [POPTORCH]
 
 
@@ -25,6 +26,7 @@ class Devices(TorchFunctionMode):
         super().__init__()
         self.named = False
         self._running: list[str] = []  # torch's functions, the outermost first
+        self._asked: dict[int, torch.Tensor] = {}
 
     @property
     def makes_on_cpu(self) -> bool:
@@ -34,8 +36,17 @@ class Devices(TorchFunctionMode):
         """
         return not self._running or self._running[-1] in _LEFT_ON_CPU
 
+    def was_asked(self, tensor: torch.Tensor) -> bool:
+        """Whether the model read where a tensor is, as one does that moves it where it has to be.
+
+        The answer differs from the IPU's tensors in PopTorch, and does not here.
+        """
+        return id(tensor) in self._asked
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func == _DEVICE_OF and type(args[0]) is torch.Tensor:
+            self._asked[id(args[0])] = args[0]
         name = getattr(func, "__name__", "")
         placed = name in _LEFT_ON_CPU and _is_anothers(kwargs.get("device"))
         self._running.append("tensor" if placed else name)
@@ -56,14 +67,24 @@ class Devices(TorchFunctionMode):
         if func.__name__ != IPU and not any(map(_is_ipu, asked)):
             # Where another tensor is; only what a script brings is a plain tensor in a capture.
             if type(tensor) is torch.Tensor and any(map(_is_anothers, asked)):
-                tensor = torch.ops.aten.lift_fresh.default(tensor)
+                tensor = _lifted(tensor)
             return func(tensor, *others, **kwargs)
         self.named = True
-        # A constant that the capture meets from here on.
-        moved = torch.ops.aten.lift_fresh.default(tensor)
+        moved = _lifted(tensor)
         others = [item for item in others if not _is_ipu(item)]
         kwargs = {name: item for name, item in kwargs.items() if not _is_ipu(item)}
         return moved.to(*others, **kwargs) if others or kwargs else moved
+
+
+def _lifted(tensor: torch.Tensor) -> torch.Tensor:
+    """A constant that the capture meets from here on.
+
+    Inside `torch.vmap`, as in Hugging Face's attention masks, what a function is given is a wrapper
+    around a tensor of the capture: that one is met already, and vmap has no rule for lifting it.
+    """
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return tensor
+    return torch.ops.aten.lift_fresh.default(tensor)
 
 
 def _is_anothers(item: Any) -> bool:

@@ -395,7 +395,7 @@ class Recorder(TorchDispatchMode):
     def _plain(self, item: Any, collected: _Arguments) -> Any:
         """An argument with its tensors as ValueRef; their values are added to ``collected``."""
         if isinstance(item, torch.Tensor):
-            if id(item) in self._on_cpu or (type(item) in _REAL and id(item) not in self._values):
+            if id(item) in self._on_cpu or self._comes_from_cpu(item):
                 self._left_on_cpu(item)
                 collected.on_cpu.append(item)
             collected.inputs.append(self.value(item))
@@ -405,6 +405,11 @@ class Recorder(TorchDispatchMode):
         if isinstance(item, _SETTINGS):
             return str(item).removeprefix("torch.")
         return item if isinstance(item, (int, float, bool, str, type(None))) else None
+
+    def _comes_from_cpu(self, tensor: torch.Tensor) -> bool:
+        """Whether PopTorch would meet a tensor here for the first time, and on the CPU."""
+        moved = self._devices is not None and self._devices.was_asked(tensor)
+        return type(tensor) in _REAL and id(tensor) not in self._values and not moved
 
     def _name_outputs(self, op: OpNode) -> None:
         """Name new storages by the operator that makes them."""

@@ -8,10 +8,12 @@ from ipu_exec import machine
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
+from ipu_exec.compiler.schedule import phases_of
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.measured import class_of, confidence
 from ipu_exec.lowering.operators import packet
 from profiler.enums import Direction
+from profiler.schedules import BACKWARD, FORWARD
 
 
 def header(executable: Executable) -> dict[str, Any]:
@@ -28,6 +30,7 @@ def header(executable: Executable) -> dict[str, Any]:
         **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),
         "across": executable.timeline.costs.across,
+        "phases": _phases(executable) if placement.phases else {},
         "cycle_error": cycle_error(executable),
     }
     blocks = len(executable.graph.blocks)
@@ -40,6 +43,21 @@ def header(executable: Executable) -> dict[str, Any]:
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries
+
+
+def _phases(executable: Executable) -> dict[str, Any]:
+    """What the schedule of phases needs besides the cycles of bodies, by direction."""
+    placement = executable.placement
+    phases = phases_of(placement, executable.tree, executable.options)
+    kinds = {FORWARD: Direction.FORWARD, BACKWARD: Direction.BACKWARD}
+    return {
+        "of_stage": list(phases.of_stage),
+        "pipelined": placement.pipelined,
+        "parallel": phases.parallel,
+        "load": {name: list(phases.load[kind]) for kind, name in kinds.items()},
+        "store": {name: list(phases.store[kind]) for kind, name in kinds.items()},
+        "needs": [[kinds[kind], stage, other] for kind, stage, other in sorted(phases.needs)],
+    }
 
 
 def cycle_error(executable: Executable) -> dict[str, Any]:

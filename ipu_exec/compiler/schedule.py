@@ -116,7 +116,7 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
     return tuple(ipu % 2 for ipu in range(ipus)) if pattern is SyncPattern.ReplicaAndLadder else ()
 
 
-def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
+def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) -> Phases:
     """The facts that phased execution's schedule needs besides the costs.
 
     Within a phase a stage waits for the stages whose results it receives.
@@ -140,7 +140,7 @@ def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
             for kind in (FORWARD, BACKWARD)
         },
         frozenset(needs),
-        parallel,
+        options.strategy.parallel_phases and not placement.pipelined,
         {task: tuple(tree.cycles(task, k) for k in stages) for task in (ENTER, RETURN, LEAVE)},
     )
 
@@ -156,12 +156,10 @@ def timeline(
     costs = stage_costs(placement, tree, options)
     turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
     if placement.phases and placement.pipelined:
-        phases = _phases(placement, tree, parallel=False)
+        phases = phases_of(placement, tree, options)
         schedule = schedules.split_backward(pipelined_phases(costs, micro_batches, phases), turns)
     elif placement.phases:
-        schedule = phased(
-            costs, micro_batches, _phases(placement, tree, options.strategy.parallel_phases)
-        )
+        schedule = phased(costs, micro_batches, phases_of(placement, tree, options))
     else:
         run = schedules.pipelined if placement.pipelined else schedules.sharded
         schedule = schedules.split_backward(run(costs, micro_batches), turns)

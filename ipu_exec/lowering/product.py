@@ -414,6 +414,7 @@ class Share:
     in_index: Array  # position along the split of input channels, which shares the outputs
     # position among the tiles that take the same weights, and share in storing them
     field_index: Array
+    out_index: Array  # position among the tiles that take the same inputs
 
     @property
     def field(self) -> Array:
@@ -456,7 +457,7 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     )
     busy = used & (np.minimum.reduce(vectors) > 0)
     seg, wid, ins, outs, groups = (np.where(busy, v, 0) for v in vectors)
-    return Share(seg, wid, ins, outs, groups, i, f * splits.cols + c)
+    return Share(seg, wid, ins, outs, groups, i, f * splits.cols + c, o)
 
 
 def dither(problem: Problem, machine: Machine) -> int:
@@ -703,13 +704,34 @@ class _ProductSteps:
             peers = np.minimum(splits.outs, ceil_div(arriving, 4))
             build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
             here = (arriving == home) & (self.padded_inputs == slices)
+            gathered = self.padded_inputs - self._whole_inputs_here(slices)
         else:
             # split outputs take the same inputs, which are sent once
             unique = apportion(int(arriving.sum()) // splits.outs, lying)
             peers = messages(arriving, unique, 2)
             build.exchange(f"{name}/inputs", arriving, lying, peers, even)
             here = np.zeros(build.tiles, bool)
-        return first, np.where(here, 0, self.padded_inputs * item)
+            gathered = self.padded_inputs
+        return first, np.where(here, 0, gathered * item)
+
+    def _whole_inputs_here(self, slices: Array) -> Array:
+        """Elements of the inputs that a tile reads where they lie.
+
+        A vertex has one pointer for each group of input channels, to all of the tile's field ([PL,
+        lib/poplin/ConvVertices.cpp], createConvPartialAmpVertex). The tiles that split the output
+        channels share in storing the inputs, one after another; a group that one of them has whole
+        need not be gathered there.
+        """
+        share, splits = self.share, self.splits
+        overlaps = self.problem.taps > 1 and splits.rows * splits.cols > 1  # with neighbours
+        if overlaps or self.problem.input_transform:
+            return np.zeros_like(slices)
+        grain = grains(self.problem, self.unit, splits.method, splits.filter_height)[0]
+        count = share.groups * ceil_div(share.ins, grain)
+        begin = ceil_div(share.out_index * count, splits.outs)
+        whole = np.maximum((share.out_index + 1) * count // splits.outs - begin, 0)
+        padded = self.padded_ins != share.ins
+        return np.where(padded, 0, whole * (slices // np.maximum(count, 1)))
 
     def _put_in_order(
         self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
@@ -768,7 +790,7 @@ class _ProductSteps:
         weight_bytes = self.step_weight_bytes
         # a tile that has all of its weights reads them where they lie
         here = (traffic.received == 0) & (traffic.sliced == weight_bytes) & traffic.in_place
-        gathered = np.where(here, 0, weight_bytes)
+        gathered = np.where(here, 0, weight_bytes - self._whole_weights_here(traffic))
         last = build.next
         first, done = last, self._step_outputs()
         for serial in range(splits.serial):
@@ -799,6 +821,19 @@ class _ProductSteps:
             whole = piece(share.field * share.outs * share.groups, share.in_index, splits.ins)
             build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)
         return last
+
+    def _whole_weights_here(self, traffic: _WeightTraffic) -> Array:
+        """Bytes of the weights that a tile reads where they lie.
+
+        A vertex has one pointer for each block that it loads at once; a tile stores whole blocks.
+        """
+        padded = (self.padded_ins != self.share.ins) | (self.step_padded_outs != self.step_outs)
+        if not traffic.in_place or self.splits.serial > 1:
+            return np.zeros_like(traffic.sliced)
+        block = weight_block(self.problem, self.build.machine, self.dtype, self.splits)
+        block_bytes = block * self.unit.item_bytes
+        whole = np.minimum(traffic.sliced // block_bytes * block_bytes, self.step_weight_bytes)
+        return np.where(padded, 0, whole)
 
     def _step_outputs(self) -> Array:
         """Results of a serial step without padding, before they are shared over input splits."""
@@ -838,7 +873,7 @@ def no_product(
     )
     build.map(f"{name}/zero", "fill", spread.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
-    share = Share(none, none, none, none, none, none, none)
+    share = Share(none, none, none, none, none, none, none, none)
     return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
 
 

@@ -1,9 +1,10 @@
 """Vertex types by their published names: bytes of code and of state.
 
-Code is kept once a tile for each type used there. Sizes by family are estimates in the range that
-[TUT4] shows (1.7 kB and 0.9 kB a tile for all code of a product,
-docs/memory-model.md#measured-sizes), not fitted to any one row; state is [TUT4]'s 16 B of state and
-13 B of field data a vertex.
+Code is kept once a tile for each type used there. The code of vertices that poplibs has in assembly
+is counted in its sources (``python -m tools.vertex_code CHECKOUT``; an instruction is 4 bytes):
+entry, what it calls and the kernel of its element type. Of those that it has in C++ only the source
+is public; their sizes are estimates. State is [TUT4]'s 16 B of state and 13 B of field data a
+vertex.
 """
 
 from __future__ import annotations
@@ -11,25 +12,51 @@ from __future__ import annotations
 STATE_BYTES = 16  # [TUT4]: 271 KiB over 16,877 vertices
 FIELD_BYTES = 13  # [TUT4]: 222 KiB over 16,877 vertices
 
-_CODE_BYTES = {  # estimates: hand-written assembly is small, generic C++ is not
-    "ConvPartial1x1Out": 620,
-    "ConvPartialnx1": 1100,
-    "ConvPartial1x4SLIC": 980,
-    "ConvPartialVerticalMac": 640,
-    "ConvPartialHorizontalMac": 560,
-    "OuterProduct": 280,
-    "ReduceAdd": 420,
-    "Reduce": 520,
-    "Transpose": 360,
+_ZERO_OUTPUT = 68  # zeroes partials: convNx1ZeroOutField
+# worker + supervisor (of 64-bit loads), of an MK2 ([PL, lib/poplin/codelets/asm])
+_COUNTED_BY_TYPES = {
+    "ConvPartial1x1Out<half,float,true,false,8>": 612 + 424,
+    "ConvPartial1x1Out<half,half,true,false,16>": 612 + 552,
+    "ConvPartial1x1Out<half,half,true,false,8>": 356 + 424,
+    "ConvPartial1x1Out<float,float,true,false,16>": 664 + 552,
+    "ConvPartial1x1Out<float,float,true,false,8>": 496 + 424,
+    "ConvPartialnx1<half,float,true,false,8>": 480 + 1052 + _ZERO_OUTPUT,
+    "ConvPartialnx1<half,half,true,false,16>": 480 + 1436 + _ZERO_OUTPUT,
+    "ConvPartialnx1<half,half,true,false,8>": 436 + 1052 + _ZERO_OUTPUT,
+    "ConvPartialnx1<float,float,true,false,16>": 760 + 1436 + _ZERO_OUTPUT,
+    "ConvPartialnx1<float,float,true,false,8>": 584 + 1052 + _ZERO_OUTPUT,
+    "ReduceAdd<float,float>": 328,
+    "ReduceAdd<half,float>": 428,
+    "ReduceAdd<half,half>": 508,
+    "ScaledAddSupervisor<float": 48 + 120 + 288,
+    "DynamicSlice1d<float>": 296 + 108,
+    "Transpose2D<float>": 360,
+}
+_COUNTED = {
+    "ConvPartial1x4SLIC": 328 + 988 + 924 + 128 + 28,  # two strides, loads of weights, entries
+    "ConvPartialVerticalMac": 140 + 100 + 276 + 224 + _ZERO_OUTPUT,
+    "ConvPartialHorizontalMac": 332 + 380 + _ZERO_OUTPUT,
+    "OuterProduct": 360,
+    "Transpose2D": 284
+    + 80
+    + 148
+    + 316
+    + 16,  # of half: one worker's, a supervisor's, what both use
+    "Reduce": 456,  # ReductionSpecial01Acc
+    "MaxPooling": 452,
+    "MaxPoolingGrad": 524,
+    "SumPooling": 464,
+    "Cast1DSingleWorker": 224 + 20 + 92,
+    "ScaledAddSupervisor": 48 + 120 + 364,
+    "DynamicSlice1d": 364 + 108,
+    "DynamicUpdateSlice1d": 364 + 108,
+    "Fill": 152,
+    "MultiSlice": 24 + 24 + 80 + 32 + 32,
+    "MultiUpdateAdd": 168,
+}
+_ESTIMATED = {
     "PreArrange": 240,
-    "MaxPooling": 480,
-    "MaxPoolingGrad": 560,
-    "SumPooling": 460,
-    "Cast": 190,
-    "Fill": 80,
-    "MultiSlice": 330,
-    "MultiUpdateAdd": 360,
-    "Memcpy": 120,
+    "Memcpy64BitSupervisor": 120,
 }
 _DEFAULT_CODE_BYTES = 320
 
@@ -39,8 +66,16 @@ def vertex_info(vertex_type: str) -> tuple[int, int]:
 
     Types are named like ``poplin::ReduceAdd<float,float>``.
     """
-    family = vertex_type.split("<", 1)[0].rsplit("::", 1)[-1]
-    return _CODE_BYTES.get(family, _DEFAULT_CODE_BYTES), STATE_BYTES + FIELD_BYTES
+    family, bracket, types = vertex_type.partition("<")
+    family = family.rsplit("::", 1)[-1]
+    return _code_bytes(family, f"{family}{bracket}{types}"), STATE_BYTES + FIELD_BYTES
+
+
+def _code_bytes(family: str, name: str) -> int:
+    for counted, nbytes in _COUNTED_BY_TYPES.items():
+        if name.startswith(counted):
+            return nbytes
+    return _COUNTED.get(family, _ESTIMATED.get(family, _DEFAULT_CODE_BYTES))
 
 
 _POPLAR_TYPES = {

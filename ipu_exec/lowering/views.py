@@ -11,8 +11,8 @@ describe(
         expand_as view_as slice select narrow split split_with_sizes chunk unsafe_split unsafe_chunk
         unsafe_split_with_sizes unbind squeeze unsqueeze detach detach_ alias as_strided unfold
         flatten unflatten diagonal view_as_real view_as_complex lift_fresh lift numpy_T mT
-        resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ set_ _conj hsplit vsplit
-        tensor_split"""
+        resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ as_strided_ set_ _conj
+        hsplit vsplit tensor_split"""
     ),
     view=True,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.advise.levers import Basis, Levers
+from profiler.advise.levers import Basis, Levers, Outlook
+from profiler.advise.phases import basis_of
 from profiler.advise.relief import Relief, relief
 from profiler.advise.search import Advice, Advised, advise, advise_on, predicted
 
@@ -11,9 +12,11 @@ __all__ = [
     "Advised",
     "Basis",
     "Levers",
+    "Outlook",
     "Relief",
     "advise",
     "advise_on",
+    "basis_of",
     "predicted",
     "relief",
 ]

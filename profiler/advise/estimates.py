@@ -58,7 +58,7 @@ class Steps:
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
 GROWTHS = (0.0, 2 / 3, 1.0)
-_STAYS, _AS_PRODUCTS, _AS_SAMPLES = range(3)
+STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Sizes:
 
 def sizes(report: Report) -> Sizes:
     """The sizes of a profile."""
-    variables = _variables(report)
+    variables = variables_alike(report)
     tensors = _host_dtypes(report)
     weights = variables[variables["role"] == Role.WEIGHT]
     single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
@@ -92,7 +92,7 @@ def sizes(report: Report) -> Sizes:
     )
 
 
-def _variables(report: Report) -> pd.DataFrame:
+def variables_alike(report: Report) -> pd.DataFrame:
     """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
     names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
     variables = report.variables_with(*names)
@@ -110,7 +110,8 @@ def _either_way(shape: str) -> tuple[str, ...]:
     return (json.dumps(sides), json.dumps(sides[::-1])) if len(sides) > 1 else ()
 
 
-def _is_product(aten: pd.Series[str]) -> np.ndarray:
+def is_product(aten: pd.Series[str]) -> np.ndarray:
+    """Mask of operators that are products, by their ATen names."""
     return aten.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
 
 
@@ -121,16 +122,12 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         & steps["direction"].isin(_WORKING)
         & (steps["purpose"] == Purpose.OPERATOR)
     ]
-    product = _is_product(report.ops.loc[steps["op"], "aten"])
-    of_weights = steps["op"].isin(_weight_operators(report, variables)).to_numpy() & ~product
+    product = is_product(report.ops.loc[steps["op"], "aten"])
+    of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
-    beyond = np.zeros_like(cycles)
-    for name in ("compute", "exchange"):
-        of_kind = kind == name
-        start = int(np.quantile(cycles[of_kind], SHORTEST)) if of_kind.any() else 0
-        beyond[of_kind] = np.maximum(0, cycles[of_kind] - start)
+    beyond = beyond_starting(cycles, kind)
     growth = np.select(
-        [of_weights, product & (kind == "exchange")], [_STAYS, _AS_PRODUCTS], _AS_SAMPLES
+        [of_weights, product & (kind == "exchange")], [STAYS, AS_PRODUCTS], AS_SAMPLES
     )
     return Steps(
         steps["block"].to_numpy(),
@@ -142,7 +139,17 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
     )
 
 
-def _weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
+def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Cycles of steps beyond what starting one takes: int64, of computing and exchanges."""
+    beyond = np.zeros_like(cycles)
+    for name in ("compute", "exchange"):
+        of_kind = kind == name
+        start = int(np.quantile(cycles[of_kind], SHORTEST)) if of_kind.any() else 0
+        beyond[of_kind] = np.maximum(0, cycles[of_kind] - start)
+    return beyond
+
+
+def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     """Ids of operators that read and write nothing but what is like a weight."""
     uses = report.columns_of(records.Use) if report.format >= 2 else None
     if uses is None or not len(uses["op"]):
@@ -154,13 +161,13 @@ def _weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     return np.flatnonzero((count > 0) & (alike == count))
 
 
-def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by Block: ``block, always_live, grows`` ("weights", "samples", "products", "rest").
+def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """`variables_alike` with what each grows with, and the bytes that halve in float16.
 
-    ``bytes``, and ``single`` of them that halve.
+    ``grows`` ("weights", "samples", "products", "rest") and ``single``.
     """
     role = variables["role"]
-    product_ops = report.ops.index[_is_product(report.ops["aten"])]
+    product_ops = report.ops.index[is_product(report.ops["aten"])]
     of_product = (role == Role.TEMPORARY) & variables["op"].isin(product_ops)
     per_sample = role.isin(_PER_SAMPLE) & ~variables["like_weight"]
     weights = variables["like_weight"] | (role == Role.WEIGHT)
@@ -169,10 +176,19 @@ def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     )
     kept_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
     is_single = variables["dtype"].isin((_SINGLE, "")) & ~kept_single & (role != Role.PROGRAM)
-    rows = variables[["block", "always_live", "bytes"]].assign(
-        grows=grows, single=variables["bytes"].where(is_single, 0)
-    )
+    return variables.assign(grows=grows, single=variables["bytes"].where(is_single, 0))
+
+
+def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve."""
+    rows = growing(report, variables)
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
+
+
+def growth_of_bytes(grows: pd.Series[str], samples: float) -> pd.Series[float]:
+    """How many times as large bytes are with micro-batches ``samples`` times larger."""
+    times = {"samples": samples, "products": samples ** GROWTHS[AS_PRODUCTS]}
+    return grows.map({"weights": 1.0, "rest": 1.0, **times})
 
 
 def _host_dtypes(report: Report) -> dict[str, float]:
@@ -204,17 +220,26 @@ def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Cost
             recomputing=_times_bytes(costs.stash.recomputing, moved),
             keeping=_times_bytes(costs.stash.keeping, moved),
         ),
-        streams=_streams(costs.streams, of, samples, half),
+        streams=estimated_streams(costs.streams, of, samples, half),
         cuts=_cuts(costs.cuts, moved, rate),
         samples=round(costs.samples * samples),
         measured=False,
     )
 
 
-def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> BlockCycles:
-    growth = np.power(samples, np.array(GROWTHS))[steps.growth]
+def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.ndarray:
+    """How many times as long steps work with micro-batches ``samples`` times larger.
+
+    ``growth``: of `GROWTHS`; ``busy``: share of the tiles, of which idle ones take more first.
+    """
+    times: np.ndarray = np.power(samples, np.array(GROWTHS))[growth]
     if samples > 1:
-        growth = np.maximum(1.0, growth * np.where(steps.growth == _STAYS, 1.0, steps.busy))
+        times = np.maximum(1.0, times * np.where(growth == STAYS, 1.0, busy))
+    return times
+
+
+def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> BlockCycles:
+    growth = growth_of_work(steps.growth, steps.busy, samples)
     before = steps.fixed + steps.beyond
     after = steps.fixed + rate * growth * steps.beyond
     blocks = len(cycles.forward)
@@ -240,14 +265,7 @@ def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> B
 
 
 def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool) -> BlockMemory:
-    growth = held["grows"].map(
-        {
-            "weights": 1.0,
-            "samples": samples,
-            "products": samples ** GROWTHS[_AS_PRODUCTS],
-            "rest": 1.0,
-        }
-    )
+    growth = growth_of_bytes(held["grows"], samples)
     held_bytes = held["bytes"] - (held["single"] / 2 if half else 0)
     after = (growth * held_bytes).groupby([held["block"], held["always_live"]]).sum()
     before = held["bytes"].groupby([held["block"], held["always_live"]]).sum()
@@ -279,7 +297,8 @@ def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
     return scaled
 
 
-def _streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
+def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
+    """Streams with micro-batches ``samples`` times larger, in float16 (``half``)."""
     less_in = samples * (1 - of.inputs / 2 if half else 1)
     less_out = samples * (1 - of.outputs / 2 if half else 1)
 

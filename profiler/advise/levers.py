@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from profiler import analysis
 from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
+from profiler.one_block import with_a_block
 from profiler.rebalance import Assignment, Costs, profiled, what_if
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.verdict import Verdict
 from profiler.report import Report, number
 
@@ -76,8 +78,20 @@ class Levers:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """Cycles of a weight update, speed over all replicas, memory, and why it would not run."""
+
+    cycles: int
+    samples_per_second: float
+    memory: tuple[Verdict, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Basis:
     """A profile as the levers need it."""
+
+    can_split = True  # what another split gives is predicted
 
     report: Report
     costs: Costs
@@ -86,10 +100,36 @@ class Basis:
 
     @classmethod
     def of(cls, report: Report) -> Basis:
-        """ValueError where the profile has no costs of Blocks (`Costs.from_report`)."""
+        """Of a model without Blocks as if one were around all of it (`profiler.one_block`).
+
+        ValueError where the profile has no costs to predict from (`Costs.from_report`).
+        """
+        report = with_a_block(report)
         costs = Costs.from_report(report)
         profiled(costs)
         return cls(report, costs)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is optimiser state that could be stored elsewhere."""
+        return bool(self.costs.memory.state.any())
+
+    def cycles_with(self, levers: Levers) -> int:
+        """Cycles of a weight update, whatever the memory."""
+        return assignment_cycles(self.costs_with(levers), self.assignment_with(levers))
+
+    def outlook(self, levers: Levers) -> Outlook:
+        """What is predicted with the levers pulled."""
+        prediction = replace(
+            what_if(self.costs_with(levers), self.assignment_with(levers)),
+            known_memory=self.memory_with(levers),
+        )
+        return Outlook(
+            prediction.total,
+            prediction.samples_per_second,
+            prediction.memory,
+            prediction.problems,
+        )
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -148,7 +188,7 @@ class Basis:
         if levers.recompute is not None:  # the last stage goes by this, the others by their choice
             costs = replace(costs, recompute=levers.recompute)
         if levers.outputs:
-            costs = replace(costs, streams=_outputs(costs, levers.outputs, self.returned))
+            costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
             costs = _in_parts(costs, self.shared_state, self.replicas)
         return costs
@@ -189,7 +229,8 @@ def elements(shape: str) -> int:
     return prod(json.loads(shape)) if shape else 0
 
 
-def _outputs(costs: Costs, outputs: str, returned: float) -> Any:
+def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:
+    """Streams with other outputs; ``returned``: share of what goes out that is no loss."""
     streams = replace(costs.streams, out_once=costs.training or costs.streams.out_once)
     if outputs != "loss":
         return streams

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.advise.levers import STATES, Basis, Levers, title
+from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs
 from profiler.rebalance.split import ALL_CHOICES, best_split
-from profiler.rebalance.verdict import Answer, verdicts
+from profiler.rebalance.verdict import Answer, Verdict, verdicts
 from profiler.report import Report
 from profiler.units import size
 
@@ -39,39 +40,37 @@ def relief(report: Report, ipu: int | None = None) -> list[Relief]:
 
     Empty where nothing does. ValueError where the profile has no costs of Blocks.
     """
-    return relief_on(Basis.of(report), ipu)
+    return relief_on(basis_of(report), ipu)
 
 
 def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
     """`relief` for a profile that was already read."""
-    from profiler.rebalance.many_splits import assignment_cycles
-
-    fullest = _fullest(basis.costs, basis.present)
+    fullest = [one.nbytes for one in _verdicts(basis, Levers())]
     worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
-    now = assignment_cycles(basis.costs, basis.present)
+    now = basis.cycles_with(Levers())
     reliefs = []
     for words, levers in _candidates(basis, worst):
-        costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
-        after = _fullest(costs, assignment)
-        freed = fullest[worst] - (after[worst] if worst < len(after) else 0)
+        after = _verdicts(basis, levers)
+        freed = fullest[worst] - (after[worst].nbytes if worst < len(after) else 0)
         if freed < _WORTH:
             continue
-        samples = costs.samples / basis.costs.samples
-        cycles = round(assignment_cycles(costs, assignment) / samples) - now
+        samples = basis.costs_with(levers).samples / basis.costs.samples
+        cycles = round(basis.cycles_with(levers) / samples) - now
         command, where = _asked(basis, levers)
         estimate = levers.half or bool(levers.micro_batch)
-        fits = _fits(costs, assignment)
-        reliefs.append(Relief(words, freed, fits, cycles, command, where, estimate))
+        reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
     return sorted(reliefs, key=lambda one: -one.freed)
 
 
-def _fullest(costs: Costs, assignment: Assignment) -> list[int]:
-    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
-    return [one.nbytes for one in ipus]
+def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:
+    """Every split as an estimate, the profiled one too, so that what is freed compares alike."""
+    if not basis.can_split:
+        return basis.memory_with(levers)
+    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
+    return verdicts(costs, assignment.parts(costs), assignment.ipus)
 
 
-def _fits(costs: Costs, assignment: Assignment) -> str:
-    ipus = verdicts(costs, assignment.parts(costs), assignment.ipus)
+def _fits(ipus: Sequence[Verdict]) -> str:
     worst = min(ipus, key=lambda one: one.free)
     over = f" by {size(-worst.free)}" if worst.answer is Answer.OVER else ""
     where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
@@ -81,14 +80,14 @@ def _fits(costs: Costs, assignment: Assignment) -> str:
 def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
     """Words and levers of changes that may free memory there."""
     costs = basis.costs
-    for words, split in _moves(basis, ipu):
+    for words, split in _moves(basis, ipu) if basis.can_split else ():
         yield words, Levers(split=split)
-    best = _that_fits(costs)
+    best = _that_fits(costs) if basis.can_split else None
     if best is not None:
         yield "the quickest split that fits", Levers(split=best)
     if costs.training and costs.pipelined and not costs.recompute:
         yield "recomputation instead of keeping activations", Levers(recompute=True)
-    if costs.memory.state.any() and basis.state == STATES[0]:
+    if basis.keeps_state and basis.state == STATES[0]:
         states = STATES[1:] if basis.replicas > 1 else STATES[1:2]
         for state in states:
             yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)

@@ -9,11 +9,11 @@ from math import log2
 
 from profiler import schedules
 from profiler.advise.levers import STATES, Basis, Levers, code, title
-from profiler.rebalance import Assignment, Costs, Prediction, what_if
-from profiler.rebalance.many_splits import assignment_cycles
+from profiler.advise.phases import basis_of
+from profiler.rebalance import Assignment, Costs
 from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import back_home
-from profiler.rebalance.verdict import Answer
+from profiler.rebalance.verdict import Answer, Verdict
 from profiler.report import Report
 
 MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
@@ -70,12 +70,20 @@ def advise(report: Report, samples: int = 0, splits: bool = True) -> Advised:
     ``samples``: most of a weight update (0: `MORE` times the present). ``splits``: other splits
     are looked for. ValueError where the profile has no costs to predict from.
     """
-    return advise_on(Basis.of(report), samples, splits)
+    return advise_on(basis_of(report), samples, splits)
 
 
 def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
-    """`advise` for a profile that was already read."""
+    """`advise` for a profile that was already read: worked out once for the report."""
     limit = samples or MORE * basis.costs.samples * basis.costs.micro_batches
+    splits = splits and len(set(basis.present.ipus)) <= _FEW_STAGES
+    if basis.can_split and basis.costs is not Costs.from_report(basis.report):
+        return _advise_on(basis, limit, splits)
+    key = f"advice on at most {limit} samples, splits: {splits}"
+    return basis.report.once(key, lambda: _advise_on(basis, limit, splits))
+
+
+def _advise_on(basis: Basis, limit: int, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
     levers = [*_single(basis, limit), *_splits(basis, splits)]
@@ -92,32 +100,28 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     """The predicted effect of pulling these levers. ``now``: present samples a second."""
-    costs = basis.costs_with(levers)
-    prediction = replace(
-        what_if(costs, basis.assignment_with(levers)), known_memory=basis.memory_with(levers)
-    )
-    fullest = max(prediction.memory, key=lambda one: one.nbytes - one.limit)
-    runs = not prediction.problems
-    rate = prediction.samples_per_second if runs else 0.0
+    costs, outlook = basis.costs_with(levers), basis.outlook(levers)
+    fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
+    rate = 0.0 if outlook.problems else outlook.samples_per_second
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
-        prediction.total,
-        prediction.samples_per_second,
+        outlook.cycles,
+        outlook.samples_per_second,
         rate / now if now else 0.0,
         costs.samples * costs.micro_batches,
         fullest.nbytes,
         fullest.ipu,
-        _memory(prediction),
+        _memory(outlook.memory),
         levers.half or bool(levers.micro_batch) or levers.state == STATES[2],
         code(basis, levers),
         levers.argument,
-        prediction.problems,
+        outlook.problems,
     )
 
 
-def _memory(prediction: Prediction) -> str:
-    worst = min(prediction.memory, key=lambda one: one.free)
+def _memory(ipus: Sequence[Verdict]) -> str:
+    worst = min(ipus, key=lambda one: one.free)
     return str(worst) if worst.answer is Answer.FITS else f"IPU {worst.ipu}: {worst}"
 
 
@@ -163,7 +167,7 @@ def _recomputations(basis: Basis) -> list[bool | None]:
 
 
 def _states(basis: Basis) -> list[str]:
-    if not basis.costs.training or not basis.costs.memory.state.any():
+    if not basis.costs.training or not basis.keeps_state:
         return [""]
     present = basis.state
     possible = STATES if basis.replicas > 1 else STATES[:2]
@@ -191,7 +195,8 @@ def _single(basis: Basis, limit: int) -> Iterator[Levers]:
 
 
 def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
-    yield from (Levers(split=one) for one in other_splits(basis.costs, basis.present, splits))
+    if basis.can_split:
+        yield from (Levers(split=one) for one in other_splits(basis.costs, basis.present, splits))
 
 
 def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[Assignment]:
@@ -216,7 +221,7 @@ def _together(basis: Basis, limit: int, splits: bool) -> Levers:
     """The quickest combination that fits: all settings that decide memory, then the split."""
     best = _best_on(basis, limit, basis.present)
     costs = basis.costs_with(best)
-    for split in other_splits(costs, basis.present, splits):
+    for split in other_splits(costs, basis.present, splits) if basis.can_split else ():
         other = replace(best, split=split)
         if _rate(basis, other) > _rate(basis, best) * (1 + _LEAST_GAIN):
             best = other
@@ -266,10 +271,9 @@ def _runs(basis: Basis, levers: Levers) -> bool:
 
 def _speed(basis: Basis, levers: Levers) -> float:
     """Samples a second, whatever the memory; 0 with fewer micro-batches than stages need."""
-    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
-    stages = len(assignment.starts)
+    costs, stages = basis.costs_with(levers), len(basis.assignment_with(levers).starts)
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     if costs.micro_batches < least:
         return 0.0
-    total = assignment_cycles(costs, assignment)
+    total = basis.cycles_with(levers)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

@@ -25,12 +25,12 @@ class OfSteps:
 
 def of_steps(report: Report, ipu: int) -> OfSteps:
     """Counters of the steps of one IPU of a replica. IndexError if there is no such IPU."""
-    steps, live = report.program_steps(ipu), report.liveness(ipu)
+    steps = report.program_steps(ipu)
     order = np.argsort(steps["step"].to_numpy(), kind="stable")
     across = (steps["kind"] == "global exchange").to_numpy()
     columns = (
         steps["step"].to_numpy(),
-        live["total"].to_numpy(),
+        report.live_bytes(ipu),
         steps["active_tiles"].to_numpy(),
         np.where(across, steps["bytes_out"].to_numpy(), 0),
     )

@@ -127,7 +127,11 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
     cycles add up exactly to the update's. Sorted by cycles, most first.
     """
-    tasks, path = chain_of(report, run, iteration)
+    return critical_path_of(report, *chain_of(report, run, iteration))
+
+
+def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
+    """`critical_path` along a chain that is known (`chain_of`)."""
     steps = steps_of(report.body_steps, _pieces(tasks, path))
     keys = [name for name in steps.columns if name not in ("times", "cycles")]
     rows = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from profiler import analysis
-from profiler.advise import Basis
+from profiler.advise import Basis, Levers, basis_of
 from profiler.analysis.critical_path import critical_path
 from profiler.insights import cycles
 from profiler.insights.finding import Insight, Waits, accounted
@@ -38,7 +38,8 @@ def insights(report: Report) -> list[Insight]:
     if analysis.pace(report).cycles:
         path = critical_path(report)
         findings += _of_cycles(report, basis, path)
-    findings += memory(report, basis.costs if basis is not None else None)
+    splits = basis is not None and basis.can_split
+    findings += memory(report, basis.costs if basis is not None and splits else None)
     findings += no_blocks(report)
     return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
@@ -50,7 +51,7 @@ def share_accounted(report: Report, findings: list[Insight]) -> float:
 
 def _basis(report: Report) -> Basis | None:
     try:
-        return Basis.of(report)
+        return basis_of(report)
     except ValueError:
         return None
 
@@ -58,9 +59,15 @@ def _basis(report: Report) -> Basis | None:
 def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
     if basis is None:
         return [*rest(path, [], None, None)]
+    if not basis.can_split:
+        of_phases = [*of_levers(basis, basis.outlook(Levers()))]
+        spoken = [one.waits for one in of_phases if one.waits]
+        return [*of_phases, *rest(path, spoken, None, None)]
     costs, present = basis.costs, what_if(basis.costs, basis.present)
     least = int(cycles.LEAST_SHARE * present.total)
-    worthwhile = [one for one in _all(report, basis, costs, present) if one.gain_cycles >= least]
+    worthwhile = [
+        one for one in _all(basis.report, basis, costs, present) if one.gain_cycles >= least
+    ]
     return [
         *worthwhile,
         *rest(path, [one.waits for one in worthwhile if one.waits], costs, present),

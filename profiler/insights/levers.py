@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler import units
-from profiler.advise import Advice, Basis, Levers, advise_on
+from profiler.advise import Advice, Basis, Levers, Outlook, advise_on
 from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
@@ -17,7 +17,7 @@ _ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
 _ON_LINKS = ("copy between IPUs", "host I/O")
 
 
-def of_levers(basis: Basis, present: Prediction) -> Iterator[Insight]:
+def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
     Gains are cycles of a weight update with the present number of samples.
@@ -128,15 +128,13 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
 
 
 def no_blocks(report: Report) -> Iterator[Insight]:
-    """Without a Block there are no costs for the levers: how to get them."""
+    """Without a Block there is nothing to split: how to get some."""
     if len(report.blocks):
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around all of it, precision, micro-batch, accumulation, recomputation, outputs"
-        " and optimiser state are considered here, each with its gain; with one around each part,"
-        " how to split it over IPUs.",
-        "write this before the model is wrapped",
+        "With one around each part, how to split it over IPUs is considered here, too.",
+        "write this for each part before the model is wrapped",
         "/",
-        code=('poptorch.BeginBlock(model, "model", ipu_id=0)',),
+        code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),
     )

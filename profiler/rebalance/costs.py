@@ -39,9 +39,21 @@ class Costs(BlockCosts):
         return report.once("costs of Blocks", lambda: cls._read(report))
 
     @classmethod
+    def of_phases(cls, report: Report) -> Costs:
+        """Costs from a profile of phased execution, whose stages are not moved.
+
+        What its tiles hold is not in them: how stages share an IPU is not predicted.
+        """
+        return report.once("costs of phases", lambda: cls._read_blocks(report))
+
+    @classmethod
     def _read(cls, report: Report) -> Costs:
+        _check(report, len(report.blocks))
+        return cls._read_blocks(report)._with_residual(report)
+
+    @classmethod
+    def _read_blocks(cls, report: Report) -> Costs:
         blocks = report.blocks.sort_values("block")
-        _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
         machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
@@ -87,8 +99,7 @@ class Costs(BlockCosts):
             rounds=bool(options.get("autoRoundNumIpus", False)),
             meeting=meeting,
         )
-        costs = costs._without_moves(report) if costs.offload else costs
-        return costs._with_residual(report)
+        return costs._without_moves(report) if costs.offload else costs
 
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
@@ -119,14 +130,13 @@ def _check(report: Report, blocks: int) -> None:
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
             ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
-            " ipu-run --num-ipus 4 script.py choose them. For advice on one IPU one around all"
-            ' of it is enough: poptorch.BeginBlock(model, "model", ipu_id=0)'
+            " ipu-run --num-ipus 4 script.py choose them"
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(
             f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
             " sharded execution only. Profile the model with PipelinedExecution of stages, without"
-            " phases"
+            " phases. What does not move Blocks, ipu-report advise considers"
         )
 
 

@@ -73,10 +73,27 @@ def _remedy(costs: Costs, near: Assignment) -> str:
     more = (*near.ipus, max(near.ipus) + 1)
     if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
         return "one IPU more would do"
+    saving = tuple(replace(choice, recompute=True, offload=True) for choice in own)
+    block = _too_large(costs, replace(near, choices=saving))
+    if block:
+        return (
+            f"Block {block} alone is more than an IPU holds, also with recomputation and state off"
+            " the chip: cut its tensors over several IPUs (Options.tensorSharding), make it more"
+            " Blocks, or try a smaller micro-batch"
+        )
     return (
         "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
         " micro-batch, or a lower memory proportion"
     )
+
+
+def _too_large(costs: Costs, split: Assignment) -> str:
+    """The name of a Block that has a stage and an IPU to itself and does not fit; or empty."""
+    over = {one.ipu for one in _verdicts(costs, split) if one.answer is Answer.OVER}
+    for (first, last), ipu in zip(split.spans(len(costs)), split.ipus, strict=True):
+        if first == last and ipu in over and split.ipus.count(ipu) == 1:
+            return costs.names[first]
+    return ""
 
 
 def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:

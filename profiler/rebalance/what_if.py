@@ -170,7 +170,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         load=_streams(costs.streams.load, spans, costs.streams.latency),
         unload=_streams(costs.streams.unload, spans, costs.streams.latency),
         across=costs.streams.across,
-        host_sync=_host_groups(costs, max(assignment.ipus) + 1),
+        host_sync=host_groups(costs, max(assignment.ipus) + 1),
     )
     length = _lengths(stage_costs, _counted(costs, stages, legal), costs.pipelined)
     samples = costs.samples * costs.micro_batches
@@ -297,7 +297,7 @@ def _least(stages: int, training: bool) -> int:
     return schedules.pipeline_stages(stages, training)
 
 
-def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
+def host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     """The IPUs that wait for the host together, as `profiler.schedules.Costs` takes them."""
     if costs.streams.sync == "alone":
         return tuple(range(ipus))

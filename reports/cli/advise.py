@@ -82,11 +82,11 @@ def _there(script: str) -> None:
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
-    from profiler.advise import Basis, advise_on
+    from profiler.advise import advise_on, basis_of
     from reports.tables import Page, say
 
     try:
-        basis = Basis.of(report)
+        basis = basis_of(report)
         advised = advise_on(basis, args.samples)
     except ValueError as error:
         raise common.CommandError(str(error)) from error

@@ -64,7 +64,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     from profiler import confidence, units
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-    from profiler.units import percent
+    from profiler.units import per_second, percent
     from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
     from reports.tables import text as words
 
@@ -93,7 +93,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("cycles", "cycles"),
         Column("change", "change", percent),
         Column("pipeline_cycle", "pipeline\ncycle"),
-        Column("samples_per_second", "samples/s"),
+        Column("samples_per_second", "samples/s", per_second),
         Column("ipus", "IPUs", identity),
         Column("fullest_tile", "extent\nKiB", kibibytes),
         Column("legal", "com-\npiles", words),

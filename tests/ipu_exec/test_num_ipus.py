@@ -111,6 +111,28 @@ def test_accumulation_that_is_too_small_for_the_stages_is_raised(tmp_path: Path)
     assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 2, 3]
 
 
+def test_the_compile_for_costs_takes_the_other_options_too(tmp_path: Path) -> None:
+    kept_on_cpu = "x = self.body(x) + torch.FloatTensor([1.0])"
+    write(tmp_path / "train.py", SEQUENTIAL.replace("x = self.body(x)", kept_on_cpu))
+    asked = ("--num-ipus", "2", "--autoreport", "out", "--with", "half")
+    refused = ipu_run(*asked, "train.py", cwd=tmp_path)
+    assert refused.returncode == 2 and "Expected an IPU tensor" in refused.stderr
+    process = ipu_run(*asked, "--lenient", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    with open_report(tmp_path / "out") as report:
+        assert set(report.variables.query("role == 'weight'")["dtype"]) == {"float16"}
+
+
+def test_a_block_that_no_ipu_holds_is_named_with_what_would_help(tmp_path: Path) -> None:
+    write(tmp_path / "large.py", TRANSFORMER.format(words=1 << 21, layers=1, tied=False))
+    process = ipu_run("--num-ipus", "2", "--target", "mk1", "large.py", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "Block head alone takes" in process.stderr
+    assert "The nearest, 2-1: IPU 1 does not fit by" in process.stderr
+    assert "Block head alone is more than an IPU holds" in process.stderr
+    assert "(Options.tensorSharding)" in process.stderr
+
+
 @pytest.mark.parametrize(("asked", "code"), [((), 0), (("--num-ipus", "2"), 2)])
 def test_a_script_that_wraps_no_model_is_told_what_to_write(
     tmp_path: Path, asked: tuple[str, ...], code: int

@@ -516,6 +516,8 @@ def test_liveness_sums_the_map(report):
     assert frame["max_tile_bytes"].tolist() == whole.max(axis=1).tolist()
     assert frame["max_tile"].tolist() == whole.argmax(axis=1).tolist()
     assert frame["name"].tolist() == report.program_steps(2)["name"].tolist()
+    for ipu in range(report.target.ipus_per_replica):
+        assert np.array_equal(report.live_bytes(ipu), report.liveness(ipu)["total"])
 
 
 def test_live_variables_add_up_to_the_map(report):

@@ -50,7 +50,7 @@ def test_a_second_opening_gives_the_same_answers_without_asking_the_report(
         assert (page.name, "layout") in before
     assert len(before) > 2 * len(PAGES)
     assert all(text.startswith("{") for text in before.values() if text)
-    monkeypatch.setattr(summary, "insights", refuse)
+    monkeypatch.setattr(summary, "known_insights", refuse)
     for name in ("_slices", "_over_tiles", "_tasks"):
         monkeypatch.setattr(Report, name, refuse)
     assert all_answers(open_report(path)) == before
@@ -74,7 +74,7 @@ def test_a_failure_is_no_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     first = FirstAnswers(create_app(open_report(path)))
     asked = dict(first.of_page(PAGES[0], WHERE))["summary-insights"]
     with monkeypatch.context() as broken:
-        broken.setattr(summary, "insights", fail)
+        broken.setattr(summary, "known_insights", fail)
         assert "not today" in first.ask(asked)
     assert "not today" not in first.ask(asked)
 

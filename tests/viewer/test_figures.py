@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.rebalance.random_costs import random_costs
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
+from profiler.executed import Executed
 from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
@@ -32,7 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def lanes(report: Report) -> pipeline.Lanes:
     return pipeline.lanes(
         report.tasks(0, iteration=0),
-        report.steps(0, iteration=0),
+        report.executed(0, iteration=0),
         report.pipeline_cycles(0, 0),
         report.stages,
     )
@@ -118,7 +119,7 @@ def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
     stages = pd.DataFrame({"ipu": np.arange(256), "stage": np.arange(256), "blocks": ""})
     columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
     none = pd.DataFrame(columns=pd.Index(columns))
-    lanes = pipeline.lanes(tasks, tasks.iloc[:0], none, stages)
+    lanes = pipeline.lanes(tasks, Executed.nothing(), none, stages)
     figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
     assert len(figure.to_json()) < 1_000_000
     assert figure.layout.height < 1100
@@ -331,7 +332,7 @@ def test_of_many_stages_of_the_slowest_ipu_the_first_are_named() -> None:
 
 def test_a_search_steps_through_its_hits_and_round(report: Report) -> None:
     steps = report.steps(0, iteration=0)
-    rows = trace.flat(steps, report.target.ipus_per_replica)
+    rows = trace.flat(report.executed(0, iteration=0), report.target.ipus_per_replica)
     name = str(steps.loc[steps["step"] >= 0, "name"].iloc[0])
     slices, _ = trace.matches(rows, name)
     window, starts = None, []
@@ -346,13 +347,13 @@ def test_a_search_steps_through_its_hits_and_round(report: Report) -> None:
 
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])
 def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) -> None:
-    rows = trace.flat(report.steps(0, iteration=0), report.target.ipus_per_replica)
-    window = (rows.end * 0.2, rows.end * 0.6)
-    by_kind = trace.by_kind(rows, window)
-    grouped = selection.aggregated(report, rows, window, by)
-    assert sum(row[2] for row in grouped) == sum(row[2] for row in by_kind)
-    total = sum(row[1] for row in by_kind)
-    assert sum(row[1] for row in grouped) == pytest.approx(total, abs=len(grouped) + len(by_kind))
+    first, last = report.extent(0, None, 0)
+    window = (first + (last - first) // 5, first + (last - first) * 3 // 5)
+    spent = report.spent(0, None, 0, window)
+    by_activity = trace.by_activity(spent)
+    grouped = selection.aggregated(report, spent, by)
+    assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
+    assert sum(row[1] for row in grouped) == sum(row[1] for row in by_activity)
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
 
 

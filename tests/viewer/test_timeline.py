@@ -141,19 +141,28 @@ def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles)
 def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Profiles) -> None:
     rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
     window = (rows.end * 0.25, rows.end * 0.5)
-    each = [trace.by_kind(rows, window, [ipu]) for ipu in range(4)]
-    whole = {name: cycles for name, cycles, _ in trace.by_kind(rows, window)}
-    assert sum(cycles for one in each for _, cycles, _ in one) == pytest.approx(
-        sum(whole.values()), abs=20
-    )
+    between = (int(window[0]) + rows.origin, int(window[1]) + rows.origin)
+    each = [trace.by_activity(report.spent(0, [ipu], 0, between)) for ipu in range(4)]
+    whole = {
+        name: cycles for name, cycles, _ in trace.by_activity(report.spent(0, None, 0, between))
+    }
+    assert sum(cycles for one in each for _, cycles, _ in one) == sum(whole.values())
     assert timeline.ipus_in(rows, (1, 2)) == [1, 2]
-    assert selection.aggregated(report, rows, window, "operator", []) == []
+    assert selection.aggregated(report, report.spent(0, [], 0, between), "operator") == []
+
+
+def _of_steps(rows: trace.Trace) -> np.ndarray:
+    """Positions of the slices that are steps."""
+    return np.concatenate(
+        [np.arange(len(rows.rows.start))[rows.rows.of(r)] for r in rows.rows_of_steps()]
+    )
 
 
 def test_a_flame_of_all_ipus_has_every_ipus_steps(report: Report, profiles: Profiles) -> None:
     flames = timeline.rows_of(profiles, report, 0, 0, None, "flame")
     flat = timeline.rows_of(profiles, report, 0, 0, None, "flat")
-    assert trace.by_kind(flames, None) == trace.by_kind(flat, None)
+    steps = [np.sort(one.step[one.rows.source[_of_steps(one)]]) for one in (flames, flat)]
+    assert np.array_equal(*steps)
     assert sorted(set(flames.ipu.tolist())) == [0, 1, 2, 3]
     assert [name for name in flames.names if name.startswith("IPU")] == [
         f"IPU {ipu}" for ipu in range(4)
@@ -190,14 +199,31 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
     assert (rows.step == -1).all()
     (said,) = timeline.as_tasks(report, 0, 0, [1])
-    assert f"{counts[1]:,} steps" in said.children and "Program" in said.children
-    monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts) - 1)
-    (said,) = timeline.as_tasks(report, 0, 0, [0, 1, 2, 3])
-    assert "Choose one IPU" in said.children
+    assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
     monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts))
     assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
     all_of_it = timeline.lanes_of(Profiles([report]), report, 0, 0)
     assert len(all_of_it.steps) == sum(counts)
+
+
+def test_a_window_of_what_has_too_many_steps_shows_its_steps(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = timeline.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
+    monkeypatch.setattr(timeline, "MOST_STEPS", 0)
+    profiles = Profiles([report])
+    window = (whole.end * 0.4, whole.end * 0.5)
+    assert timeline.as_tasks(report, 0, 0, [1], window) == []
+    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat", window=window)
+    assert (rows.origin, rows.end) == (whole.origin, whole.end)
+    assert len(rows.rows.start) < len(whole.rows.start)
+    drawn = [
+        trace.trace(one, CLOCK, LIGHT, window).to_plotly_json()["data"][0] for one in (rows, whole)
+    ]
+    for name in ("base", "x"):
+        assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
+    lanes = timeline.lanes_of(profiles, report, 0, 0, window=window)
+    assert 0 < len(lanes.steps) < sum(report.step_count(0, ipu, 0) for ipu in range(4))
 
 
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:

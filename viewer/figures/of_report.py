@@ -61,7 +61,7 @@ class Figures:
         report = self._report
         return pipeline.lanes(
             report.tasks(run, iteration=iteration),
-            report.steps(run, iteration=iteration),
+            report.executed(run, iteration=iteration),
             report.pipeline_cycles(run, iteration),
             report.stages,
         )

@@ -21,6 +21,7 @@ import plotly.graph_objects as go
 from profiler import records
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction, PipelinePhase
+from profiler.executed import Executed
 from viewer.figures import theme as themes
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, look
@@ -107,7 +108,7 @@ class Lanes:
     """A device iteration (or a run) prepared for drawing: built once, drawn at every zoom level."""
 
     tasks: pd.DataFrame
-    steps: pd.DataFrame
+    steps: Executed
     cycles: pd.DataFrame  # pipeline cycles
     task_rows: Rows
     step_rows: Rows
@@ -124,6 +125,18 @@ class Lanes:
     def end(self) -> int:
         """The number of cycles shown."""
         return int(self.tasks["end"].max()) - self.origin if len(self.tasks) else 0
+
+
+def codes_of_steps(steps: Executed) -> np.ndarray:
+    """Index into ``theme.ACTIVITIES`` of each executed step."""
+    code = np.array([BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0])
+    return code[steps.kind]
+
+
+def beside_others(steps: Executed) -> np.ndarray:
+    """Mask of the executed steps of I/O tiles, which lie beside others."""
+    of_kind = np.array([name == records.BESIDE for name in steps.named.kinds] or [False])
+    return of_kind[steps.kind]
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
@@ -143,7 +156,7 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 
 def lanes(
     tasks: pd.DataFrame,
-    steps: pd.DataFrame,
+    steps: Executed,
     cycles: pd.DataFrame,
     stages: pd.DataFrame,
     fold: bool = False,
@@ -151,7 +164,7 @@ def lanes(
     pinned: Sequence[int] = (),
     path: CriticalPath | None = None,
 ) -> Lanes:
-    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages` of a device iteration.
+    """From `Report.tasks`, `.executed`, `.pipeline_cycles` and `.stages` of a device iteration.
 
     ``steps`` may be empty: no strip then. ``fold``: replicas that do the same at the same time, and
     neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
@@ -159,7 +172,7 @@ def lanes(
     lanes of their own, above the others. ``path``: the chain through the tasks, where it is known.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
-    code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
+    code, of_steps = codes(tasks, by_direction=True), codes_of_steps(steps)
     beside = (tasks["kind"] == records.BESIDE).to_numpy()
     path = path or on_ipus(tasks, chain_through(tasks))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
@@ -175,16 +188,15 @@ def lanes(
     for at, one in enumerate(arranged):
         lane[one.members] = at
     row[shown] = np.arange(len(shown))
-    steps_beside = (steps["kind"] == records.BESIDE).to_numpy()
     return Lanes(
         tasks,
         steps,
         cycles,
-        _rows(tasks, code, row, ~beside),
-        _rows(steps, of_steps, row, ~steps_beside),
+        _rows(_times_of(tasks), code, row, ~beside),
+        _rows((steps.ipu, steps.start, steps.end), of_steps, row, ~beside_others(steps)),
         tuple(lane_label(one.shown, stages, one.members) for one in arranged),
         int(tasks["start"].min()) if len(tasks) else 0,
-        _rows(tasks, code, row, beside),
+        _rows(_times_of(tasks), code, row, beside),
         path,
         lane,
         tuple(spans(one.members) for one in arranged),
@@ -505,11 +517,20 @@ def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
     return code, list(names)
 
 
-def _rows(frame: pd.DataFrame, code: np.ndarray, row: np.ndarray, wanted: np.ndarray) -> Rows:
-    """``row`` of each IPU; -1 if it has none."""
-    ipu = frame["ipu"].to_numpy()
+def _times_of(tasks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ipu, start, end = (tasks[name].to_numpy() for name in ("ipu", "start", "end"))
+    return ipu, start, end
+
+
+def _rows(
+    slices: tuple[np.ndarray, np.ndarray, np.ndarray],
+    code: np.ndarray,
+    row: np.ndarray,
+    wanted: np.ndarray,
+) -> Rows:
+    """``slices``: IPU, start and end of each; ``row`` of each IPU, -1 if it has none."""
+    ipu, start, end = slices
     at = np.where(wanted, row[ipu] if len(row) else ipu, -1)
-    start, end = frame["start"].to_numpy(), frame["end"].to_numpy()
     return Rows.make(at, start, end, code, int(row.max(initial=-1)) + 1)
 
 
@@ -622,10 +643,13 @@ def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) 
 
 
 def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
-    rows = lanes.steps.iloc[lanes.step_rows.source[found.longest]]
+    steps, named = lanes.steps, lanes.steps.named
+    at = lanes.step_rows.source[found.longest]
+    names, kinds = named.name[steps.what[at]], [named.kinds[kind] for kind in steps.kind[at]]
+    lengths = steps.end[at] - steps.start[at]
     lines = []
     for name, kind, length, count in zip(
-        rows["name"], rows["kind"], rows["cycles"].tolist(), found.count.tolist(), strict=True
+        names.tolist(), kinds, lengths.tolist(), found.count.tolist(), strict=True
     ):
         label = plain(shortened(name or kind))
         lines.append(text_of([f"<b>{label}</b>", f"{kind}, {clock.both(length)}", _merged(count)]))

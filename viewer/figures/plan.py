@@ -1,4 +1,4 @@
-"""A plan: samples per second over the largest extent of a tile for every candidate, and the Pareto front."""
+"""A plan: samples per second over the largest extent for every candidate, and the Pareto front."""
 
 from __future__ import annotations
 

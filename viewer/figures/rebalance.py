@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records, schedules
 from profiler.enums import Direction
+from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
 from viewer.figures.pipeline import FEW, Lanes, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
 from viewer.figures.units import Clock, plain, shortened
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
@@ -203,8 +199,4 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
         {"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks}
     )
     fold = len(set(prediction.assignment.ipus)) > FEW
-    return lanes(tasks, _no_steps(tasks), cycles, where, fold)
-
-
-def _no_steps(tasks: pd.DataFrame) -> pd.DataFrame:
-    return tasks.iloc[:0].assign(step=-1)
+    return lanes(tasks, Executed.nothing(), cycles, where, fold)

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from profiler import units
 from viewer.figures.theme import Theme
 
 _HEIGHT = 400
@@ -18,7 +19,7 @@ _MOST_LINES = 500
 MEASURES = {
     "samples_per_second": ("samples/s", 1),
     "cycles": ("cycles, million", 1_000_000),
-    "fullest_bytes": ("fullest tile, KiB", 1024),
+    "fullest_bytes": ("largest extent, KiB", 1024),
 }
 
 
@@ -99,10 +100,13 @@ def _of_measure(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]
     least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
     spread = (most - least) or 1.0
     heights = ((values - least) / spread).to_numpy(dtype=float)
-    return heights, [(0.0, f"{least:,.0f}"), (1.0, f"{most:,.0f}")]
+    return heights, [(0.0, units.per_second(least)), (1.0, units.per_second(most))]
 
 
 def _hover(run: pd.Series, settings: list[str]) -> str:
     said = [f"{name} {run[name]}" for name in settings]
-    lines = [f"<b>{run['samples_per_second']:,.0f} samples/s</b>", *map(html.escape, said)]
+    lines = [
+        f"<b>{units.per_second(run['samples_per_second'])} samples/s</b>",
+        *map(html.escape, said),
+    ]
     return "<br>".join(lines)

@@ -15,11 +15,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.executed import Executed, Spent
 from viewer.figures import lod
 from viewer.figures.lod import Pieces, Rows
-from viewer.figures.pipeline import CriticalPath, codes, critical
+from viewer.figures.pipeline import CriticalPath, beside_others, codes, codes_of_steps, critical
 from viewer.figures.slices import Canvas, Look, look
-from viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme
+from viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
 
 if TYPE_CHECKING:
@@ -79,19 +80,22 @@ class Trace:
         return np.flatnonzero(wanted).tolist()
 
 
-def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None = None) -> Trace:
+def flat(
+    steps: Executed,
+    ipus: int,
+    lanes: Sequence[tuple[int, str]] | None = None,
+    whole: tuple[int, int] | None = None,
+) -> Trace:
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
-    ``steps`` is `Report.steps`; ``lanes`` are the IPUs that have a row, with their names (default:
-    all ``ipus``).
+    ``lanes`` are the IPUs that have a row, with their names (default: all ``ipus``). ``whole``: the
+    first and the last cycle of what is shown, where ``steps`` are only a part of it.
     """
-    import pandas as pd
-
     shown = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
-    label, labels = pd.factorize(steps["name"])
-    origin = int(steps["start"].min()) if len(steps) else 0
-    ipu, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
-    beside = (steps["kind"] == records.BESIDE).to_numpy()
+    ipu, start, end = steps.ipu, steps.start, steps.end
+    if whole is None:
+        whole = int(start.min(initial=end.max(initial=0))), int(end.max(initial=0))
+    beside = beside_others(steps)
     of = np.full(max(ipus, int(ipu.max(initial=-1)) + 1), -1)
     of[[one for one, _ in shown]] = np.arange(len(shown))
     more = np.unique(ipu[beside & (of[ipu] >= 0)])
@@ -99,13 +103,13 @@ def flat(steps: pd.DataFrame, ipus: int, lanes: Sequence[tuple[int, str]] | None
     row = np.where(of[ipu] >= 0, row, -1)
     names = (*(name for _, name in shown), *(f"I/O {one}" for one in more.tolist()))
     return Trace(
-        Rows.make(row, start, end, codes(steps, by_direction=False), len(names)),
+        Rows.make(row, start, end, codes_of_steps(steps), len(names)),
         names,
-        label,
-        tuple(map(str, labels)),
-        steps["step"].to_numpy(),
-        origin,
-        int(end.max(initial=origin)) - origin,
+        steps.what,
+        tuple(steps.named.name.tolist()),
+        steps.step,
+        whole[0],
+        whole[1] - whole[0],
         np.array([*(one for one, _ in shown), *more.tolist()], dtype=np.int64),
         np.arange(len(names)) < len(shown),
     )
@@ -338,44 +342,15 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
     return figure
 
 
-def by_kind(
-    rows: Trace, window: tuple[float, float] | None, lanes: Collection[int] | None = None
-) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of the steps between two cycles, largest first.
-
-    The sums are exact, whatever is drawn. ``lanes`` restricts them to these IPUs (default: all that
-    are shown).
-    """
-    low, high = window or (0.0, float(rows.end))
-    low, high = low + rows.origin, high + rows.origin
-    cycles, count = np.zeros(len(ACTIVITIES)), np.zeros(len(ACTIVITIES), dtype=np.int64)
-    for row in rows.rows_of_steps(lanes):
-        here = rows.rows.of(row)
-        start, end, code = rows.rows.start[here], rows.rows.end[here], rows.rows.code[here]
-        part = lod.inside(start, end, low, high)
-        cycles += lod.totals(start[part], end[part], code[part], low, high, len(ACTIVITIES))
-        count += np.bincount(code[part], minlength=len(ACTIVITIES))
-    rows_of_kinds = [(NAMES[i], int(cycles[i]), int(count[i])) for i in np.flatnonzero(count)]
-    return sorted(rows_of_kinds, key=lambda row: -row[1])
-
-
-def by_step(
-    rows: Trace, window: tuple[float, float] | None, lanes: Collection[int] | None = None
-) -> tuple[np.ndarray, ...]:
-    """Ids, exact cycles and slice counts of the program steps between two cycles. Waits are -1."""
-    low, high = window or (0.0, float(rows.end))
-    low, high = low + rows.origin, high + rows.origin
-    ids, cycles = [], []
-    for row in rows.rows_of_steps(lanes):
-        here = rows.rows.of(row)
-        start, end = rows.rows.start[here], rows.rows.end[here]
-        part = lod.inside(start, end, low, high)
-        ids.append(rows.step[rows.rows.source[here][part]])
-        cycles.append(np.minimum(end[part], high) - np.maximum(start[part], low))
-    none = np.zeros(0, dtype=np.int64)
-    ids_of_steps, at = np.unique(np.concatenate([none, *ids]), return_inverse=True)
-    total = np.bincount(at, weights=np.concatenate([none, *cycles]), minlength=len(ids_of_steps))
-    return ids_of_steps, total.astype(np.int64), np.bincount(at, minlength=len(ids_of_steps))
+def by_activity(spent: Spent) -> list[tuple[str, int, int]]:
+    """(activity, cycles, slices) of executed steps, largest first."""
+    cycles, count = [0] * len(ACTIVITIES), [0] * len(ACTIVITIES)
+    for kind, took, slices in spent.by_kind():
+        code = BY_KIND.get(kind, COMPUTE)
+        cycles[code] += took
+        count[code] += slices
+    activities = [(NAMES[at], cycles[at], count[at]) for at in range(len(ACTIVITIES)) if count[at]]
+    return sorted(activities, key=lambda row: -row[1])
 
 
 def next_hit(

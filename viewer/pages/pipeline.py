@@ -118,6 +118,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
         window = common.window(low, high, lanes.end)
+        lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement, window)
         batch = common.whole(follow, -1)
         figure = figures.pipeline(
             lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None
@@ -145,12 +146,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         *of, unit, low, high, _, chosen = values
         report, run, iteration, arrangement = asked(*of)
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
-        rows = timeline.rows_of(profiles, report, run, iteration, None, "flat", arrangement)
         clock = Clock(report.target.clock_hz, common.unit_of(unit))
-        window = common.window(low, high, lanes.end)
+        window = common.window(low, high, lanes.end) or (0.0, float(lanes.end))
         selected = timeline.selection_of(chosen, lanes.end)
         ipus = timeline.lanes_in(lanes, selected.rows if selected else None)
-        return selection.table(report, rows, window, selected, ipus, by, clock)
+        executed, shown = (run, iteration, lanes.origin), lanes.shown.tolist()
+        return selection.table(report, executed, shown, window, selected, ipus, by, clock)
 
     @app.callback(
         Output("pipeline-task", "children"), *common.param_input(NAME, *what, "unit", "at")

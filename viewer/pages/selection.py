@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from dash import html
 
 from profiler import Report
+from profiler.executed import Spent
 from viewer.figures import trace as figures
 from viewer.figures import units
 from viewer.figures.marks import Selection
-from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import View
@@ -38,19 +38,12 @@ def card(view: View, id: str) -> Any:
     )
 
 
-def aggregated(
-    report: Report,
-    rows: Trace,
-    window: tuple[float, float] | None,
-    by: str,
-    lanes: Collection[int] | None = None,
-) -> list[tuple[str, int, int]]:
-    """(name, cycles, slices) of the visible part by operator, ATen, module, Block or stage.
+def aggregated(report: Report, spent: Spent, by: str) -> list[tuple[str, int, int]]:
+    """(name, cycles, slices) of executed steps by operator, ATen, module, Block or stage.
 
     Largest first; waits, copies and whatever belongs to no operator are named by their kind.
-    ``lanes``: only these IPUs.
     """
-    step, cycles, count = figures.by_step(rows, window, lanes)
+    step, cycles, count = spent.step, spent.cycles, spent.count
     frame = report.program_steps().set_index("step").reindex(step)
     if by == "stage":
         stage = frame["stage"].fillna(-1).astype(int).tolist()
@@ -72,26 +65,35 @@ def aggregated(
 
 def table(
     report: Report,
-    rows: Trace,
-    shown: tuple[float, float] | None,
+    executed: tuple[int, int | None, int],
+    lanes: Sequence[int],
+    shown: tuple[float, float],
     selection: Selection | None,
-    lanes: Collection[int] | None,
+    selected: Sequence[int] | None,
     by: Any,
     clock: Clock,
 ) -> Any:
-    """Sums over what is selected, or else shown. ``lanes``: the IPUs selected, None: all."""
-    count = units.count(int(rows.of_steps.sum()), "lane")
+    """Sums over what is selected, or else shown.
+
+    ``executed``: run, device iteration (None: the whole call), and the cycle that it starts at;
+    ``lanes``: the IPUs that are shown; ``shown``: cycles from that start; ``selected``: the IPUs
+    that are selected, None: all.
+    """
+    count = units.count(len(lanes), "lane")
     window, words = shown, f"Of what is shown, {count}"
     if selection is not None:
         window = (float(selection.low), float(selection.high))
-        named = [f"IPU {ipu}" for ipu in lanes or ()]
-        many = f"all, {count}" if lanes is None else ", ".join(named[:6])
-        more = f" and {len(lanes) - 6} more" if lanes is not None and len(lanes) > 6 else ""
+        named = [f"IPU {ipu}" for ipu in selected or ()]
+        many = f"all, {count}" if selected is None else ", ".join(named[:6])
+        more = f" and {len(named) - 6} more" if len(named) > 6 else ""
         words = f"Of the selection: {clock.both(selection.high - selection.low)} on {many}{more}"
+    run, iteration, origin = executed
+    between = (window[0] + origin, window[1] + origin)
+    spent = report.spent(run, lanes if selected is None else selected, iteration, between)
     if by in dict(BY[1:]):
-        sums = aggregated(report, rows, window, str(by), lanes)
+        sums = aggregated(report, spent, str(by))
     else:
-        sums = figures.by_kind(rows, window, lanes)
+        sums = figures.by_activity(spent)
     return [html.P(words, className="note"), _table(sums, clock)]
 
 

@@ -10,7 +10,9 @@ from dash import Dash, Output, dcc, html
 from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
-from profiler.insights import Insight, insights
+from profiler.executed import Executed
+from profiler.insights import Insight
+from profiler.insights.kept_insights import known_insights
 from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -256,10 +258,11 @@ def _cycles(view: View) -> Any:
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
         tasks,
-        tasks.iloc[:0],
+        Executed.nothing(),
         report.pipeline_cycles(0, 0),
         report.stages,
         fold=report.target.num_ipus > pipeline_figures.FEW,
+        path=waits.chain(view.profiles, report, 0, 0),
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
@@ -305,7 +308,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        findings = profiles.made(report, "insights", lambda: insights(report))
+        findings = profiles.made(report, "insights", lambda: known_insights(report))
         if not findings:
             return common.message("Nothing that is known would make it faster or smaller.")
         clock = Clock(report.target.clock_hz)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from dash import Input, State, html
 
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_steps
+from profiler.executed import Executed, Named
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.counters import Track, tracks
@@ -28,12 +29,12 @@ from viewer.pages import common, waits
 from viewer.pages.common import View
 from viewer.profiles import Profiles
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 MOST_PINS = 16
-MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 300 MB in the server
+MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 150 MB in the server
+MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that
 LANES = ("lanes", "opened", "pins")
+Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
+Ipus = Sequence[int] | np.ndarray
 
 
 # -- controls ---
@@ -147,60 +148,98 @@ def lanes_of(
     run: int,
     iteration: int,
     arrangement: Arrangement = Arrangement(),
+    window: Window = None,
 ) -> Lanes:
-    """A device iteration ready to be drawn, with its steps if there is room for them."""
+    """A device iteration ready to be drawn, with its steps if there is room for them.
 
-    def make() -> Lanes:
-        tasks = report.tasks(run, iteration=iteration)
-        cycles = report.pipeline_cycles(run, iteration)
-        how = (arrangement.fold, arrangement.opened, arrangement.pinned)
-        path = waits.chain(profiles, report, run, iteration)
-        lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, *how, path)
-        ipus = lanes.shown.tolist()
-        if len(ipus) > FEW or sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
-            return lanes
-        steps = _steps(report, run, iteration, lanes.shown)
+    ``window``: cycles from its start; where all steps are too many, those of the window.
+    """
+    how = (arrangement.fold, arrangement.opened, arrangement.pinned)
+    whole = (report, run, iteration)
+    tasks = report.tasks(run, iteration=iteration)
+
+    def of(steps: Executed) -> Lanes:
+        cycles, path = report.pipeline_cycles(run, iteration), waits.chain(profiles, *whole)
         return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, path)
 
-    return profiles.made(report, ("lanes", run, iteration, arrangement), make)
+    def make() -> Lanes:
+        lanes = of(Executed.nothing())
+        part = part_of(report, run, iteration, lanes.shown, None)
+        return lanes if part is None else of(_executed(profiles, *whole, lanes.shown, part))
+
+    lanes = profiles.made(report, ("lanes", run, iteration, arrangement), make)
+    if len(lanes.steps) or window is None:
+        return lanes
+    part = part_of(report, run, iteration, lanes.shown, window)
+    if part is None:
+        return lanes
+    key = ("lanes", run, iteration, arrangement, part)
+    return profiles.made(report, key, lambda: of(_executed(profiles, *whole, lanes.shown, part)))
 
 
-def _counts(report: Report, run: int, iteration: int | None, ipus: Sequence[int]) -> list[int]:
+def _executed(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int | None,
+    ipus: Ipus,
+    part: tuple[float, float],
+) -> Executed:
+    """`Report.executed`, once for lanes and rows of the same IPUs."""
+    key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
+    return profiles.made(report, key, lambda: report.executed(run, ipus, iteration, part))
+
+
+def _counts(report: Report, run: int, iteration: int | None, ipus: Ipus) -> list[int]:
     """How many steps each of these IPUs executes."""
-    return [report.step_count(run, ipu, iteration) for ipu in ipus]
+    return [report.step_count(run, int(ipu), iteration) for ipu in ipus]
 
 
-def _steps(
-    report: Report, run: int, iteration: int | None, shown: Sequence[int] | np.ndarray
-) -> pd.DataFrame:
-    """The steps of the IPUs that are shown; their tasks if these are too many."""
+def part_of(
+    report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window
+) -> tuple[float, float] | None:
+    """The part of time whose steps of these IPUs are drawn, on the clock of `Report.tasks`.
+
+    All of it where they are not too many; else a window, from the start of what is shown, with a
+    margin for dragging; None where that, too, has too many: tasks are drawn instead.
+    """
+    if len(ipus) > FEW:
+        return None
+    if sum(_counts(report, run, iteration, ipus)) <= MOST_STEPS:
+        return -np.inf, np.inf
+    if window is None:
+        return None
+    origin, _ = report.extent(run, ipus, iteration)
+    margin = (window[1] - window[0]) / 2
+    part = (window[0] - margin + origin, window[1] + margin + origin)
+    few = report.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
+    return part if few else None
+
+
+def _tasks_as_steps(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Executed:
+    """The tasks of IPUs, for where their steps are too many."""
     import pandas as pd
 
-    ipus = [int(ipu) for ipu in shown]
-    if sum(_counts(report, run, iteration, ipus)) > MOST_STEPS:
-        tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
-        return tasks.assign(step=-1, op=-1, block=-1, type="")
-    if len(ipus) == report.target.num_ipus:
-        return report.steps(run, iteration=iteration)
-    return pd.concat([report.steps(run, ipu, iteration) for ipu in ipus])
+    tasks = pd.concat([report.tasks(run, int(ipu), iteration) for ipu in ipus])
+    (what, names), (kind, kinds) = (pd.factorize(tasks[name]) for name in ("name", "kind"))
+    none = np.zeros(0, dtype=np.int64)
+    named = Named(names.to_numpy(dtype=object), none, tuple(kinds), none, none)
+    ipu, start, end = (tasks[name].to_numpy() for name in ("ipu", "start", "end"))
+    return Executed(ipu, np.full(len(tasks), -1), what, kind, start, end, named)
 
 
-def as_tasks(report: Report, run: int, iteration: int | None, ipus: Sequence[int]) -> list[Any]:
+def as_tasks(
+    report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window = None
+) -> list[Any]:
     """A message if rows have tasks because their steps are too many."""
-    counts = _counts(report, run, iteration, ipus)
-    if sum(counts) <= MOST_STEPS:
+    if part_of(report, run, iteration, ipus, window) is not None:
         return []
+    count = sum(_counts(report, run, iteration, ipus))
     words = (
-        f"{sum(counts):,} steps are more than can be drawn: rows have tasks, each a stage's forward"
-        f" or backward. {_where_steps_are(counts)}"
+        f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
+        " forward or backward. Zoom in for the steps."
     )
     return [common.message(words)]
-
-
-def _where_steps_are(counts: Sequence[int]) -> str:
-    if len(counts) > 1 and min(counts) <= MOST_STEPS:
-        return "Choose one IPU for its steps."
-    return "The page Program has the steps."
 
 
 def rows_of(
@@ -211,37 +250,52 @@ def rows_of(
     ipu: int | None,
     form: str,
     arrangement: Arrangement = Arrangement(),
+    window: Window = None,
 ) -> Trace:
     """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
 
-    Rows have tasks where there are more steps than `MOST_STEPS`.
+    Rows have tasks where there are more steps than `MOST_STEPS`; those of a ``window`` (cycles from
+    the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
 
     ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
     path.
     """
 
-    def make() -> Trace:
-        lanes = (
-            [(ipu, f"IPU {ipu}")]
-            if ipu is not None
-            else _named(profiles, report, run, iteration or 0, arrangement)
-        )
-        if form == "flame":
-            names = report.ops["name"]
-            flames = [
-                (
-                    name if len(lanes) > 1 else "task",
-                    trace_figures.flame(
-                        report.steps(run, one, iteration), report.tasks(run, one, iteration), names
-                    ),
-                )
-                for one, name in lanes
-            ]
-            return trace_figures.stacked(flames)
-        steps = _steps(report, run, iteration, [one for one, _ in lanes])
-        return trace_figures.flat(steps, report.target.num_ipus, lanes)
+    def lanes() -> list[tuple[int, str]]:
+        if ipu is not None:
+            return [(ipu, f"IPU {ipu}")]
+        return _named(profiles, report, run, iteration or 0, arrangement)
 
-    return profiles.made(report, ("trace", run, iteration, ipu, form, arrangement), make)
+    def flames() -> Trace:
+        names, shown = report.ops["name"], lanes()
+        drawn = [
+            (
+                name if len(shown) > 1 else "task",
+                trace_figures.flame(
+                    report.steps(run, one, iteration), report.tasks(run, one, iteration), names
+                ),
+            )
+            for one, name in shown
+        ]
+        return trace_figures.stacked(drawn)
+
+    key = ("trace", run, iteration, ipu, form, arrangement)
+    if form == "flame":
+        return profiles.made(report, key, flames)
+    shown = lanes()
+    ipus = [one for one, _ in shown]
+    part = part_of(report, run, iteration, ipus, window)
+
+    def flat() -> Trace:
+        steps = (
+            _tasks_as_steps(report, run, iteration, ipus)
+            if part is None
+            else _executed(profiles, report, run, iteration, ipus, part)
+        )
+        extent = report.extent(run, ipus, iteration)
+        return trace_figures.flat(steps, report.target.num_ipus, shown, extent)
+
+    return profiles.made(report, (*key, part), flat)
 
 
 def _named(

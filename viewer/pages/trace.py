@@ -26,7 +26,7 @@ from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
 from viewer.pages import common, selection, timeline
 from viewer.pages.common import Column, Page, View
-from viewer.pages.timeline import Arrangement
+from viewer.pages.timeline import Arrangement, Window
 from viewer.profiles import Profiles
 
 NAME = "trace"
@@ -201,7 +201,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
     )
     def draw(*values: Any) -> Any:
         *what, find, low, high, marks, chosen, where = values
-        it = what_is_asked(profiles, *what)
+        it = what_is_asked(profiles, *what, window=(low, high))
         window = common.window(low, high, it.rows.end)
         words, theme = str(find or ""), common.theme_of(where)
         path = timeline.path_on_rows(
@@ -228,11 +228,11 @@ def _figures(app: Dash, profiles: Profiles) -> None:
     )
     def counters(_drawn: Any, *values: Any) -> Any:
         *what, low, high, marks, _, where = values
-        it = what_is_asked(profiles, *what)
+        it = what_is_asked(profiles, *what, window=(low, high))
         window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
         if it.as_tasks():
             return counter_figures.nothing("Counted by steps, which are not drawn here.", theme)
-        tracks = timeline.tracks_of(profiles, it.report, it.rows, it.key)
+        tracks = timeline.tracks_of(profiles, it.report, it.rows, it.drawn)
         left, tiles = figures.left_margin(it.rows), it.report.target.tiles_per_ipu
         whole = (it.rows.end, it.rows.origin, tiles)
         figure = counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
@@ -263,10 +263,12 @@ def _sums(app: Dash, profiles: Profiles) -> None:
     def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
         *what, low, high, _, chosen = values
         it = what_is_asked(profiles, *what)
-        window = common.window(low, high, it.rows.end)
-        selected = timeline.selection_of(chosen, it.rows.end)
-        lanes = timeline.ipus_in(it.rows, selected.rows if selected else None)
-        return selection.table(it.report, it.rows, window, selected, lanes, by, it.clock)
+        rows = it.rows
+        window = common.window(low, high, rows.end) or (0.0, float(rows.end))
+        selected = timeline.selection_of(chosen, rows.end)
+        lanes = timeline.ipus_in(rows, selected.rows if selected else None)
+        executed, shown = (it.run, it.iteration, rows.origin), rows.ipu[rows.of_steps].tolist()
+        return selection.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
 
     @app.callback(
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
@@ -293,23 +295,25 @@ def _details(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output(common.param_id(NAME, "step"), "value"),
         Input(common.param_id(NAME, "at"), "value"),
-        *(common.param_state(NAME, name) for name in _WHAT),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "from", "to")),
         prevent_initial_call=True,
     )
-    def clicked(at: Any, *what: Any) -> Any:
+    def clicked(at: Any, *values: Any) -> Any:
         """The step that was clicked; empty for a task, a module or a wait."""
-        rows = what_is_asked(profiles, *what).rows
+        *what, low, high = values
+        rows = what_is_asked(profiles, *what, window=(low, high)).rows
         position = slice_at(rows, timeline.point_of(at))
         return no_update if at in (None, "") else "" if position < 0 else _step_of(rows, position)
 
     @app.callback(
         Output("trace-step", "children"),
         *common.param_input(NAME, "step", "at", *_WHAT),
+        *(common.param_state(NAME, name) for name in ("from", "to")),
         common.theme_state(),
     )
     def chosen(step: Any, at: Any, *values: Any) -> Any:
-        *what, where = values
-        it = what_is_asked(profiles, *what)
+        *what, low, high, where = values
+        it = what_is_asked(profiles, *what, window=(low, high))
         position = slice_at(it.rows, timeline.point_of(at))
         number = common.whole(step, -1)
         here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
@@ -334,16 +338,24 @@ class Asked:
     ipu: int | None
     form: str
     arrangement: Arrangement
+    window: Window = None
 
     @property
     def key(self) -> tuple[Any, ...]:
         """A key that tells these rows from others of the profile."""
         return self.run, self.iteration, self.ipu, self.form, self.arrangement
 
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """The same, and which part of time has steps."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        part = timeline.part_of(self.report, self.run, self.iteration, ipus, self.window)
+        return *self.key, part
+
     def as_tasks(self) -> list[Any]:
         """A message where rows have tasks instead of steps."""
         ipus = np.unique(self.rows.ipu).tolist()
-        return timeline.as_tasks(self.report, self.run, self.iteration, ipus)
+        return timeline.as_tasks(self.report, self.run, self.iteration, ipus, self.window)
 
     def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
         """The lanes of the rows, for a click on a name; none in a flame graph."""
@@ -356,8 +368,11 @@ class Asked:
         return tuple(by_ipu[ipu] for ipu in self.rows.ipu.tolist() if ipu in by_ipu)
 
 
-def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
-    """The rows that the values of the parameters `_WHAT` describe."""
+def what_is_asked(profiles: Profiles, *values: Any, window: tuple[Any, Any] | None = None) -> Asked:
+    """The rows that the values of the parameters `_WHAT` describe.
+
+    ``window``: values of the parameters from and to, where its steps are wanted.
+    """
     profile, run, iteration, span, ipu, form, lanes, opened, pins, unit = values
     report = profiles.get(common.whole(profile, 0))
     at = timeline.run_of(report, run)
@@ -366,9 +381,13 @@ def what_is_asked(profiles: Profiles, *values: Any) -> Asked:
     one = chip if chip >= 0 else None
     kind = "flame" if form == "flame" else "flat"
     arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
-    rows = timeline.rows_of(profiles, report, at, which, one, kind, arrangement)
+    what = (profiles, report, at, which, one, kind, arrangement)
+    rows, shown = timeline.rows_of(*what), None
+    if window is not None:
+        shown = common.window(*window, rows.end)
+        rows = rows if shown is None else timeline.rows_of(*what, shown)
     clock = Clock(report.target.clock_hz, common.unit_of(unit))
-    return Asked(report, rows, clock, at, which, one, kind, arrangement)
+    return Asked(report, rows, clock, at, which, one, kind, arrangement, shown)
 
 
 def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:

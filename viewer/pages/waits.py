@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from profiler import Report
-from profiler.analysis.critical_path import Chain, chain_of, critical_path
+from profiler.analysis.critical_path import Chain, chain_of, critical_path_of
 from profiler.analysis.waits import longest_waits
 from viewer.figures.pipeline import CriticalPath, on_ipus
 from viewer.figures.units import rows_of
@@ -29,7 +29,7 @@ def waits_of(profiles: Profiles, report: Report) -> Waits:
     """The waits of the first run's first device iteration; all iterations wait for the same."""
 
     def make() -> Waits:
-        path = critical_path(report)
+        path = critical_path_of(report, *_tasks_and_chain(profiles, report, 0, 0))
         return Waits(path, longest_waits(report, path))
 
     return profiles.made(report, "waits", make)

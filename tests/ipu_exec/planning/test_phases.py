@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -106,9 +107,7 @@ def test_where_no_cut_fits_it_says_by_how_much(monkeypatch: pytest.MonkeyPatch) 
 def test_phases_of_a_file_count_from_nought(tmp_path: Path) -> None:
     stages = [{"ipu": 0, "blocks": ["a"], "phase": 0}, {"ipu": 0, "blocks": ["b"], "phase": 2}]
     file = tmp_path / "placement.json"
-    file.write_text(
-        '{"format": "ipuscope placement", "version": 2, "stages": %s}'
-        % str(stages).replace("'", '"')
-    )
+    content = {"format": "ipuscope placement", "version": 2, "stages": stages}
+    file.write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(Error, match="each has a 'phase', and these count 0, 1, 2"):
         load_stages(file)

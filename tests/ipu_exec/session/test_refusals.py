@@ -89,6 +89,8 @@ def test_it_is_refused_with_its_way_out(function: Any, says: str, training: bool
         lambda y: y + CONSTANT.double().type_as(y),
         lambda y: y + CONSTANT.to(y),
         lambda y: y + CONSTANT.to(y.device),
+        lambda y: y + (CONSTANT if CONSTANT.device == y.device else CONSTANT.to(y.device)),
+        lambda y: torch.vmap(lambda row: row + row.new_ones(4).to(row.device))(y),
         lambda y: y.to(CONSTANT.dtype).type_as(y) + 1,
         lambda y: y[:, [0, 1, 2, 3]] + 1,
         lambda y: y + torch.zeros(4, device="ipu").copy_(CONSTANT),

@@ -14,7 +14,7 @@ import ipu_exec
 from examples.models import build, split
 from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
-from profiler.advise import Advice, Basis, advise, advise_on
+from profiler.advise import Advice, Basis, Levers, advise, advise_on, basis_of
 from profiler.enums import Role
 
 # What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
@@ -102,6 +102,60 @@ def test_an_advice_is_what_its_compile_obtains(
         if one.levers.split is None:
             monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
             held(one, compiled(tmp_path / str(number)))
+
+
+class Layers(nn.Module):
+    """Four layers, each a Block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for number, layer in enumerate(self.layers):
+            with ipu_exec.Block(f"L{number}"):
+                x = torch.relu(layer(x))
+        with ipu_exec.Block("loss"):
+            return x, nn.functional.mse_loss(x, target)
+
+
+def _phases(kind: str) -> ipu_exec.IStrategy:
+    names = [f"L{number}" for number in range(4)]
+    if kind == "serial":
+        everywhere = ipu_exec.SerialPhasedExecution(*names[:3], ipu_exec.Stage("L3", "loss"))
+        return everywhere.setTensorsLiveness(ipu_exec.Liveness.OffChipAfterEachPhase)
+    stages = [ipu_exec.Stage(name) for name in names[:3]] + [ipu_exec.Stage("L3", "loss")]
+    if kind == "parallel":
+        return ipu_exec.ParallelPhasedExecution(*(ipu_exec.Phase(stage) for stage in stages))
+    pairs = [(stages[0].ipu(0), stages[1].ipu(1)), (stages[2].ipu(0), stages[3].ipu(1))]
+    return ipu_exec.PipelinedExecution(*(ipu_exec.Phase(*pair) for pair in pairs))
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel", "pipelined"])
+def test_phases_are_advised_on_and_obtain_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(folder: Path) -> Report:
+        torch.manual_seed(0)
+        options = _options(folder).setExecutionStrategy(_phases(kind))
+        return _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+
+    before = compiled(tmp_path / "before")
+    basis = basis_of(before)
+    assert basis.cycles_with(Levers()) == analysis.pace(before).cycles
+    advised = advise(before)
+    pulled = {one.levers.pulled for one in advised.single}
+    assert {("half",), ("micro_batch",), ("micro_batches",)} <= pulled
+    assert not {("split",), ("recompute",), ("state",)} & pulled
+    assert advised.together is not None
+    exact = next(one for one in advised.single if one.levers.pulled == ("micro_batches",))
+    for number, one in enumerate((advised.together, exact)):
+        monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
+        obtained = analysis.pace(compiled(tmp_path / str(number))).samples_per_second
+        if one.estimate:
+            assert LEAST < obtained / one.samples_per_second < MOST
+        else:
+            assert obtained == pytest.approx(one.samples_per_second)
 
 
 def test_the_limit_of_samples_is_kept(report: Report) -> None:

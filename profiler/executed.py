@@ -1,0 +1,135 @@
+"""Executed steps as columns of numbers, without text in their rows, and sums over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.trace import Bodies, Slices, Tasks, distinct, slices
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What bodies execute, by name: program steps in the order of their table, then bodies.
+
+    ``name`` and ``kind`` (an index into ``kinds``) of each; ``of_entry`` is the position of each
+    entry of `trace.Bodies` among them, ``kind_of_entry`` its kind: a body's, where it has one.
+    """
+
+    name: np.ndarray
+    kind: np.ndarray
+    kinds: tuple[str, ...]
+    of_entry: np.ndarray
+    kind_of_entry: np.ndarray
+
+    @classmethod
+    def nothing(cls) -> Named:
+        """Of a profile in which nothing runs."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(0, dtype=object), none, (), none, none)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """Slices: one entry each, int64, times in cycles on the clock that all runs share.
+
+    ``step`` is the program step's id, -1 for a wait; ``what`` a position in ``named.name``, and
+    ``kind`` one in ``named.kinds``.
+    """
+
+    ipu: np.ndarray
+    step: np.ndarray
+    what: np.ndarray
+    kind: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    named: Named
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def nothing(cls) -> Executed:
+        """No slices."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, none, none, none, none, none, Named.nothing())
+
+    @classmethod
+    def of(cls, tasks: Tasks, unrolled: Slices, named: Named) -> Executed:
+        """The slices of tasks (`trace.slices`)."""
+        return cls(
+            tasks.ipu[unrolled.task],
+            unrolled.step,
+            named.of_entry[unrolled.entry],
+            named.kind_of_entry[unrolled.entry],
+            unrolled.start,
+            unrolled.end,
+            named,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Cycles that steps took together: one entry for each step and kind, int64.
+
+    ``step`` is -1 for waits, ``kind`` an index into ``kinds``; ``count``: slices.
+    """
+
+    step: np.ndarray
+    kind: np.ndarray
+    cycles: np.ndarray
+    count: np.ndarray
+    kinds: tuple[str, ...]
+
+    def by_kind(self) -> list[tuple[str, int, int]]:
+        """(kind, cycles, slices), in the order of ``kinds``."""
+        cycles, count = (
+            np.bincount(self.kind, weights=values, minlength=len(self.kinds)).astype(np.int64)
+            for values in (self.cycles, self.count)
+        )
+        there = np.flatnonzero(count).tolist()
+        return [(self.kinds[at], int(cycles[at]), int(count[at])) for at in there]
+
+
+def spent(
+    tasks: Tasks, bodies: Bodies, named: Named, low: float, high: float, without: str = ""
+) -> Spent:
+    """What the slices of tasks take between two cycles, exactly.
+
+    Tasks that lie between them count by their body and length, so that only those that are cut are
+    unrolled one by one. ``without``: a kind that is left out. Raises ValueError as `trace.slices`.
+    """
+    tasks = tasks.where((tasks.end > low) & (tasks.start < high))
+    whole = (tasks.start >= low) & (tasks.end <= high)
+    uncut, times = distinct(tasks.where(whole)) if whole.any() else (tasks.where(whole), None)
+    parts = []
+    for chosen, count in ((uncut, times), (tasks.where(~whole), None)):
+        unrolled = slices(chosen, bodies)
+        start, end = np.maximum(unrolled.start, low), np.minimum(unrolled.end, high)
+        many = np.ones(len(start), dtype=np.int64) if count is None else count[unrolled.task]
+        shown = (unrolled.end > low) & (unrolled.start < high)
+        cycles = ((end - start).clip(0) * many)[shown]
+        entry = unrolled.entry[shown]
+        parts.append((unrolled.step[shown], named.kind_of_entry[entry], cycles, many[shown]))
+    step, kind, cycles, count = (np.concatenate(column) for column in zip(*parts, strict=True))
+    wanted = np.array([name != without for name in named.kinds], dtype=bool)
+    kept = wanted[kind] if len(kind) else np.zeros(0, dtype=bool)
+    return _summed(step[kept], kind[kept], cycles[kept], count[kept], named.kinds)
+
+
+def _summed(
+    step: np.ndarray,
+    kind: np.ndarray,
+    cycles: np.ndarray,
+    count: np.ndarray,
+    kinds: tuple[str, ...],
+) -> Spent:
+    """One entry for each step and kind, by step."""
+    many = max(1, len(kinds))
+    key, at = np.unique((step + 1) * many + kind, return_inverse=True)
+    total, slices_of = (
+        np.bincount(at, weights=values, minlength=len(key)).astype(np.int64)
+        for values in (cycles, count)
+    )
+    return Spent(key // many - 1, key % many, total, slices_of, kinds)

@@ -1,0 +1,56 @@
+"""Executed steps as numbers, and sums over them, against the frame of the same steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from profiler import Report, open_report, records
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return open_report(synthetic_profile(tmp_path_factory.mktemp("executed") / "profile.pop"))
+
+
+@pytest.mark.parametrize("ipus", [None, [2], [0, 3]])
+def test_executed_steps_are_those_of_the_frame(report: Report, ipus: list[int] | None) -> None:
+    frame = report.steps(0, iteration=0)
+    frame = frame if ipus is None else frame[frame["ipu"].isin(ipus)]
+    steps = report.executed(0, ipus, 0)
+    for name in ("ipu", "step", "start", "end"):
+        assert np.array_equal(getattr(steps, name), frame[name])
+    assert steps.named.name[steps.what].tolist() == frame["name"].tolist()
+    assert [steps.named.kinds[kind] for kind in steps.kind] == frame["kind"].tolist()
+
+
+def test_a_window_has_the_steps_of_the_tasks_that_it_cuts(report: Report) -> None:
+    frame = report.steps(0, iteration=0)
+    low, high = int(frame["start"].quantile(0.3)), int(frame["start"].quantile(0.4))
+    steps = report.executed(0, None, 0, (low, high))
+    assert len(steps) == report.executed_count(0, None, 0, (low, high)) < len(frame)
+    inside = frame[(frame["end"] > low) & (frame["start"] < high)]
+    there = (steps.end > low) & (steps.start < high)
+    assert np.array_equal(steps.step[there], inside["step"])
+    assert np.array_equal(steps.start[there], inside["start"])
+
+
+@pytest.mark.parametrize("part", [(0.0, 1.0), (0.2, 0.6), (0.41, 0.42), (2.0, 3.0)])
+def test_what_is_spent_is_what_the_slices_take(report: Report, part: tuple[float, float]) -> None:
+    frame = report.steps(0, iteration=None)
+    frame = frame[frame["kind"] != records.BESIDE]
+    first, last = report.extent(0)
+    low, high = (first + round(share * (last - first)) for share in part)
+    cut = frame[(frame["end"] > low) & (frame["start"] < high)]
+    cycles = cut["end"].clip(upper=high) - cut["start"].clip(lower=low)
+    spent = report.spent(0, None, None, (low, high))
+    by_step = cycles.groupby(cut["step"]).agg(["sum", "size"])
+    steps, at = np.unique(spent.step, return_inverse=True)
+    assert steps.tolist() == by_step.index.tolist()
+    assert np.array_equal(np.bincount(at, spent.cycles, len(steps)), by_step["sum"])
+    assert np.array_equal(np.bincount(at, spent.count, len(steps)), by_step["size"])
+    by_kind = cycles.groupby(cut["kind"]).agg(["sum", "size"])
+    assert {kind: (took, count) for kind, took, count in spent.by_kind()} == {
+        str(kind): (int(row["sum"]), int(row["size"])) for kind, row in by_kind.iterrows()
+    }
