@@ -22,12 +22,11 @@ def test_no_compile_is_better_than_the_plan(seed: int) -> None:
     assert plan.exact
 
 
-@pytest.mark.parametrize(("seed", "ipus"), [(204, 8), (202, 4)])
-def test_nor_where_ipus_may_share_tensors(seed: int, ipus: int) -> None:
+def test_nor_where_ipus_may_share_tensors() -> None:
     fixed = ("r=1", "recompute=no", "state=on-chip")
-    case = random_case(seed, blocks=8, ipus=ipus, shared=True, fixed=fixed)
+    case = random_case(204, blocks=8, ipus=8, shared=True, fixed=fixed)
     plan = case.plan()
-    every = compile_all(case.call(), case.asked(), most=20, seed=seed)
+    every = compile_all(case.call(), case.asked(), most=10)
     assert {mapping.shards for mapping in every.obtained} > {1}
     least, mapping = every.best()
     obtained = plan.best.obtained
