@@ -108,7 +108,7 @@ class Mapping:
         ipus = [stage.ipu for stage in self.stages]
         if ipus == list(range(len(ipus))):
             return counts
-        return f"{counts} on {','.join(map(str, ipus))}"
+        return f"{counts} on {_short(ipus)}"
 
     @property
     def recomputation(self) -> str:
@@ -135,9 +135,19 @@ class Mapping:
         )
 
 
+_NAMED = 9  # stages whose IPUs are named one by one
+
+
 def attached(ipus: int) -> int:
     """IPUs that are attached for so many: the next power of two."""
     return 1 << (ipus - 1).bit_length()
+
+
+def _short(ipus: list[int]) -> str:
+    """IPUs of stages; of many, consecutive ones as ``0-15``."""
+    if len(ipus) <= _NAMED or ipus[:-1] != list(range(len(ipus) - 1)):
+        return ",".join(map(str, ipus))
+    return f"0-{ipus[-2]},{ipus[-1]}"
 
 
 def _split_of_phases(stages: tuple[StagePlan, ...]) -> str:

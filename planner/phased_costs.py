@@ -10,6 +10,7 @@ where each keeps one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -237,6 +238,15 @@ def remote_cycles(machine: MachineCosts, nbytes: np.ndarray, calls: np.ndarray) 
     return (cycles + 2 * machine.stream_step * calls).astype(np.int64)
 
 
+@lru_cache(maxsize=256)
+def _links(machine: MachineCosts, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rate and latency between each two of so many IPUs: float64[IPU, IPU]."""
+    pairs = [(a, b) for a in range(count) for b in range(count)]
+    rate = np.array([machine.link_rate(a, b) for a, b in pairs])
+    latency = np.array([machine.hop_latency(a, b) for a, b in pairs])
+    return rate.reshape(count, count), latency.reshape(count, count)
+
+
 def _received(
     machine: MachineCosts,
     ipus: np.ndarray,
@@ -246,10 +256,7 @@ def _received(
 ) -> np.ndarray:
     """Cycles of receipts over the links, by direction x stages + stage."""
     stages = len(ipus)
-    count = int(ipus.max()) + 1
-    pairs = [(a, b) for a in range(count) for b in range(count)]
-    rate = np.array([machine.link_rate(a, b) for a, b in pairs]).reshape(count, count)
-    latency = np.array([machine.hop_latency(a, b) for a, b in pairs]).reshape(count, count)
+    rate, latency = _links(machine, int(ipus.max()) + 1)
     here, there = ipus[where % stages], ipus[source]
     spent = np.bincount(where, nbytes / rate[there, here], 2 * stages)
     first_byte = np.zeros(2 * stages)
