@@ -64,8 +64,6 @@ DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what
 # happens instead.
 _NOT_HONOURED = {
-    "io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it"),
-    "io_tiles_to_store": ("useIOTilesToStore", "the tiles that compute store it"),
     "groupNormStridedChannelGrouping": (
         "_Popart's groupNormStridedChannelGrouping",
         "groups are of neighbouring channels, as PyTorch has them, and cost what those cost",
@@ -405,11 +403,15 @@ class TensorLocationSettings(_Group):
         )
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
-        """Load through I/O tiles."""
+        """Load through I/O tiles, beside what the others compute.
+
+        In `PipelinedExecution` with Phases, where `TensorLocations.numIOTiles` sets tiles aside;
+        otherwise compiling warns that the tiles that compute load it.
+        """
         return self._flag("useIOTilesToLoad", io_tiles_to_load=use)
 
     def useIOTilesToStore(self, use: bool = True) -> Self:
-        """Store through I/O tiles."""
+        """Store through I/O tiles: as `useIOTilesToLoad`."""
         return self._flag("useIOTilesToStore", io_tiles_to_store=use)
 
     def named(self) -> dict[str, int]:
@@ -459,6 +461,15 @@ class TensorLocationOptions(_Group):
                 f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}"
             )
         return self._set(**{name: copy.deepcopy(settings)})
+
+    def by_setter(self) -> dict[str, TensorLocationSettings]:
+        """The location of each kind of tensor, by the method that sets it."""
+        return {
+            "setActivationLocation": self.location_activation,
+            "setWeightLocation": self.location_weight,
+            "setOptimizerLocation": self.location_optimizer,
+            "setAccumulatorLocation": self.location_accumulator,
+        }
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
         """Where activations are kept until the backward pass.

@@ -14,6 +14,7 @@ import numpy as np
 import zstandard
 
 DTYPES = ("<i1", "<i2", "<i4", "<i8")
+_LIMITS = tuple((dtype, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for dtype in DTYPES)
 MAX_LENGTH = 1 << 24  # elements of one vector: 128 MiB at the most
 LEVEL = 3
 
@@ -40,20 +41,24 @@ def narrow(values: np.ndarray) -> np.ndarray:
     if len(array) > MAX_LENGTH:
         raise ValueError(f"a vector may have {MAX_LENGTH} elements, not {len(array)}")
     low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
-    for dtype in DTYPES:
-        limits = np.iinfo(dtype)
-        if limits.min <= low and high <= limits.max:
+    for dtype, least, most in _LIMITS:
+        if least <= low and high <= most:
             return np.ascontiguousarray(array, dtype=dtype)
     raise ValueError(f"{high} does not fit into 64 bits")
 
 
 def encode(values: np.ndarray) -> Coded:
     """Encode a one-dimensional array of at most MAX_LENGTH integers; ValueError for any other."""
-    array = narrow(values)
+    return encode_narrow(narrow(values))
+
+
+def encode_narrow(array: np.ndarray) -> Coded:
+    """`encode` for what `narrow` made."""
     size = array.dtype.itemsize
     # Unsigned arithmetic wraps, so that differences need no wider type and always sum back.
     unsigned = array.view(f"<u{size}")
-    differences = np.diff(unsigned, prepend=unsigned.dtype.type(0))
+    differences = unsigned.copy()
+    differences[1:] -= unsigned[:-1]
     shuffled = differences.view(np.uint8).reshape(-1, size).T.tobytes()
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True)
     return Coded(f"<i{size}", len(array), compressor.compress(shuffled))

@@ -60,6 +60,15 @@ class BodyTask(StrEnum):
     ENTER = "enter forward"  # a pipeline's phase: what comes for all micro-batches of its forward
     RETURN = "enter backward"  # ... of its backward
     LEAVE = "leave backward"  # ... and what goes when they are through
+    # streaming memory over I/O tiles, beside what the others do: of each micro-batch ...
+    LOAD_FORWARD = "load for forward"
+    STORE_FORWARD = "store of forward"
+    LOAD_BACKWARD = "load for backward"
+    STORE_BACKWARD = "store of backward"
+    # ... and once for all micro-batches of a pipeline's phase
+    LOAD_ENTER = "load for enter forward"
+    LOAD_RETURN = "load for enter backward"
+    STORE_LEAVE = "store of leave backward"
 
 
 class Purpose(StrEnum):

@@ -22,7 +22,10 @@ from profiler.schedules import (
     ENTER,
     FORWARD,
     LEAVE,
+    LOADS_BESIDE,
     RETURN,
+    STORES_BESIDE,
+    SYNC,
     Costs,
     Schedule,
     _finish,
@@ -49,6 +52,8 @@ class Phases:
     # of a phase that is a pipeline: cycles of each stage for what comes before all micro-batches
     # (ENTER, RETURN) and goes behind them (LEAVE)
     once: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # ... and, by task (`schedules.LOADS_BESIDE`, `STORES_BESIDE`), for what goes over I/O tiles
+    beside: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
@@ -58,35 +63,41 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
     as long as its slowest stage, and there are M + p - 1 cycles per phase and direction. An IPU
     loads for its next stage as soon as it has finished the last one, beside the cycles in which
     others still work; the first cycle of its next stage waits for that load. The closed form is
-    `profiler.schedules.pipelined_phases_cycles`.
+    `profiler.schedules.pipelined_phases_cycles`, and `phases_over_io_tiles_cycles` with transfers
+    over I/O tiles (`_Beside`).
     """
     runs = _runs(costs, phases)
     active = _activity(costs, runs, micro_batches)
+    aside = _Beside.of(costs, phases, runs, micro_batches)
     micro = np.where(active.micro[FORWARD] >= 0, active.micro[FORWARD], 0)
     host = _host(costs, active.micro[FORWARD] >= 0, micro, micro_batches)
     first, before = host.first.max(axis=1), host.before.max(axis=1)
-    work = np.maximum(active.load, host.beside).max(axis=1)
+    work = np.maximum(active.load, host.beside + aside.amid).max(axis=1)
     after, last = host.after.max(axis=1), host.last.max(axis=1)
     sync = costs.sync if costs.num_ipus > 1 else 0
     length = first + before + work + sync + after + last
 
     tasks = _Tasks()
-    ready, over = _cycle_starts(costs, phases, runs, micro_batches, length, tasks)
+    ready, over, free = _cycle_starts(
+        costs, phases, runs, micro_batches, length, tasks, aside.ahead
+    )
     end = ready + length
     start = np.append(0, end[:-1])
     begins = ready + first + before
+    end[-1] = aside.place(tasks, begins[:, None] + host.beside, int(end[-1]), free)
     for kind, numbers in active.micro.items():
         cost = costs.forward if kind == FORWARD else costs.backward
         cycle, stage = np.nonzero(numbers >= 0)
         lengths = np.array(cost or [0])[stage]
         ipu = np.array(costs.ipus)[stage]
         tasks.add(kind, ipu, cycle, begins[cycle], lengths, stage, numbers[cycle, stage])
+        tasks.add(SYNC, ipu, cycle, (begins + work)[cycle], np.full(len(cycle), sync))
     where = {
         "first": ready,
         "before": ready + first,
         "beside": begins,
         "after": begins + work + sync,
-        "last": end - last,
+        "last": ready + length - last,
     }
     host.place(tasks, where)
     slowest = active.load.argmax(axis=1)
@@ -145,10 +156,15 @@ def _cycle_starts(
     micro_batches: int,
     length: np.ndarray,
     tasks: _Tasks,
-) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """When work begins in each pipeline cycle, and (IPU, start, end) of loads and stores."""
+    ahead: np.ndarray,
+) -> tuple[np.ndarray, list[tuple[int, int, int]], list[int]]:
+    """When work begins in each pipeline cycle, (IPU, start, end) of loads and stores, and the ends.
+
+    ``ahead``: when each IPU's first transfers over I/O tiles are there. The ends are when each IPU
+    has finished.
+    """
     none = (0,) * len(costs.ipus)
-    free = [0] * costs.num_ipus
+    free = ahead.tolist()
     over: list[tuple[int, int, int]] = []
     starts = np.zeros(len(length), dtype=np.int64)
     now, begin = 0, 0
@@ -175,7 +191,92 @@ def _cycle_starts(
         begin += micro_batches + len(stages) - 1
         for place, stage in enumerate(stages) if kind == BACKWARD else ():
             move(LEAVE, stage, begin - len(stages) + place)
-    return starts, over
+    return starts, over, free
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Transfers over I/O tiles, each in a pipeline cycle, which lasts until they are through.
+
+    A micro-batch's load comes in the pipeline cycle before its work, its store in the one after it.
+    What is loaded once for the next phase, and stored once of the phase before, goes in the cycle
+    in which the last stage of a phase begins: by then the tiles that compute have taken over what
+    came before. Transfers of one IPU take turns.
+    """
+
+    # columns: task, stage, IPU, micro-batch (-1: once), pipeline cycle (-1: ahead of the first;
+    # as many as there are: behind the last), start among those of its cycle and IPU, cycles
+    moves: tuple[np.ndarray, ...]
+    spent: np.ndarray  # cycles [1 + pipeline cycle, IPU]
+
+    @classmethod
+    def of(cls, costs: Costs, phases: Phases, runs: list[Run], micro_batches: int) -> _Beside:
+        wanted: list[tuple[int, int, np.ndarray, np.ndarray]] = []  # task, stage, number, cycle
+        numbers, once = np.arange(micro_batches), np.array([-1])
+        meets = [-1]  # the pipeline cycle for what is once, before each run and behind the last
+        begin = 0
+        for kind, stages in runs:
+            enter = ENTER if kind == FORWARD else RETURN
+            for place, stage in enumerate(stages):
+                cycles = begin + place + numbers
+                wanted.append((LOADS_BESIDE[kind], stage, numbers, cycles - 1))
+                wanted.append((STORES_BESIDE[kind], stage, numbers, cycles + 1))
+                wanted.append((LOADS_BESIDE[enter], stage, once, np.array([meets[-1]])))
+            meets.append(begin + len(stages) - 1)
+            begin += micro_batches + len(stages) - 1
+        meets.append(begin)
+        leaves = enumerate(stages for kind, stages in runs if kind == BACKWARD)
+        first_backward = sum(kind == FORWARD for kind, _ in runs)
+        for number, stages in leaves:
+            cycle = np.array([meets[first_backward + number + 2]])
+            wanted += [(STORES_BESIDE[LEAVE], stage, once, cycle) for stage in stages]
+        return cls._in_turns(costs, phases, wanted, begin)
+
+    @classmethod
+    def _in_turns(
+        cls,
+        costs: Costs,
+        phases: Phases,
+        wanted: list[tuple[int, int, np.ndarray, np.ndarray]],
+        total: int,
+    ) -> _Beside:
+        """Transfers that take time, each after the others of its cycle and IPU."""
+        spent = np.zeros((total + 2, costs.num_ipus), dtype=np.int64)
+        pieces = [np.zeros((7, 0), dtype=np.int64)]
+        for task, stage, numbers, cycle in wanted:
+            cycles, ipu = phases.beside.get(task, ())[stage : stage + 1], costs.ipus[stage]
+            if not any(cycles):
+                continue
+            at = spent[1 + cycle, ipu]
+            spent[1 + cycle, ipu] += cycles[0]
+            columns = np.broadcast_arrays(task, stage, ipu, numbers, cycle, at, cycles[0])
+            pieces.append(np.stack(columns))
+        return cls(tuple(np.concatenate(pieces, axis=1)), spent)
+
+    @property
+    def ahead(self) -> np.ndarray:
+        """Cycles of each IPU's transfers before the first pipeline cycle."""
+        return self.spent[0]
+
+    @property
+    def amid(self) -> np.ndarray:
+        """Cycles [pipeline cycle, IPU] of the transfers beside work."""
+        return self.spent[1:-1]
+
+    def place(self, tasks: _Tasks, begins: np.ndarray, end: int, free: list[int]) -> int:
+        """Add the transfers, and say when the last of them and of the pipeline cycles ends.
+
+        ``begins``: when they may begin, [pipeline cycle, IPU]; ``end``: of the last pipeline cycle;
+        ``free``: when each IPU has finished, so that its last stores may begin.
+        """
+        behind = np.maximum(end, free)
+        at_of = np.vstack([np.zeros_like(behind), begins, behind])
+        task, stage, ipu, number, cycle, at, cycles = self.moves
+        start = at_of[1 + cycle, ipu] + at
+        within = np.clip(cycle, 0, len(begins) - 1)
+        tasks.add(task, ipu, within, start, cycles, stage, number)
+        stores = self.spent[-1] > 0
+        return int((behind + self.spent[-1])[stores].max(initial=end))
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:

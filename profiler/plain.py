@@ -7,9 +7,10 @@ compact form; the views of `profiler.schema` unroll them. Our own reader never u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, repeat
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,23 +18,34 @@ import numpy as np
 from profiler import records
 from profiler.trace import step_kind, waits_as_syncs
 
+Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
 
-def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
-    """Runs of equal, non-zero bytes in a vector over tiles."""
-    if not len(values):
+
+def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
+    """Runs of equal, non-zero bytes in vectors over tiles, rows as `records.TileRun` has them.
+
+    ``vectors``: (id, values), in the order of their ids.
+    """
+    filled = sorted((id, np.asarray(values)) for id, values in vectors if len(values))
+    if not filled:
         return
-    first = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+    lengths = [len(values) for _, values in filled]
+    values = np.concatenate([values for _, values in filled])
+    begins = np.cumsum(lengths) - lengths
+    borders = np.append(True, values[1:] != values[:-1])
+    borders[begins] = True
+    first = np.flatnonzero(borders)
     last = np.append(first[1:], len(values)) - 1
-    here = values[first]
-    nonzero = here != 0
-    for a, b, size in zip(
-        first[nonzero].tolist(), last[nonzero].tolist(), here[nonzero].tolist(), strict=True
-    ):
-        yield records.TileRun(vector, a, b, size)
+    of = np.repeat(np.arange(len(filled)), lengths)[first]
+    nonzero = np.flatnonzero(values[first])
+    first, last, of = first[nonzero], last[nonzero], of[nonzero]
+    ids = np.array([id for id, _ in filled])
+    columns = (ids[of], first - begins[of], last - begins[of], values[first])
+    yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
-def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Activity of each step, from its vectors over tiles.
+def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
+    """Activity of each step, from its vectors over tiles, rows as `records.StepActivity` has them.
 
     An exchange's tiles are those that receive or send.
     """
@@ -47,6 +59,7 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
             if moved is not None and id(moved) not in totals:
                 totals[id(moved)] = int(np.sum(moved))
         received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
+        number, lasts = index(step.id), index(step.cycles)
         if cycles is not None:
             if id(cycles) not in known:
                 known[id(cycles)] = work(np.asarray(cycles))
@@ -56,8 +69,8 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
             if both not in moving:
                 moving[both] = _moving_tiles(step)
             active = moving[both]
-            first, last, balance, of_active = step.cycles, step.cycles, 1.0, 1.0
-        yield records.StepActivity(step.id, active, first, last, balance, of_active, received, sent)
+            first, last, balance, of_active = lasts, lasts, 1.0, 1.0
+        yield number, active, first, last, balance, of_active, received, sent
 
 
 def _moving_tiles(step: records.Step) -> int:
@@ -81,10 +94,10 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
 
 
-def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[tuple[int, ...]]:
+def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[Row]:
     """The steps of each body in order; a wait's step is an external sync of its IPU.
 
-    Rows as `records.BodyStep` has them: there may be a million.
+    Rows as `records.BodyStep` has them.
     """
     for body in bodies:
         steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
@@ -94,7 +107,7 @@ def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[tuple[i
         yield from zip(repeat(body.id), count(), steps, starts, stops)
 
 
-def tasks(trace: records.Trace, known: Known) -> Iterator[tuple[int, ...]]:
+def tasks(trace: records.Trace, known: Known) -> Iterator[Row]:
     """A trace's tasks in order, with waits as external syncs (`profiler.trace.waits_as_syncs`).
 
     Rows as `records.Task` has them.
@@ -193,7 +206,7 @@ class Derived:
     """What is kept beside rows: records, and for large tables their rows as tuples."""
 
     records: list[Any]
-    tuples: dict[type[Any], list[tuple[int, ...]]]
+    tuples: dict[type[Any], list[Row]]
 
 
 NOTHING = Derived([], {})  # for a profile without plain rows
@@ -212,8 +225,9 @@ def derived(rows: Iterable[Any], known: Known) -> Derived:
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
     known.add_steps(program_steps)
     known.add_bodies(bodies)
-    plain_rows: list[Any] = list(step_activity(program_steps))
-    tuples: dict[type[Any], list[tuple[int, ...]]] = {
+    plain_rows: list[Any] = []
+    tuples: dict[type[Any], list[Row]] = {
+        records.StepActivity: list(step_activity(program_steps)),
         records.BodyStep: list(body_steps(bodies, known)),
         records.Task: [],
     }

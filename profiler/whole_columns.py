@@ -22,51 +22,82 @@ NO_VECTOR = -1
 _BETWEEN = "\x1f"  # of texts
 _LEVEL = 3
 
+Part = np.ndarray | Sequence[Any]  # of a column: numbers, or texts
 Packed = tuple[str, str, str, int, bytes, bytes | None]  # a row of `schema.PACKED`
 
 
-def store(connection: sqlite3.Connection, known: dict[type[Any], tuple[int, list[Packed]]]) -> None:
-    """Pack the columns of every large table of a finished profile.
+class WholeColumns:
+    """The columns of a profile's rows as they were added, to be packed when it is published."""
 
-    ``known``: what was packed before, by record, with the number of rows then. Rows are only ever
-    added, so that as many rows are the same rows.
-    """
-    counts = {
-        record: connection.execute(f"SELECT count(*) FROM {record.table}").fetchone()[0]
-        for record in records.STORED
-    }
-    large = {record: rows for record, rows in counts.items() if rows >= schema.LEAST_PACKED}
-    if large:
-        connection.execute(schema.PACKED)
-    for record, rows in large.items():
-        if record not in known or known[record][0] != rows:
-            known[record] = rows, list(_pack(connection, record))
-        connection.executemany(
-            f"INSERT INTO {schema.PACKED_TABLE} VALUES (?, ?, ?, ?, ?, ?)", known[record][1]
+    def __init__(self) -> None:
+        self._parts: dict[type[Any], list[list[Part]]] = {}
+        self._packed: dict[type[Any], tuple[int, list[Packed]]] = {}  # with the rows of then
+
+    def add(self, record: type[Any], columns: list[Sequence[Any]]) -> None:
+        """Rows that were added, column by column; None where a cell is empty."""
+        known = schema.columns(record)
+        self._parts.setdefault(record, []).append(
+            [_kept(column, cells) for column, cells in zip(known, columns, strict=True)]
         )
-        for statement in schema.triggers(record):
-            connection.execute(statement)
+
+    def store(self, connection: sqlite3.Connection) -> None:
+        """Pack the columns of every large table of a finished profile."""
+        rows = {
+            record: sum(len(columns[0]) for columns in parts)
+            for record, parts in self._parts.items()
+        }
+        large = [record for record in records.STORED if rows.get(record, 0) >= schema.LEAST_PACKED]
+        if large:
+            connection.execute(schema.PACKED)
+        for record in large:
+            # rows are only ever added, so that as many rows are the same rows
+            if self._packed.get(record, (0,))[0] != rows[record]:
+                self._packed[record] = rows[record], list(self._pack(record))
+            connection.executemany(
+                f"INSERT INTO {schema.PACKED_TABLE} VALUES (?, ?, ?, ?, ?, ?)",
+                self._packed[record][1],
+            )
+            for statement in schema.triggers(record):
+                connection.execute(statement)
+
+    def _pack(self, record: type[Any]) -> Iterator[Packed]:
+        order = self._order(record)
+        for number, column in enumerate(schema.columns(record)):
+            parts = [columns[number] for columns in self._parts[record]]
+            words = None
+            if column.kind == "float":
+                continue
+            if column.kind == "str":
+                texts = [text for part in parts for text in part]
+                places = {word: place for place, word in enumerate(dict.fromkeys(texts))}
+                text = _BETWEEN.join(places)
+                if text.count(_BETWEEN) != len(places) - 1:
+                    continue  # a text has the separator in it
+                numbers = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
+                compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
+                words = compressor.compress(text.encode())
+            else:
+                numbers = np.concatenate(parts)
+            coded = codec.encode(numbers if order is None else numbers[order])
+            yield record.table, column.name, coded.dtype, coded.length, coded.data, words
+
+    def _order(self, record: type[Any]) -> np.ndarray | None:
+        """The rows in the order in which they are read; None: that in which they were added."""
+        names = [column.name for column in schema.columns(record)]
+        keys = [name for name in schema.order(record).split(", ") if name != "rowid"]
+        keys = keys or [name for name in names[:1] if name == "id"]  # an integer key is the rowid
+        if not keys:
+            return None
+        columns = [
+            np.concatenate([part[names.index(key)] for part in self._parts[record]]) for key in keys
+        ]
+        return np.lexsort(columns[::-1])
 
 
-def _pack(connection: sqlite3.Connection, record: type[Any]) -> Iterator[Packed]:
-    order = schema.order(record)
-    for column in schema.columns(record):
-        rows = connection.execute(f"SELECT {column.name} FROM {record.table} ORDER BY {order}")
-        cells = [NO_VECTOR if cell is None else cell for (cell,) in rows]
-        if column.kind == "str":
-            words = list(dict.fromkeys(map(str, cells)))
-            text = _BETWEEN.join(words)
-            if text.count(_BETWEEN) != len(words) - 1:
-                continue  # a text has the separator in it
-            place = {word: number for number, word in enumerate(words)}
-            coded = codec.encode(np.array([place[str(cell)] for cell in cells], dtype=np.int64))
-            compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
-            packed_words = compressor.compress(text.encode())
-        elif column.kind == "float":
-            continue
-        else:
-            coded, packed_words = codec.encode(np.array(cells, dtype=np.int64)), None
-        yield record.table, column.name, coded.dtype, coded.length, coded.data, packed_words
+def _kept(column: schema.Column, cells: Sequence[Any]) -> Part:
+    if column.kind in ("str", "float"):
+        return cells
+    return np.array([NO_VECTOR if cell is None else cell for cell in cells], dtype=np.int64)
 
 
 def unpack(

@@ -13,7 +13,7 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -50,7 +50,7 @@ class ProfileWriter:
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()
-        self._packed: dict[type[Any], tuple[int, list[whole_columns.Packed]]] = {}
+        self._whole = whole_columns.WholeColumns()
         self._published = False
         self._locked = False
         self._take()
@@ -140,26 +140,28 @@ class ProfileWriter:
             if kind not in records.TABLES:
                 raise TypeError(f"{kind.__name__} is not a record of profiler.records")
         vectors = _VectorBatch(self._vectors)
-        prepared = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
+        columns = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
         runs = {
             vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
         }
         wanted = runs if self._plain_rows else {}
         fresh = [(id, values) for id, values in wanted.items() if id not in self._runs_of]
-        new_runs = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
-        prepared.setdefault(records.TileRun, []).extend(
-            _prepare(records.TileRun, new_runs, vectors)
-        )
-        for kind, values in derived.tuples.items():
-            prepared.setdefault(kind, []).extend(values)
+        tuples = {**derived.tuples, records.TileRun: list(plain.tile_runs(fresh))}
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
-            for kind, values in prepared.items():
-                marks = ", ".join("?" * len(schema.columns(kind)))
-                self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", values)
+            for kind, named in columns.items():
+                self._insert(kind, zip(*named, strict=True))
+            for kind, rows_of_kind in tuples.items():
+                self._insert(kind, rows_of_kind)
         self._vectors.update(vectors.new)
         self._runs_of.update(runs)
         self._known = known
+        for kind in columns.keys() & set(records.STORED):
+            self._whole.add(kind, columns[kind])
+
+    def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
+        marks = ", ".join("?" * len(schema.columns(kind)))
+        self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
 
     def publish(self) -> Path:
         """Put what was added so far at ``path``, complete, in one rename.
@@ -178,7 +180,7 @@ class ProfileWriter:
                     target.execute("PRAGMA synchronous = OFF")
                     self._connection.backup(target)
                     target.execute("BEGIN")
-                    whole_columns.store(target, self._packed)
+                    self._whole.store(target)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
                     target.execute("COMMIT")
                 finally:
@@ -250,7 +252,7 @@ class _VectorBatch:
             number = self._by_object[id(values)] = self._by_content(values)
         return number
 
-    def ids(self, values: list[Any]) -> list[int]:
+    def ids(self, values: Sequence[Any]) -> list[int]:
         """The ids of several vectors."""
         known = self._by_object
         for one in {id(one): one for one in values}.values():
@@ -265,16 +267,16 @@ class _VectorBatch:
         number = self.known.get(hashed, self.new.get(hashed))
         if number is None:
             number = self.new[hashed] = len(self.known) + len(self.new)
-            coded = codec.encode(array)
+            coded = codec.encode_narrow(array)
             self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
         return number
 
 
-def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[tuple[Any, ...]]:
-    """Rows for SQLite: numpy scalars as plain numbers, vectors as ids."""
-    converters: dict[str, Callable[[list[Any]], list[Any]]] = {
-        "int": lambda values: list(map(operator.index, values)),
-        "float": lambda values: list(map(float, values)),
+def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[Sequence[Any]]:
+    """Columns for SQLite: numpy scalars as plain numbers, vectors as ids."""
+    converters: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
+        "int": _integers,
+        "float": _floats,
         "str": _texts,
         "vector": vectors.ids,
     }
@@ -286,16 +288,26 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[
             named.append(_but_none(convert, values) if column.optional else convert(values))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
-    return list(zip(*named, strict=True))
+    return named
 
 
-def _but_none(convert: Callable[[list[Any]], list[Any]], values: list[Any]) -> list[Any]:
+def _but_none(
+    convert: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]
+) -> Sequence[Any]:
     """What ``convert`` makes of the values, and None where there is none."""
     converted = iter(convert([value for value in values if value is not None]))
     return [None if value is None else next(converted) for value in values]
 
 
-def _texts(values: list[Any]) -> list[str]:
+def _integers(values: Sequence[Any]) -> Sequence[int]:
+    return values if set(map(type, values)) <= {int} else list(map(operator.index, values))
+
+
+def _floats(values: Sequence[Any]) -> Sequence[float]:
+    return values if set(map(type, values)) <= {float} else list(map(float, values))
+
+
+def _texts(values: Sequence[Any]) -> Sequence[str]:
     kinds = set(map(type, values))
     if kinds <= {str}:
         return values

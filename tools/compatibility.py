@@ -305,8 +305,11 @@ GROUPS = (
             ),
             "minElementsForOffChip": (PROFILE, "2 by default, as in PopART"),
             "minElementsForReplicatedTensorSharding": (PROFILE, "8,192 by default, as in PopART"),
-            "useIOTilesToLoad": ACCEPTED,
-            "useIOTilesToStore": ACCEPTED,
+            "useIOTilesToLoad": (
+                PROFILE,
+                "with phases that are pipelines, beside computing (elsewhere it warns)",
+            ),
+            "useIOTilesToStore": (PROFILE, "as useIOTilesToLoad"),
         },
     ),
     Group(

@@ -19,6 +19,7 @@ from benchmarks.memory import configure, optimiser
 from examples.models import bert, split
 
 ACCUMULATION = 64
+TIMES = 5
 LAYERS_OF_GPT3 = (24, 48, 96)
 STAGES, REPLICAS, ACCUMULATIONS = (4, 8, 16), (1, 4, 16), (64, 512, 4096)
 
@@ -63,6 +64,12 @@ def bert_large(
         except ipu_exec.OutOfMemoryError:
             pass  # its profile is written all the same
         return {**measured(cpu() - began, folder), "compile": cpu() - wrapped}
+
+
+def imported() -> None:
+    """Import what a first compile imports, so that no case counts it."""
+    import ipu_exec.session.autoreport
+    import ipu_exec.session.compilation  # noqa: F401
 
 
 def bare_capture() -> dict[str, float]:
@@ -124,7 +131,11 @@ def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 
 def lines() -> list[str]:
     """The section of the page."""
-    base, bare = alone("bert_large", 4, 1, ACCUMULATION), alone("bare_capture")
+    # what else the machine does only adds to the seconds of a process: the least of several counts
+    bases = [alone("bert_large", 4, 1, ACCUMULATION) for _ in range(TIMES)]
+    bares = [alone("bare_capture") for _ in range(TIMES)]
+    base, bare = (min(runs, key=lambda run: run["seconds"]) for runs in (bases, bares))
+    compiled = min(run["compile"] for run in bases)
     layers = [alone("gpt3", count) for count in LAYERS_OF_GPT3]
     stages = [alone("bert_large", count, 1, ACCUMULATION) for count in STAGES]
     replicas = [alone("bert_large", 4, count, ACCUMULATION) for count in REPLICAS]
@@ -152,9 +163,9 @@ def lines() -> list[str]:
         f" {base['seconds']:.1f} s: {largest['seconds'] / base['seconds']:.1f} times as long."
         f" GPT-3's profile has {largest['mb']:.0f} MB, and the process {largest['gib']:.2f} GiB.",
         f"- A bare capture of BERT-Large's step under fake tensors, {bare['operators']:,.0f}"
-        f" operators, takes {bare['seconds']:.1f} s; compile and profile, without building the"
-        f" model, take {base['compile']:.1f} s: {base['compile'] / bare['seconds']:.1f} times as"
-        " long.",
+        f" operators, takes {bare['seconds']:.2f} s; compile and profile, without building the"
+        f" model, take {compiled:.2f} s: {compiled / bare['seconds']:.1f} times as long (the least"
+        f" of {TIMES} runs of both).",
         "",
         "| growing with | CPU seconds | exponent, of the last two |",
         "| --- | --- | ---: |",
@@ -164,4 +175,5 @@ def lines() -> list[str]:
 
 if __name__ == "__main__":
     _, case, *words = sys.argv
+    imported()
     print(json.dumps(CASES[case](*map(int, words))))

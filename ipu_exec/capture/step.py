@@ -200,7 +200,7 @@ class _Run:
             if p.requires_grad and id(p) in updated
         }
         for name, parameter in trained.items() if self.step.accumulate else ():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = self.fakes.alike(parameter)
             self.recorder.register(
                 parameter.grad, Role.ACCUMULATOR, f"{name}/accumulator", parameter
             )
@@ -213,10 +213,15 @@ class _Run:
         optimizer = self.fakes.optimizer(self.step.optimizer)
         self.twins = self._twins(optimizer) if self.per_weight else {}
         with self._without_twins(optimizer):
-            make_state(optimizer, {n: p for n, p in self.trained.items() if n not in self.twins})
+            one_of_each = {n: p for n, p in self.trained.items() if n not in self.twins}
+            make_state(self.fakes, optimizer, one_of_each)
         for name, twin in self.twins.items():
             like = optimizer.state[self.trained[twin]]
-            optimizer.state[self.trained[name]] = {key: _alike(item) for key, item in like.items()}
+            optimizer.state[self.trained[name]] = {
+                # another weight of the same shape has states of the same shapes
+                key: self.fakes.alike(item) if isinstance(item, torch.Tensor) else item
+                for key, item in like.items()
+            }
         for name, parameter in self.trained.items():
             for key, tensor in optimizer.state[parameter].items():
                 if isinstance(tensor, torch.Tensor):
@@ -359,11 +364,6 @@ class _Run:
             if storage.role != Role.ACCUMULATOR:
                 storage.role, storage.name = Role.GRADIENT, f"{name}/gradient"
                 storage.parameter = self.recorder.storage(self.recorder.value(parameter)).id
-
-
-def _alike(item: Any) -> Any:
-    """An optimiser's state for another weight of the same shape."""
-    return torch.empty_like(item) if isinstance(item, torch.Tensor) else item
 
 
 class _Around(torch.nn.Module):

@@ -121,10 +121,24 @@ class SharedCode:
         self.calls: dict[int, int] = {}
         self.first: dict[int, int] = {}
         self.weights: dict[int, int] = {}  # operator of an update -> weight
+        self.sizes: dict[tuple[int, ...], _Sizes] = {}  # of code that IPUs have in common
 
     def code(self) -> Code:
         """The code gathered so far."""
         return Code(self.blocks, self.variables, self.calls, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of a step's code: bytes of control code, and name, category and bytes of the rest."""
+
+    control: np.ndarray | int
+    rest: list[tuple[str, str, np.ndarray]]
+
+    @classmethod
+    def of(cls, step: ProgramStep) -> _Sizes:
+        rest = [] if step.type == records.SYNC else list(_code_bytes(step))
+        return cls(INSTRUCTION_BYTES * _control_instructions(step), rest)
 
 
 @dataclass(slots=True)
@@ -212,8 +226,9 @@ class CodeOfIpu:
             nowhere = np.zeros_like(self.control, bool)
             before = self.on_tile.get(vertices.type, nowhere)
             self.on_tile[vertices.type] = before | (vertices.count > 0)
-        self.control += INSTRUCTION_BYTES * _control_instructions(step)
-        ids = [] if step.type == records.SYNC else self._step_code(body, step, step_id)
+        sizes = self._sizes(key, step)
+        self.control += sizes.control
+        ids = self._step_code(sizes, body, step, step_id)
         if step.plan is not None and ids:
             self.shared.variables.setdefault(key, []).append(ids)
         return key
@@ -230,11 +245,19 @@ class CodeOfIpu:
         if number is not None:
             self.shared.variables.setdefault(key, []).append([number])
 
-    def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
+    def _sizes(self, key: tuple[int, ...], step: ProgramStep) -> _Sizes:
+        """The sizes of a step's code; of plans they are known from the first IPU that has it."""
+        if step.plan is None:
+            return _Sizes.of(step)
+        if key not in self.shared.sizes:
+            self.shared.sizes[key] = _Sizes.of(step)
+        return self.shared.sizes[key]
+
+    def _step_code(self, sizes: _Sizes, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         added = []
-        for what, category, nbytes in _code_bytes(step):
+        for what, category, nbytes in sizes.rest:
             added.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
         return [number for number in added if number is not None]
 
@@ -277,6 +300,7 @@ class _Digests:
         self.outlined = outlined
         self._plans: dict[int, int] = {}
         self._parts: dict[int, int] = {}
+        self._keys: dict[tuple[Any, ...], tuple[int, ...]] = {}  # by plan, part, type and outline
 
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """A key that is equal for steps with the same code.
@@ -289,13 +313,16 @@ class _Digests:
         if id(step.plan) not in self._plans:
             parts = tuple(self._digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
-        outline = hash(op.attributes.outline) if op is not None else 0
-        return (
-            self._plans[id(step.plan)],
-            outline,
-            hash(step.type),
-            self._digest(step.plan.steps[step.part]),
-        )
+        outline = op.attributes.outline if op is not None else None
+        known = id(step.plan), step.part, step.type, outline
+        if known not in self._keys:
+            self._keys[known] = (
+                self._plans[id(step.plan)],
+                0 if op is None else hash(outline),
+                hash(step.type),
+                self._digest(step.plan.steps[step.part]),
+            )
+        return self._keys[known]
 
     def _digest(self, part: Step) -> int:
         if id(part) not in self._parts:

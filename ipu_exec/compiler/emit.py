@@ -68,10 +68,14 @@ class _Emitter:
         streams_in, streams_out = self.transfers.streams(forwards)
         copies = [self.transfers.copies(ipu) for ipu in self.ipus]
         reduces = [self.collectives.reduce(ipu) for ipu in self.ipus]
+        if phased is not None:
+            forwards = list(self._with_ends(phased, forwards))
+            backwards = list(self._with_ends(phased, backwards))
         order = [
             *streams_in,
-            *(forwards if phased is None else self._with_ends(phased, forwards)),
-            *(backwards if phased is None else self._with_ends(phased, backwards)),
+            *self.transfers.over_io_tiles.bodies.values(),
+            *forwards,
+            *backwards,
             *self._syncs(),
             *streams_out,
             *copies,
@@ -91,7 +95,7 @@ class _Emitter:
             residency.turning,
             self.loads,
             self.stores,
-            tuple(self.transfers.buffers),
+            (*self.transfers.buffers, *self.transfers.over_io_tiles.buffers()),
             frozenset(self.transfers.beside),
             residency.across,
         )
@@ -126,7 +130,7 @@ class _Emitter:
 
     def _syncs(self) -> list[BodyBuilder]:
         """Add the syncs with the other IPUs at the end of a pipeline cycle."""
-        if self.placement.num_ipus == 1 or self.placement.phases:
+        if self.placement.num_ipus == 1 or (self.placement.phases and not self.in_phases):
             return []
         bodies = []
         for ipu in self.ipus:

@@ -89,6 +89,8 @@ class Location:
     sharded: bool = False
     least_off_chip: int = 2
     least_sharded: int = 8192
+    io_tiles_load: bool = False  # over I/O tiles, beside computing
+    io_tiles_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,14 @@ class Locations:
         if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
+
+    def over_io_tiles(self, storage: Storage, to_store: bool) -> bool:
+        """Whether I/O tiles load the tensor, or store it.
+
+        What a stage reads of others, and gradients on their way, are as activations.
+        """
+        location = self._of(storage) or self.activation
+        return location.io_tiles_store if to_store else location.io_tiles_load
 
     def moves(self, storage: Storage) -> bool:
         """Whether the tensor is off the chip or sharded at any time."""

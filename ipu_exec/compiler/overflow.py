@@ -87,17 +87,22 @@ def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarra
     """
     begins: dict[int, list[np.ndarray]] = {}
     ends: dict[int, list[np.ndarray]] = {}
+    over = max((variable.stop for variable in variables), default=0)  # nothing begins then
     for variable in variables:
         begins.setdefault(variable.start, []).append(variable.tile_bytes)
-        ends.setdefault(variable.stop, []).append(variable.tile_bytes)
+        if variable.stop < over:
+            ends.setdefault(variable.stop, []).append(variable.tile_bytes)
     level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
-    position = np.zeros(tiles, np.int64)
+    position, higher = np.zeros(tiles, np.int64), np.zeros(tiles, bool)
     for at in sorted(begins.keys() | ends.keys()):
         for nbytes in ends.get(at, ()):
             level -= nbytes
         for nbytes in begins.get(at, ()):
             level += nbytes
-        higher = level > peak if at in begins else None
-        if higher is not None and higher.any():
-            peak[higher], position[higher] = level[higher], at
+        if at not in begins:
+            continue
+        np.greater(level, peak, out=higher)
+        if higher.any():
+            np.copyto(peak, level, where=higher)
+            np.copyto(position, at, where=higher)
     return peak, position

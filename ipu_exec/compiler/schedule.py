@@ -23,9 +23,11 @@ from profiler.schedules import (
     IDLE,
     LEAVE,
     LOAD,
+    LOADS_BESIDE,
     RECOMPUTE,
     REDUCE,
     RETURN,
+    STORES_BESIDE,
     STREAM_IN,
     STREAM_OUT,
     SYNC,
@@ -40,6 +42,7 @@ _DIRECTION = {
     UPDATE: Direction.UPDATE,
     RECOMPUTE: Direction.RECOMPUTE,
 }
+_OVER_IO_TILES = (*LOADS_BESIDE.values(), *STORES_BESIDE.values())  # from streaming memory
 _KIND = {
     COPY: "global exchange",
     REDUCE: "global exchange",
@@ -52,7 +55,7 @@ _KIND = {
     ENTER: "host I/O",
     RETURN: "host I/O",
     LEAVE: "host I/O",
-}
+} | dict.fromkeys(_OVER_IO_TILES, records.BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,10 @@ def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) 
     Within a phase a stage waits for the stages whose results it receives.
     """
     stages = range(len(placement.stages))
+
+    def cycles_of(task: int) -> tuple[int, ...]:
+        return tuple(tree.cycles(task, k) for k in stages)
+
     needs = set()
     for transfer in placement.transfers:
         kind = FORWARD if transfer.direction == Direction.FORWARD else BACKWARD
@@ -141,7 +148,8 @@ def phases_of(placement: Placement, tree: ProgramTree, options: CompileOptions) 
         },
         frozenset(needs),
         options.strategy.parallel_phases and not placement.pipelined,
-        {task: tuple(tree.cycles(task, k) for k in stages) for task in (ENTER, RETURN, LEAVE)},
+        {task: cycles_of(task) for task in (ENTER, RETURN, LEAVE)},
+        {task: cycles_of(task) for task in _OVER_IO_TILES},
     )
 
 

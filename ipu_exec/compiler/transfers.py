@@ -24,6 +24,7 @@ from ipu_exec.compiler.bodies import (
 from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.over_io_tiles import OverIoTiles
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
@@ -51,6 +52,7 @@ class Transfers:
             mapping.placement,
             mapping.machines,
         )
+        self.over_io_tiles = OverIoTiles(mapping, options)
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
@@ -292,7 +294,24 @@ class Transfers:
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
     ) -> None:
-        """Load storages from streaming memory, or store them there, in one stream copy."""
+        """Load storages from streaming memory, or store them there.
+
+        In one stream copy, and another for those that go over I/O tiles.
+        """
+        beside = self.over_io_tiles.chosen(storages, body, purpose)
+        rest = [storage for storage in storages if storage not in beside]
+        self._remote(beside, name, stage, body, purpose, over_io_tiles=True)
+        self._remote(rest, name, stage, body, purpose, over_io_tiles=False)
+
+    def _remote(
+        self,
+        storages: Sequence[int],
+        name: str,
+        stage: int,
+        body: BodyBuilder,
+        purpose: Purpose,
+        over_io_tiles: bool,
+    ) -> None:
         if not storages:
             return
         target = self.machines[body.ipu].target
@@ -302,6 +321,9 @@ class Transfers:
         ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
         moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
+        if over_io_tiles:
+            self.over_io_tiles.move(name, moves, nbytes, cycles, body, purpose)
+            return
         first = len(body.steps)
         body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 from typing import Any
 
 Arguments = tuple[Any, ...]
@@ -75,6 +76,7 @@ def aten(names: str) -> tuple[str, ...]:
     return tuple(f"aten.{name}" for name in words(names))
 
 
+@cache
 def packet(aten_name: str) -> str:
     """``"aten.add.Tensor"`` -> ``"aten.add"``; a name without overload is itself."""
     parts = aten_name.split(".")

@@ -15,6 +15,7 @@ from ipu_exec.compiler.options import (
     StrategyOptions,
 )
 from ipu_exec.enums import ConnectionType, Liveness, OutputMode
+from ipu_exec.errors import warn_once
 from ipu_exec.instances import hosts
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -24,6 +25,7 @@ from ipu_exec.options import (
 )
 from ipu_exec.placement_file import StageChoice
 from ipu_exec.replica_groups import Groupings
+from profiler.schedules import LEAST_BESIDE
 
 
 def compile_options(
@@ -39,10 +41,12 @@ def compile_options(
     instances = options.Distributed.numProcesses
     replicas = int(options.replication_factor) * instances
     popart = options._Popart
+    micro_batches = int(accumulation if training else iterations)
+    beside = _loads_beside(options.TensorLocations, strategy, micro_batches)
     return CompileOptions(
         training=training,
         micro_batch=micro_batch,
-        micro_batches=int(accumulation if training else iterations),
+        micro_batches=micro_batches,
         iterations=int(iterations) if training else 1,
         replicas=replicas,
         shards=options.tensor_sharding.shards,
@@ -58,7 +62,7 @@ def compile_options(
         patterns=dict(sorted((getattr(popart, "patterns", None) or {}).items())),
         strategy=strategy,
         broadcast_buffers=bool(options.broadcast_buffers),
-        locations=_locations(options.TensorLocations, replicas, phased),
+        locations=_locations(options.TensorLocations, replicas, phased, beside),
         recomputation=getattr(popart, "autoRecomputation", None),
         memory_proportions=dict(
             sorted({**options.available_memory_proportion, **options.placement_proportions}.items())
@@ -160,8 +164,48 @@ def _buffering(options: Options) -> int:
     return max(int(settings.get(name, 1)) for name in BUFFERING_DEPTHS)
 
 
-def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:
-    """The tensor locations; in phased execution they are off the chip unless set otherwise."""
+def _loads_beside(
+    options: TensorLocationOptions, strategy: StrategyOptions, micro_batches: int
+) -> bool:
+    """Whether I/O tiles can load and store beside computing; warns if not, and they are to."""
+    asked = [
+        f"TensorLocations.{setter}"
+        for setter, settings in options.by_setter().items()
+        if settings.io_tiles_to_load or settings.io_tiles_to_store
+    ]
+    if not asked:
+        return False
+    missing = ""
+    if not strategy.pipelined_phases:
+        missing = "that is for PipelinedExecution with Phases"
+    elif not options.num_io_tiles:
+        missing = "there are none: set some aside with TensorLocations.numIOTiles(32), to 192"
+    elif micro_batches < LEAST_BESIDE:
+        missing = (
+            f"that takes at least {LEAST_BESIDE} micro-batches: see Training.gradientAccumulation"
+            " (in inference deviceIterations)"
+        )
+    if missing:
+        warn_once(
+            f"{asked[0]}: useIOTilesToLoad and useIOTilesToStore are recorded in the profile, but"
+            f" the tiles that compute load and store: {missing}"
+        )
+    elif "TensorLocations.setOptimizerLocation" in asked:
+        warn_once(
+            "TensorLocations.setOptimizerLocation: useIOTilesToLoad and useIOTilesToStore are"
+            " recorded in the profile, but the weight update loads and stores optimiser state over"
+            " the tiles that compute"
+        )
+    return not missing
+
+
+def _locations(
+    options: TensorLocationOptions, replicas: int, phased: bool, beside: bool
+) -> Locations:
+    """The tensor locations; in phased execution they are off the chip unless set otherwise.
+
+    ``beside``: I/O tiles can load and store beside computing.
+    """
 
     def location(settings: TensorLocationSettings) -> Location:
         off_chip, usual = settings.on_chip_storage, Location()
@@ -172,6 +216,8 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
             settings.replicated_tensor_sharding is True,
             usual.least_off_chip if off_least is None else off_least,
             usual.least_sharded if shard_least is None else shard_least,
+            beside and bool(settings.io_tiles_to_load),
+            beside and bool(settings.io_tiles_to_store),
         )
 
     return Locations(

@@ -407,9 +407,10 @@ class PoplarExecutor:
 
         Does nothing if that was done already.
         """
-        self._prepare(args, kwargs)
-        if self._session is not None:
-            self._session.publish()
+        with collecting.paused():
+            self._prepare(args, kwargs)
+            if self._session is not None:
+                self._session.publish()
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -500,7 +501,8 @@ class PoplarExecutor:
                 executable = compile_step(*for_whom, contents, groupings)
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
-        self._take(executable)
+        with collecting.paused():
+            self._take(executable)
         self._modes = modes
 
     @contextmanager

@@ -46,6 +46,10 @@ _ONCE = {
     schedules.RETURN: BodyTask.RETURN,
     schedules.LEAVE: BodyTask.LEAVE,
 }
+_OVER_IO_TILES = {
+    number: tuple(BodyTask)[number]
+    for number in (*schedules.LOADS_BESIDE.values(), *schedules.STORES_BESIDE.values())
+}
 _KINDS = {schedules.FORWARD: Direction.FORWARD, schedules.BACKWARD: Direction.BACKWARD}
 
 
@@ -229,6 +233,7 @@ class PhasedBasis(Basis):
             frozenset((numbers[way], stage, other) for way, stage, other in self._said["needs"]),
             self._said.get("parallel") is True,
             {kind: of_stage(task) for kind, task in _ONCE.items()},
+            {number: of_stage(task) for number, task in _OVER_IO_TILES.items()},
         )
         return of_stages, phases
 

@@ -28,12 +28,14 @@ def test_every_public_name_is_on_the_page() -> None:
         assert re.search(rf"`{name}`", page), name
 
 
-def test_a_name_in_the_wrong_state_stops_the_script() -> None:
+def test_a_name_in_the_wrong_state_stops_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     group = compatibility.GROUPS[0]
     with pytest.raises(ValueError, match="is there, but the table says 'not there'"):
         compatibility.classify(replace(group, names={"DataLoader": "not there"}), "DataLoader")
     with pytest.raises(ValueError, match="is not there, but"):
         compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
+    warned = {"io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it")}
+    monkeypatch.setattr(compatibility, "_NOT_HONOURED", warned)
     location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
     with pytest.raises(ValueError, match="warns that it is not honoured"):
         compatibility.classify(

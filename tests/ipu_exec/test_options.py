@@ -290,8 +290,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: poptorch.TensorLocationSettings().useIOTilesToLoad(), "useIOTilesToLoad"),
-        (lambda o: poptorch.TensorLocationSettings().useIOTilesToStore(), "useIOTilesToStore"),
         (
             lambda o: o._Popart.set("groupNormStridedChannelGrouping", True),
             "_Popart's groupNormStridedChannelGrouping",

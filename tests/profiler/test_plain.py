@@ -148,7 +148,7 @@ def test_activity_of_a_step_by_hand():
         for name, value in columns.items():
             setattr(step, name, np.array(value))
         (row,) = plain.step_activity([step])
-        return row
+        return records.StepActivity(*row)
 
     assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(
         0, 2, 40, 80, 30 / 80, 60 / 80, 0, 0
@@ -162,12 +162,12 @@ def test_activity_of_a_step_by_hand():
 
 
 def test_runs_of_equal_bytes_by_hand():
-    runs = [
-        (run.first_tile, run.last_tile, run.bytes)
-        for run in plain.tile_runs(3, np.array([0, 4, 4, 0, 0, 8, 4]))
-    ]
-    assert runs == [(1, 2, 4), (5, 5, 8), (6, 6, 4)]
-    assert list(plain.tile_runs(3, np.zeros(0))) == []
+    vectors = [(4, np.array([4, 4, 0])), (2, np.zeros(0)), (3, np.array([0, 4, 4, 0, 0, 8, 4]))]
+    runs = [records.TileRun(*row) for row in plain.tile_runs(vectors)]
+    assert [run.vector for run in runs] == [3, 3, 3, 4]
+    places = [(run.first_tile, run.last_tile, run.bytes) for run in runs]
+    assert places == [(1, 2, 4), (5, 5, 8), (6, 6, 4), (0, 1, 4)]
+    assert list(plain.tile_runs([(2, np.zeros(0))])) == []
 
 
 # -- the older format ---

@@ -15,6 +15,7 @@ import ipu_exec
 import profiler
 from ipu_exec import Phase, Stage
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.errors import warn_once
 from profiler import schedules
 from profiler.enums import Purpose
 from profiler.phased import Phases, pipelined_phases
@@ -149,6 +150,137 @@ def test_the_closed_form_is_the_trace(
         start, end = laid_out.start[here], laid_out.end[here]
         assert start[0] == 0 and end[-1] == laid_out.total
         assert np.array_equal(start[1:], end[:-1])
+
+
+@pytest.mark.parametrize(
+    ("stages", "phases", "micro_batches", "once"),
+    [
+        (4, 3, 6, (7, 9, 4)),
+        (4, 3, 6, (70, 90, 40)),
+        (2, 2, 5, (5, 0, 0)),
+        (1, 3, 4, (5, 6, 7)),
+        (3, 1, 3, (5, 6, 7)),
+    ],
+)
+@pytest.mark.parametrize(
+    "over",
+    [
+        schedules.OverIoTiles(2, 3, 5, 4, 1, 1, 2),  # all of it beside computing
+        schedules.OverIoTiles(8, 9, 5, 30, 100, 70, 90),  # longer than what they are beside
+        schedules.OverIoTiles(load_backward=26, leave=40),
+    ],
+)
+@pytest.mark.parametrize("backward", [0, 25])
+def test_the_closed_form_over_io_tiles_is_the_trace(
+    stages: int,
+    phases: int,
+    micro_batches: int,
+    once: tuple[int, int, int],
+    over: schedules.OverIoTiles,
+    backward: int,
+) -> None:
+    forward, count = 10, stages * phases
+    costs = schedules.Costs(
+        tuple(range(stages)) * phases, (forward,) * count, (backward,) * count if backward else ()
+    )
+    kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    beside = {
+        schedules.LOAD_FORWARD: over.load_forward,
+        schedules.STORE_FORWARD: over.store_forward,
+        schedules.LOAD_BACKWARD: over.load_backward,
+        schedules.STORE_BACKWARD: over.store_backward,
+        schedules.LOAD_ENTER: over.enter,
+        schedules.LOAD_RETURN: over.back,
+        schedules.STORE_LEAVE: over.leave,
+    }
+    facts = Phases(
+        tuple(phase for phase in range(phases) for _ in range(stages)),
+        {},
+        {},
+        once={task: (cycles,) * count for task, cycles in zip(kinds, once, strict=True)},
+        beside={task: (cycles,) * count for task, cycles in beside.items()},
+    )
+    laid_out = pipelined_phases(costs, micro_batches, facts)
+    assert laid_out.total == schedules.phases_over_io_tiles_cycles(
+        stages, phases, micro_batches, forward, backward, once, over
+    )
+    aside = np.isin(laid_out.kind, schedules.BESIDE)
+    for ipu in range(stages):
+        here = (laid_out.ipu == ipu) & ~aside  # tasks tile each IPU's time
+        start, end = laid_out.start[here], laid_out.end[here]
+        assert start[0] == 0 and end[-1] == laid_out.total
+        assert np.array_equal(start[1:], end[:-1])
+        over_links = (laid_out.ipu == ipu) & aside  # and those of I/O tiles take turns
+        order = np.argsort(laid_out.start[over_links], kind="stable")
+        start, end = laid_out.start[over_links][order], laid_out.end[over_links][order]
+        assert (start[1:] >= end[:-1]).all()
+
+
+def over_io_tiles(options: ipu_exec.Options) -> None:
+    """All that phases move goes over 32 tiles of each IPU."""
+    options.enableSyntheticData(True)
+    over = ipu_exec.TensorLocationSettings().useIOTilesToLoad().useIOTilesToStore()
+    locations = options.TensorLocations.numIOTiles(32).setActivationLocation(over)
+    locations.setWeightLocation(over).setAccumulatorLocation(over)
+
+
+def test_loads_over_io_tiles_are_beside_computing() -> None:
+    executable = compiled(change=over_io_tiles)
+    plain = compiled(change=lambda options: options.enableSyntheticData(True))
+    assert executable.cycles_per_call < plain.cycles_per_call
+    schedule = executable.timeline.schedule
+    for stage in range(LAYERS):
+        weights = {f"layers.{stage}.weight", f"layers.{stage}.bias"}
+        assert moved(executable, schedules.LOAD_ENTER, stage, Purpose.REMOTE_LOAD) == weights
+        for task in (schedules.ENTER, schedules.FORWARD, schedules.RETURN, schedules.LEAVE):
+            assert not moved(executable, task, stage, Purpose.REMOTE_LOAD)
+            assert not moved(executable, task, stage, Purpose.REMOTE_STORE)
+    second = (schedule.kind == schedules.LOAD_ENTER) & (schedule.stage >= 2)
+    works = np.isin(schedule.kind, (schedules.FORWARD,)) & (schedule.stage < 2)
+    for begin in schedule.start[second]:  # the weights of phase 1 come while phase 0 computes
+        assert ((schedule.start[works] <= begin) & (begin < schedule.end[works])).any()
+
+
+def test_io_tiles_hold_the_largest_of_what_takes_turns() -> None:
+    executable = compiled(change=over_io_tiles)
+    buffers = {
+        (v.ipu, v.name.partition("/")[0]): v
+        for v in executable.variables
+        if v.role == "stream buffer"
+    }
+    layer = (WIDTH * WIDTH + WIDTH) * 4
+    for ipu in (0, 1):
+        assert buffers[ipu, "stores of a phase"].bytes == layer
+        # the weights and the accumulators of a stage, for its backward
+        assert buffers[ipu, "loads of a phase"].bytes == 2 * layer
+    for buffer in buffers.values():
+        assert buffer.always_live and not buffer.tile_bytes[:-32].any()
+
+
+@pytest.mark.parametrize(
+    ("how", "change", "words"),
+    [
+        (lambda: ipu_exec.ShardedExecution("L0", "L1", "L2", "L3"), over_io_tiles, "with Phases"),
+        (
+            strategy,
+            lambda o: (over_io_tiles(o), o.TensorLocations._set(num_io_tiles=0)),
+            r"set some aside with TensorLocations\.numIOTiles",
+        ),
+        (
+            strategy,
+            lambda o: (over_io_tiles(o), o.Training.gradientAccumulation(2)),
+            "at least 3 micro-batches",
+        ),
+    ],
+)
+def test_io_tiles_that_cannot_load_say_so(
+    how: Callable[[], Any], change: Callable[[ipu_exec.Options], Any], words: str
+) -> None:
+    warn_once.cache_clear()
+    training, batch = wrapped(how(), change)
+    samples = BATCH * int(training.options.Training.gradient_accumulation)
+    with pytest.warns(UserWarning, match=f"setActivationLocation: .*{words}"):
+        training.compile(*(part[:samples] for part in batch))
 
 
 def test_the_compiled_trace_is_the_closed_form_of_its_costs() -> None:

@@ -131,13 +131,17 @@ def _phases(kind: str) -> ipu_exec.IStrategy:
     return ipu_exec.PipelinedExecution(*(ipu_exec.Phase(*pair) for pair in pairs))
 
 
-@pytest.mark.parametrize("kind", ["serial", "parallel", "pipelined"])
+@pytest.mark.parametrize("kind", ["serial", "parallel", "pipelined", "over I/O tiles"])
 def test_phases_are_advised_on_and_obtain_it(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(folder: Path) -> Report:
         torch.manual_seed(0)
         options = _options(folder).setExecutionStrategy(_phases(kind))
+        if kind == "over I/O tiles":
+            over = ipu_exec.TensorLocationSettings().useIOTilesToLoad().useIOTilesToStore()
+            locations = options.TensorLocations.numIOTiles(32).setActivationLocation(over)
+            locations.setWeightLocation(over)
         return _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
 
     before = compiled(tmp_path / "before")
