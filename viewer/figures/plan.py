@@ -51,10 +51,10 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
         hoverinfo="skip",
         line={"color": theme.muted, "width": 1, "dash": "dot", "shape": "vh"},
     )
-    for name, k in zip("AB", chosen, strict=False):
+    for name, aside, k in zip("AB", (-16, 16), chosen, strict=False):
         one = plan.candidates[k]
         figure.add_annotation(
-            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-26, ax=14, arrowwidth=1
+            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-28, ax=aside, arrowwidth=1
         )
     own = next((one for one in plan.candidates if one.own), None)
     if own is not None:
