@@ -106,6 +106,7 @@ class Use:
     last: int
     op: int = -1
     interleaved: bool = False
+    becomes_result: bool = False  # of the operator, from the last step on
 
 
 @dataclass(frozen=True)

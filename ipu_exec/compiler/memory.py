@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.bodies import ProgramTree, Use
 from ipu_exec.compiler.code_on_tiles import Code, CodeOfIpu, SharedCode
 from ipu_exec.compiler.lifetimes import Lifetimes
 from ipu_exec.compiler.placement import Placement
@@ -321,6 +321,22 @@ class _Maker:
                     stage=stage,
                     interleaved=use.interleaved,
                 )
+                if use.becomes_result:
+                    self._result_of(use, at + use.last)
+
+    def _result_of(self, use: Use, end: int) -> None:
+        """Begin a result that is a temporary's memory when the temporary ends.
+
+        The partials of a product are its result where nothing is added or cast.
+        """
+        for output in self.graph.ops[use.op].outputs:
+            if output is None:
+                continue
+            for index in self.of_storage.get(self.graph.values[output].storage, ()):
+                result = self.variables[index]
+                begins_here = result.start == end and result.stop > end + 1
+                if begins_here and np.all(result.tile_bytes <= use.tile_bytes):
+                    self.variables[index] = replace(result, start=end + 1)
 
     def buffers(self) -> None:
         """Add host streams' buffers, always live (docs/memory-model.md#contents-of-a-tile)."""

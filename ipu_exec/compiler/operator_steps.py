@@ -66,6 +66,7 @@ class OperatorSteps:
                     ends[temporary.last],
                     op.id,
                     interleaved=temporary.interleaved,
+                    becomes_result=temporary.becomes_result,
                 )
             )
 

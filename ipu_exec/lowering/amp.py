@@ -100,18 +100,24 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
 
 
 def conv_1x1_cycles(
-    unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, conv_groups: Ints = 1
+    unit: Unit,
+    rows: Ints,
+    in_groups: Ints,
+    out_groups: Ints,
+    conv_groups: Ints = 1,
+    passes: int = 1,
 ) -> np.ndarray:
     """Cycles of ``poplin::ConvPartial1x1Out`` (docs/cycles.md#amp-1x1); 0 where any count is 0.
 
-    fp16 with 96 rows, 4 in-groups, 2 out-groups: 5,011; fp32: 9,703.
+    ``passes`` of the unit make one of the ``out_groups``. fp16 with 96 rows, 4 in-groups, 2
+    out-groups: 5,011; fp32: 9,703.
     """
     rows, gi, go, groups = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups))
     )
     retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.half else 0
-    later = (gi - 1) * (15 + go * (19 + 6 + unit.load + _block(rows, False, unit)))
-    first = 11 + go * (18 + 7 + unit.load + _block(rows, True, unit))
+    later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + _block(rows, False, unit))))
+    first = 11 + go * (18 + passes * (7 + unit.load + _block(rows, True, unit)))
     cycles = 50 + retained + groups * (13 + later + first)
     return np.where((rows > 0) & (gi > 0) & (go > 0) & (groups > 0), cycles, 0)
 
@@ -145,11 +151,13 @@ def conv_nx1_cycles(
     out_groups: Ints,
     conv_groups: Ints = 1,
     filter_height: Ints = 1,
+    passes: int = 1,
 ) -> np.ndarray:
     """Cycles of ``poplin::ConvPartialnx1`` (docs/cycles.md#amp-nx1); 0 where any count is 0.
 
     ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in
-    one pass, which divides the input channels of a group.
+    one pass, which divides the input channels of a group; ``passes`` make one of the
+    ``out_groups``.
     """
     segments, length, ky, kx, gi, go, groups, fh = np.broadcast_arrays(
         *(
@@ -173,8 +181,10 @@ def conv_nx1_cycles(
         - 9
     )
     start = np.select([fh == 1, fh == 2], [15, 46], 60)
-    inner = ceil_div(ky, fh) * (14 + kx * (12 + unit.load + start + 3 + WORKERS * worker))
-    zeroing = ceil_div(segments * length * go * unit.out_group * unit.partial_bytes * groups, 8)
+    once = unit.load + start + 3 + WORKERS * worker
+    inner = ceil_div(ky, fh) * (14 + kx * (12 + passes * once))
+    outputs = segments * length * go * passes * unit.out_group * groups
+    zeroing = ceil_div(outputs * unit.partial_bytes, 8)
     cycles = 109 + groups * (16 + gi * (14 + go * (14 + inner))) + zeroing
     some = (segments > 0) & (length > 0) & (gi > 0) & (go > 0) & (groups > 0)
     return np.where(some, cycles, 0)

@@ -124,12 +124,20 @@ class Builder:
         return len(self.steps) - 1
 
     def hold(
-        self, name: str, nbytes: np.ndarray, first: int, last: int, interleaved: bool = False
+        self,
+        name: str,
+        nbytes: np.ndarray,
+        first: int,
+        last: int,
+        interleaved: bool = False,
+        becomes_result: bool = False,
     ) -> None:
         """Keep bytes on tiles from step ``first`` to step ``last``."""
         nbytes = np.asarray(nbytes, np.int64)
         if nbytes.any():
-            self.temporaries.append(Temporary(name, nbytes, first, last, interleaved))
+            self.temporaries.append(
+                Temporary(name, nbytes, first, last, interleaved, becomes_result)
+            )
 
     # -- elementwise pieces, shared by every compound operator
 
@@ -240,11 +248,7 @@ class Builder:
         )
         last = len(self.steps) - 1
         temporaries = tuple(
-            (
-                t
-                if t.last <= last
-                else Temporary(t.name, t.bytes, min(t.first, last), last, t.interleaved)
-            )
+            (t if t.last <= last else replace(t, first=min(t.first, last), last=last))
             for t in self.temporaries
             if last >= 0
         )

@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from ipu_exec.lowering import amp
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.operators import Arguments, Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.product import (
+    REGROUPED,
+    REORDERED,
     Problem,
     Product,
     add_bias,
     add_product,
-    as_placed,
     no_product,
     search,
 )
@@ -151,6 +153,44 @@ def weight_gradient_problem(g: Geometry) -> Problem:
     )
 
 
+def swapped_weight_gradient_problem(g: Geometry) -> Problem | None:
+    """The same with the operands' roles exchanged, where that costs nothing else.
+
+    The outgoing gradient is the input and the convolution's input the kernel ([PL,
+    lib/poplin/ConvPlan.hpp], ConvTransform::swapOperands). With a stride, a kernel of more than one
+    element would meet zeros.
+    """
+    plain = g.kernel == (1, 1)
+    if not plain and (g.stride != (1, 1) or g.dilation != (1, 1)):
+        return None
+    return Problem(
+        g.groups,
+        g.out_channels * g.kernel[0],
+        g.kernel[1],
+        g.batch,
+        g.in_channels,
+        g.out_field if plain else g.in_field,
+        (1, 1),
+        (1, 1),
+        (1, 1),
+        g.kernel[0],
+        *g.out_field,
+        flipped=True,
+    )
+
+
+def by_output_groups(problem: Problem, unit: amp.Unit) -> list[Problem]:
+    """The problem with results in groups of channels as the next layer takes them, or ungrouped.
+
+    Those of the AMP unit are fewer where fp16 operands have float partials; the planner then counts
+    a copy ([PL, lib/poplin/ConvVertexType.cpp], partialChansPerGroup).
+    """
+    if unit.out_group >= unit.in_group:
+        return [problem]
+    regrouped = replace(problem, output_copy=max(problem.output_copy, REGROUPED))
+    return [replace(problem, out_chunk=unit.in_group), regrouped]
+
+
 def expanded(problem: Problem, inputs: int) -> Problem:
     """The same convolution as a 1 x 1 product: kernel elements become further input channels.
 
@@ -175,6 +215,41 @@ def expanded(problem: Problem, inputs: int) -> Problem:
         expansion=min(1.0, inputs / max(1, field * channels * problem.groups)),
         input_transform=True,
         useful=problem.macs,
+    )
+
+
+def expanded_columns(problem: Problem) -> Problem:
+    """The same with kernel elements along columns alone as further input channels.
+
+    The planner tries every set of dimensions ([PL, lib/poplin/ConvPlan.cpp],
+    getExpandDimsCandidates).
+    """
+    wider = replace(
+        problem,
+        in_channels=problem.in_channels * problem.kernel[1],
+        kernel=(problem.kernel[0], 1),
+        stride=(problem.stride[0], 1),
+        dilation=(problem.dilation[0], 1),
+        in_cols=problem.width,
+        input_transform=True,
+        useful=problem.macs,
+    )
+    return flattened(wider)
+
+
+def flattened(problem: Problem) -> Problem:
+    """The same with all images side by side, for a kernel of one column.
+
+    Vertices of kernels with rows then go along one long row ([PL, lib/poplin/ConvModel.cpp],
+    calculateFlattenedParams).
+    """
+    images = problem.segments // problem.image_rows
+    return replace(
+        problem,
+        segments=problem.image_rows,
+        width=problem.width * images,
+        in_cols=problem.in_cols * images,
+        flat_columns=True,
     )
 
 
@@ -235,13 +310,15 @@ def convolve(
     inputs: int,
     weights: int,
     turned: tuple[bool, bool],
+    swapped: Problem | None = None,
 ) -> Product:
     """Append the cheapest way to compute ``problem``.
 
-    ``turned``: operands whose channels are not together.
+    ``turned``: operands whose channels are not together. ``swapped``: the same problem with the
+    operands' roles exchanged, if that is possible.
     """
     if problem.taps > 1 or problem.field_stride == (1, 1):
-        return _cheapest(build, name, problem, inputs, weights, turned)
+        return _cheapest(build, name, problem, inputs, weights, turned, swapped)
     # computed without its zeros, which come between the outputs afterwards
     # (ConvTransform::dilatePostConv)
     done = _cheapest(build, name, undilated(problem), inputs, weights, turned)
@@ -254,6 +331,20 @@ def convolve(
     )
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a convolution: its problem, methods, and which operands play which role.
+
+    ``along_field``: the results' storage runs along the field, not along the output channels.
+    """
+
+    problem: Problem
+    methods: tuple[str, ...]
+    inputs: int
+    weights: int
+    along_field: bool = True
+
+
 def _cheapest(
     build: Builder,
     name: str,
@@ -261,21 +352,58 @@ def _cheapest(
     inputs: int,
     weights: int,
     turned: tuple[bool, bool],
+    swapped: Problem | None = None,
 ) -> Product:
-    dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
+    """Append the way with the fewest estimated cycles.
+
+    ``swapped``: the same problem with inputs and weights exchanged.
+    """
+    dtype = build.spec.operands[inputs].dtype
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
-    machine = build.machine
-    half = dtype in ("float16", "bfloat16")
+    # ties go to the one named first: AMP, SLIC, vector MAC, outer product
+    ways = _ways(build, problem, inputs, weights)
+    if swapped is not None:
+        plain = problem.segments == swapped.out_channels
+        ways += [
+            replace(way, along_field=not plain) for way in _ways(build, swapped, weights, inputs)
+        ]
+
+    def cycles(way: Way) -> int:
+        return search(way.problem, build.machine, dtype, way.methods).cycles
+
+    best = min(ways, key=cycles)
+    return add_product(
+        build,
+        name,
+        best.problem,
+        best.methods,
+        best.inputs,
+        best.weights,
+        dtype,
+        best.along_field,
+        turned,
+    )
+
+
+def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[Way]:
+    """All ways that apply, with each grouping of output channels where the AMP unit is used."""
+    machine, operand = build.machine, build.spec.operands[inputs]
+    half = operand.dtype in ("float16", "bfloat16")
     plain = problem.taps == 1 and problem.field_stride == (1, 1)
-    candidates: list[tuple[Problem, tuple[str, ...]]] = []
+    by_amp: list[tuple[Problem, tuple[str, ...]]] = []
+    others: list[tuple[Problem, tuple[str, ...]]] = []
     if plain:
         outer = ("outer",) if problem.in_channels == 1 and problem.groups == 1 else ()
         flat = replace(problem, segments=problem.segments * problem.width, width=1)
-        candidates.append((flat, ("1x1", *outer)))
+        by_amp.append((flat, ("1x1", *outer)))
     else:
-        candidates.append((problem, ("nx1",)))
-        candidates.append((expanded(problem, input_elements), ("1x1",)))
+        by_amp.append((problem, ("nx1",)))
+        by_amp.append((expanded(problem, operand.elements), ("1x1",)))
+        if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
+            one_column = problem.kernel[1] == 1 and problem.stride[1] == 1
+            by_rows = flattened(problem) if one_column else expanded_columns(problem)
+            by_amp.append((by_rows, ("nx1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
         vertical = "vmac" if half and problem.groups > 1 else "hmac"
         slic = (
@@ -284,18 +412,17 @@ def _cheapest(
             and problem.in_channels <= 4
             and problem.groups > 1
         )
-        candidates.append((problem, (vertical, *(("slic",) if slic else ()))))
+        others.append((problem, (vertical, *(("slic",) if slic else ()))))
         if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
-            candidates.append((by_kernel_row(problem, input_elements), (vertical,)))
-    candidates += [
-        (together, ("1x1",) if plain else ("nx1",)) for together in combined(problem, dtype)
+            others.append((by_kernel_row(problem, operand.elements), (vertical,)))
+    together = [(one, ("1x1",) if plain else ("nx1",)) for one in combined(problem, operand.dtype)]
+    unit = amp.unit_for(machine, operand.dtype)
+    return [
+        Way(grouped, methods, inputs, weights)
+        for candidates, groups in ((by_amp, True), (others, False), (together, True))
+        for one, methods in candidates
+        for grouped in (by_output_groups(one, unit) if groups else [one])
     ]
-    # ties go to the one named first: AMP, SLIC, vector MAC, outer product
-    placed = [
-        (as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates
-    ]
-    best, methods = min(placed, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
-    return add_product(build, name, best, methods, inputs, weights, dtype, True, turned)
 
 
 @lowering(
@@ -371,7 +498,10 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         constants = done.worklists
     if mask[1] and spec.outputs[1] is not None:
         inputs, weights = (0, 1) if transposed else (1, 0)
-        done = convolve(build, "grad weight", problems[1], inputs, weights, (True, True))
+        # the planner wants the input's channels together in the result, which the swapped one has
+        straight = replace(problems[1], output_copy=REORDERED)
+        swapped = swapped_weight_gradient_problem(g)
+        done = convolve(build, "grad weight", straight, inputs, weights, (True, True), swapped)
         layouts[1] = done.outputs.layout(spec.outputs[1].dtype)
         notes.append(f"weight {done.splits}")
         constants = done.worklists if constants is None else constants + done.worklists

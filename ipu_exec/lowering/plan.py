@@ -169,6 +169,7 @@ class Temporary:
     first: int
     last: int
     interleaved: bool = False  # must lie in region 1
+    becomes_result: bool = False  # a result is the same memory, from the last step on
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ipu_exec.lowering.build import Builder, expanded, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles, slice_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
-from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
+from ipu_exec.machine import Machine
 
 Array = np.ndarray
 WORKLIST_BYTES = 36  # [TUT4]: constants a tile used
@@ -32,6 +32,13 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
+# Cycles that poplibs' planner adds for each byte that lies otherwise than is wanted ([PL,
+# lib/poplin/ConvModel.cpp], addTransformCycleEstimate): copies of 2 bytes (an element) or 8 (a
+# group of channels) a cycle, times 5/4; an element is exchanged, too.
+REORDERED = 1.25 / 2 + 1 / 4
+REGROUPED = 1.25 / 8
+SLIC_WINDOW = 4  # kernel columns, and channels of all its groups, that the vertex takes at once
+SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its order, and alignment
 # more multiply-accumulates than this always gain by using all tiles
 SMALL_MACS = 1 << 24
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -62,10 +69,11 @@ class Problem:
     in_cols: int = 1
     expansion: float = 1.0
     input_transform: bool = False
-    input_free: bool = True  # the input lies as planned
-    weight_free: bool = True
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
     flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
+    out_chunk: int = 1  # output channels that stay together, if more than a vertex's
+    flat_columns: bool = False  # columns of all images side by side: many to cut
+    output_copy: float = 0.0  # planned cycles for each byte of results that lie unlike wanted
 
     @property
     def taps(self) -> int:
@@ -83,6 +91,12 @@ class Problem:
             self.out_channels,
             *self.kernel,
         )
+
+    @property
+    def inputs(self) -> int:
+        """Elements of the whole input, expanded where kernel elements are channels of it."""
+        images = self.segments // self.image_rows
+        return self.groups * images * self.in_rows * self.in_cols * self.in_channels
 
     @property
     def macs(self) -> int:
@@ -134,9 +148,12 @@ VERTICES = {
 
 
 def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) -> tuple[int, int]:
-    """(input, output) channels that are never split: those that the vertex processes at once."""
+    """(input, output) channels that are never split: those that the vertex processes at once.
+
+    Or more, if the problem keeps more output channels together; the vertex takes them in turn.
+    """
     if method in ("1x1", "nx1"):
-        return max(1, unit.in_group // filter_height), unit.out_group
+        return max(1, unit.in_group // filter_height), max(unit.out_group, problem.out_chunk)
     return 1, 1
 
 
@@ -154,15 +171,16 @@ def vertex_cycles(
     """Cycles of the vertex for channel counts and field sizes on a tile (arrays)."""
     grain_in, grain_out = grains(problem, unit, method, filter_height)
     gi, go = ceil_div(ins, grain_in), ceil_div(outs, grain_out)
+    passes = grain_out // unit.out_group
     if method == "1x1":
-        return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups)
+        return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups, passes)
     segments, width = (
         ceil_div(segments, problem.field_stride[0]),
         ceil_div(width, problem.field_stride[1]),
     )
     if method == "nx1":
         return amp.conv_nx1_cycles(
-            unit, segments, width, *problem.kernel, gi, go, groups, filter_height
+            unit, segments, width, *problem.kernel, gi, go, groups, filter_height, passes
         )
     if method == "slic":
         blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
@@ -247,8 +265,8 @@ def _best(
     heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
     best: list[Splits] = []
     for height in heights:
-        if height > 1 and problem.in_channels > unit.in_group // height * 2:
-            continue
+        if height > 1 and problem.in_channels % unit.in_group == 0:
+            continue  # nothing is padded that kernel rows could take the place of
         grain_in, grain_out = grains(problem, unit, method, height)
         out_groups, in_groups = (
             int(ceil_div(problem.out_channels, grain_out)),
@@ -256,7 +274,8 @@ def _best(
         )
         if serial > out_groups:
             continue
-        cols = _divisions(problem.width, 16) if method == "nx1" else np.array([1])
+        most = machine.product_tiles if problem.flat_columns else 16
+        cols = _divisions(problem.width, most) if method == "nx1" else np.array([1])
         axes = (
             _divisions(problem.groups, machine.product_tiles),
             cols,
@@ -331,27 +350,16 @@ def _estimate(
     f, o, i = candidates.field_parts, candidates.out_parts, candidates.in_parts
     rows, ins = candidates.rows, candidates.ins
     outs, groups = candidates.outs, candidates.groups
-    phase = SYNC_CYCLES + exchange_latency(machine.target)
     width = np.broadcast_to(np.asarray(candidates.width), rows.shape)
+    used = np.maximum(1, f * o * i * candidates.group_parts)
     item, partial = unit.item_bytes, unit.partial_bytes
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
     partials = rows * width * padded_outs(problem, unit, method, outs) * groups * partial
-    expand = problem.input_transform
-    arriving = inputs * (1.0 if expand else problem.expansion)
-    own = slices / o  # of the input, each tile's part of a copy that is put in order first
-    first_copied = (o > MOST_VIEWERS) & (not problem.input_free) | expand
-    there = first_copied | problem.input_free
-    moved = arriving * np.where(there, 1 - 1 / o, 1.0)
-    exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
-    exchange_in += np.where(first_copied, own * item / 4 + phase, 0)
-    exchange_in += own * 1.25 * expand
-    first_copied = (f > MOST_VIEWERS) & (not problem.weight_free)
-    there = first_copied | problem.weight_free
-    once = np.where(first_copied, serial * weights / f / 4 + phase, 0)
-    moved = weights * np.where(there, 1 - 1 / f, 1.0)
-    exchange_weights = moved / 4 + phase * (moved > 0)
-    transform = np.where(there, 0, weights / 8)
+    # tiles that take the same operand share in storing it
+    moved = inputs * (1.0 if problem.input_transform else problem.expansion) * (1 - 1 / o)
+    exchange_in = moved / np.where(o % 2 == 0, 8, 4)
+    exchange_weights = weights * (1 - 1 / f) / 4
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     outputs = rows * width * outs * groups  # without padding
     finishing = np.zeros(rows.shape)
@@ -361,16 +369,41 @@ def _estimate(
             machine, unit, partials[here], outputs[here], int(d), unit.out_group
         )
     if serial > 1:
-        used = np.maximum(1, f * o * i * candidates.group_parts)
         stored = ceil_div(problem.groups * problem.in_channels * problem.taps, used)
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    cycles = exchange_in + once + serial * (exchange_weights + transform + compute + finishing)
+    once = _ordering_cycles(problem, used, item)
+    zeros = _zeros(problem, height, width, ins, outs, groups) * item
+    cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
-    temporary = np.maximum(inputs + weights + partials, reducing)
+    temporary = np.maximum(inputs + weights + partials + zeros, reducing)
     return cycles, temporary
+
+
+def _zeros(
+    problem: Problem, height: int, width: Array | int, ins: Array, outs: Array, groups: Array
+) -> Array:
+    """Elements that pad a kernel, and its input, to whole passes of ``height`` kernel rows.
+
+    As the planner counts them ([PL, lib/poplin/ConvModel.cpp], addTileLevelTransformEstimates).
+    """
+    rows = -problem.kernel[0] % height
+    return rows * groups * ins * (problem.kernel[1] * outs + width)
+
+
+def _ordering_cycles(problem: Problem, used: Array, item: int) -> Array:
+    """Estimated cycles of putting expanded operands, and results, in order.
+
+    Each of ``used`` tiles has its part ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate).
+    """
+    cycles = np.zeros(used.shape)
+    if problem.input_transform:
+        weights = problem.groups * problem.in_channels * problem.out_channels * problem.taps
+        cycles += ceil_div(problem.inputs + weights, used) * item * REORDERED
+    results = problem.groups * problem.segments * problem.width * problem.out_channels
+    return cycles + ceil_div(results, used) * item * problem.output_copy
 
 
 def _finishing_cycles(
@@ -384,14 +417,13 @@ def _finishing_cycles(
     if depth == 1:
         narrower = unit.partial_bytes > unit.item_bytes
         return costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0 * outputs
-    phase = SYNC_CYCLES + exchange_latency(machine.target)
     cycles = np.zeros(partials.shape)
     radices = amp.reduction_stages(depth)
     held, left = partials // unit.partial_bytes, depth
     for stage, radix in enumerate(radices):
         summed = ceil_div(ceil_div(held, radix), grain) * grain
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
-        cycles += phase + held * unit.partial_bytes / 4
+        cycles += held * unit.partial_bytes / 4
         cycles += amp.reduce_partials_cycles(
             summed, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
         )
@@ -478,6 +510,7 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
         problem.out_channels,
         problem.kernel,
         *((problem.flipped,) if problem.flipped else ()),
+        *((problem.out_chunk,) if problem.out_chunk > 1 else ()),
     )
 
 
@@ -587,7 +620,6 @@ def add_product(
         return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
     unit = amp.unit_for(machine, dtype)
-    problem = as_placed(build, problem, methods, inputs, weights, dtype)
     splits = search(problem, machine, dtype, methods)
     share = share_out(problem, machine, unit, splits)
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
@@ -650,9 +682,55 @@ class _ProductSteps:
         return ceil_div(self.share.ins, grain) * grain
 
     @property
+    def kernel(self) -> tuple[int, int]:
+        """Rows and columns of the kernel, in whole passes of the vertex."""
+        rows, cols = self.problem.kernel
+        height = self.splits.filter_height
+        width = SLIC_WINDOW if self.splits.method == "slic" else 1
+        return -(-rows // height) * height, -(-cols // width) * width
+
+    @property
+    def pads_here(self) -> bool:
+        """Whether the padding of a field is written out on each tile, with what it pads.
+
+        For a vertex that takes several kernel elements at once ([PL, lib/poplin/ConvVertices.cpp],
+        createConvPartialAmpVertices, createConvPartialSlicVertex).
+        """
+        return self.splits.filter_height > 1 or self.splits.method == "slic"
+
+    @property
     def padded_inputs(self) -> Array:
         """Elements of the inputs that each tile holds while it computes."""
-        return self._input_elements(self.padded_ins)
+        if not self.pads_here:
+            return self._input_elements(self.padded_ins)
+        problem, share = self.problem, self.share
+        reach = [k * d for k, d in zip(self.kernel, problem.dilation, strict=True)]
+        columns = self.splits.method == "slic"  # the zeros between and around them, too
+        row_stride, column_stride = problem.field_stride
+        unclipped = replace(
+            problem,
+            kernel=self.kernel,
+            field_stride=(1, 1 if columns else column_stride),
+            in_rows=problem.in_rows * row_stride + 2 * reach[0],
+            in_cols=problem.in_cols * (column_stride if columns else 1)
+            + (2 * reach[1] if columns else 0),
+        )
+        return input_elements(
+            unclipped,
+            self.splits.method,
+            share.segments,
+            share.width,
+            self.padded_ins,
+            share.groups,
+        )
+
+    @property
+    def field_buffer(self) -> Array:
+        """Bytes that the SLIC vertex keeps outputs in, of the groups that it takes at once."""
+        if self.splits.method != "slic":
+            return np.zeros_like(self.share.field)
+        outputs = self.share.field * SLIC_WINDOW * self.unit.partial_bytes
+        return np.where(self.share.field > 0, outputs + SLIC_BUFFER_BYTES, 0)
 
     @property
     def step_outs(self) -> Array:
@@ -667,7 +745,7 @@ class _ProductSteps:
     @property
     def step_weight_bytes(self) -> Array:
         """Bytes of a serial step's weights, padded."""
-        weights = self.padded_ins * self.step_padded_outs * self.problem.taps * self.share.groups
+        weights = self.padded_ins * self.step_padded_outs * prod(self.kernel) * self.share.groups
         return weights * self.unit.item_bytes
 
     def _input_elements(self, ins: Array) -> Array:
@@ -695,7 +773,7 @@ class _ProductSteps:
         first = build.next
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
-            total = int(slices.sum()) // splits.outs if expand else source.elements
+            total = self.problem.inputs if expand else source.elements
             lying = self._put_in_order("inputs", total, slices, lying, expand)
             in_place, arriving = True, arriving if not expand else slices * item
         even = splits.outs % 2 == 0
@@ -724,7 +802,7 @@ class _ProductSteps:
         """
         share, splits = self.share, self.splits
         overlaps = self.problem.taps > 1 and splits.rows * splits.cols > 1  # with neighbours
-        if overlaps or self.problem.input_transform:
+        if overlaps or self.pads_here:
             return np.zeros_like(slices)
         grain = grains(self.problem, self.unit, splits.method, splits.filter_height)[0]
         count = share.groups * ceil_div(share.ins, grain)
@@ -811,6 +889,7 @@ class _ProductSteps:
             last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
             wide = self.unit.wide_load  # only interleaved memory is read 128 bits at a time
             build.hold(f"{name}/weights{tail}", gathered, weights_step, last, interleaved=wide)
+            build.hold(f"{name}/field buffer{tail}", self.field_buffer, last, last)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
@@ -877,29 +956,6 @@ def no_product(
     return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
 
 
-def as_placed(
-    build: Builder,
-    problem: Problem,
-    methods: tuple[str, ...],
-    inputs: int | Operand,
-    weights: int | Operand,
-    dtype: str,
-) -> Problem:
-    """The problem with the operands that already have the layout of its best plan.
-
-    An operand also counts if the plan accepts any layout.
-    """
-    free = replace(problem, input_free=True, weight_free=True)
-    splits = search(free, build.machine, dtype, methods)
-    temporaries = []
-    for which, what in ((inputs, "input"), (weights, "weight")):
-        operand = which if isinstance(which, Operand) else build.spec.operands[which]
-        layout = operand.layout or (build.wishes.get(which) if isinstance(which, int) else None)
-        key = planned_key(problem, build.machine, dtype, splits, what, operand)
-        temporaries.append(layout is None or layout.key == key)
-    return replace(problem, input_free=temporaries[0], weight_free=temporaries[1])
-
-
 def _repeats(build: Builder, which: int | Operand) -> bool:
     """True for an expanded operand: it is written out first, in the order that is needed."""
     return isinstance(which, int) and any(expanded(build.spec.operands[which]))
@@ -956,7 +1012,14 @@ def _reduce(
     if splits.ins == 1:
         if partial > unit.item_bytes:
             build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
-        build.hold(f"{name}/partials", padded * partial, convolve, build.next - 1, interleaved=True)
+        build.hold(
+            f"{name}/partials",
+            padded * partial,
+            convolve,
+            build.next - 1,
+            interleaved=True,
+            becomes_result=partial == unit.item_bytes and splits.serial == 1,
+        )
         return
     depth, held, since = splits.ins, padded, convolve
     radices = amp.reduction_stages(splits.ins)
