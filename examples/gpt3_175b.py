@@ -40,7 +40,11 @@ def phases(blocks: Sequence[str], pipeline: int) -> list[poptorch.Phase]:
 
 
 def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) -> poptorch.Options:
-    """Everything waits in streaming memory, in parts on the replicas where it is large."""
+    """Everything waits in streaming memory, in parts where it is large.
+
+    The parts of weights and optimiser state are on the replicas, those of activations on the IPUs
+    that share the stage's tensors.
+    """
     opts = poptorch.Options().replicationFactor(replicas)
     opts.tensorSharding(shards, gpt3.plan()).randomSeed(0)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(*phases(blocks, pipeline)))
@@ -48,7 +52,7 @@ def options(shards: int, pipeline: int, replicas: int, blocks: Sequence[str]) ->
     in_parts.useReplicatedTensorSharding()
     off_chip = poptorch.TensorLocationSettings().useOnChipStorage(False)
     opts.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
-    opts.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(off_chip)
+    opts.TensorLocations.setAccumulatorLocation(off_chip).setActivationLocation(in_parts)
     opts.setAvailableMemoryProportion({f"IPU{ipu}": 0.25 for ipu in range(pipeline)})
     opts._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     return opts

@@ -58,7 +58,8 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
         samples = costs.samples * costs.micro_batches
         raise Error(
             f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)} (a call has {samples:,}"
-            " samples, and is cut into as many micro-batches as divide them)"
+            " samples, and is cut into as many micro-batches as divide them: give it more, or take"
+            " fewer IPUs)"
         )
     path = os.path.join(folder.name, "placement.json")
     _write(path, costs, split, modules)

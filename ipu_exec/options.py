@@ -383,7 +383,9 @@ class TensorLocationSettings(_Group):
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
         """Each replica keeps only its part.
 
-        Of weights, optimiser states and accumulators, never of activations.
+        Of weights, optimiser states and accumulators. Of activations only where phases are
+        pipelines: those that all IPUs which share a stage's tensors (`tensorSharding`) have alike
+        wait off the chip in parts on these.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 

@@ -86,6 +86,7 @@ class Purpose(StrEnum):
     ALL_REDUCE = "all-reduce"  # over replicas, as the next two
     REDUCE_SCATTER = "reduce-scatter"
     ALL_GATHER = "all-gather"
+    GATHER_SHARDS = "all-gather over shards"  # the IPUs that share a stage's tensors
     SHARD = "shard"  # take this replica's part of a tensor that it has whole
     COPY = "copy"  # between the IPUs of a replica
     EXTERNAL_SYNC = "external sync"  # of IPUs

@@ -210,7 +210,7 @@ class Reader:
         A third of the time, and no object a cell. None where a column holds anything that does not
         come back as it was.
         """
-        inner, outer = [], []
+        inner, outer, fits = [], [], []
         for column in columns:
             kind, separator = _PACKED.get(column.kind, ("", ""))
             if not kind:
@@ -218,20 +218,21 @@ class Reader:
             cell = f"ifnull({column.name}, {_NO_VECTOR})" if column.optional else column.name
             inner.append(f"{cell} AS {column.name}")
             outer.append(f"group_concat({column.name}, char({ord(separator)}))")
-            outer.append(f"sum(typeof({column.name}) = '{kind}')")
+            fits.append(f"typeof({column.name}) = '{kind}'")
         try:
             # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
-            ((*texts,),) = self._query(
-                f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM"
-                f" main.{record.table} ORDER BY {schema.order(record)} LIMIT ?)",
+            ((fitting, *texts),) = self._query(
+                f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM"
+                f" (SELECT {', '.join(inner)} FROM main.{record.table}"
+                f" ORDER BY {schema.order(record)} LIMIT ?)",
                 [rows],
             )
         except ProfileError:
             return None  # longer than a text may be, or no UTF-8: cell by cell says which
+        if fitting != rows:
+            return None
         answers = {}
-        for column, text, fitting in zip(columns, texts[::2], texts[1::2], strict=True):
-            if fitting != rows:
-                return None
+        for column, text in zip(columns, texts, strict=True):
             _, separator = _PACKED[column.kind]
             values = (
                 np.array(text.split(separator), dtype=object)

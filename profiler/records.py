@@ -199,7 +199,8 @@ class Step:
     op: int  # -1: none (syncs, copies between IPUs, streams)
     type: str
     name: str
-    cycles: int  # the slowest tile's, latency included
+    # the slowest tile's, latency included; of one turn of a loop (for sums: program_step_cycles)
+    cycles: int
     compute_set: int  # -1: not an OnTileExecute
     tile_cycles: Vector | None  # over tiles
     bytes_in: Vector | None  # over tiles; exchanges only

@@ -169,6 +169,15 @@ VIEWS = (
         "operators, the most expensive first",
     ),
     View(
+        "program_step_cycles",
+        "step, ipu, body, op, name, times, cycles",
+        "SELECT s.id, s.ipu, s.body, s.op, s.name, b.times, b.times * s.cycles FROM program_steps s"
+        " JOIN (SELECT body, step, count(*) AS times FROM body_steps GROUP BY body, step) b"
+        " ON b.body = s.body AND b.step = s.id",
+        "the steps of each body, those of loops as often as they run: what to sum, where"
+        " sum(cycles) of program_steps counts each once",
+    ),
+    View(
         "run_cycles",
         "run, name, iterations, start, cycles",
         "SELECT runs.id, name, iterations, cycle_start, iterations * iteration_cycles "

@@ -65,7 +65,7 @@ _BY_KIND = {
 }
 _OTHER = 7
 
-_ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
+_ASCII = str.maketrans({"×": "x", "·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +194,18 @@ def short(cycles: int) -> str:
 
 
 def timeline(
-    tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: bool = True
+    tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: bool = True, shards: int = 1
 ) -> list[Line]:
     """A device iteration as lines of at most ``width`` characters.
 
     ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run,
-    i)`.
+    i)`; ``shards``: IPUs that share the tensors of a stage, which are one row.
     """
     start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
     if not len(cycles):
         return [(("no run was profiled: nothing to draw", ""),)]
-    label = max(len("slowest"), len(f"IPU {tasks['ipu'].max()}")) + 1
+    each = f" × {shards}" if shards > 1 else ""
+    label = max(len("slowest"), len(f"IPU {tasks['ipu'].max()}{each}")) + 1
     drawn = grid(start, end, max(8, width - label))
     columns = len(drawn.edges) - 1
     lines: list[Line] = [
@@ -230,7 +231,7 @@ def timeline(
             drawn.edges,
         )
         seen.update(code[longest[longest >= 0]].tolist())
-        name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
+        name = "  I/O" if over else f"IPU {ipu}{each}"  # its I/O tiles, beneath it
         lines.append(
             ((name.ljust(label), ""), *lane(longest, code, tasks_of_lane["micro_batch"].to_numpy()))
         )

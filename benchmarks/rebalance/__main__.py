@@ -17,10 +17,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import ipu_exec
 from benchmarks.memory import configure, optimiser
@@ -43,8 +44,23 @@ CASES = (("resnet-50", 4, 16), ("bert-large", 4, 64), ("gpt2-small", 8, 64), ("v
 TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a configuration sets beyond `configure`: the memory proportion of each IPU, partials."""
+
+    proportion: tuple[float, ...] = ()
+    half_partials: bool = False
+
+
+DEFAULT = Settings()
+
+
 def compiled(
-    example: Example, strategy: ipu_exec.PipelinedExecution, stages: int, accumulation: int
+    example: Example,
+    strategy: ipu_exec.PipelinedExecution,
+    ipus: int,
+    accumulation: int,
+    settings: Settings = DEFAULT,
 ) -> Executable:
     """Compile a model as a training step in fp16 with AdamW."""
     options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
@@ -52,7 +68,12 @@ def compiled(
     inputs = tuple(
         x.half() if x.is_floating_point() else x for x in example.inputs(example.micro_batch)
     )
-    configure(options, example.name.lower(), stages)
+    configure(options, example.name.lower(), ipus)
+    if settings.proportion:
+        each = {f"IPU{ipu}": share for ipu, share in enumerate(settings.proportion)}
+        options.setAvailableMemoryProportion(each)
+    if settings.half_partials:
+        options.Precision.setPartialsType(torch.half)
     return compile_step(example.module, inputs, {}, options, optimiser(example.module, True), True)
 
 

@@ -27,11 +27,11 @@ INTRODUCTION = """# Scaling over replicas
 <!-- Written by `python -m benchmarks.scaling`: edit benchmarks/scaling/page.py instead. -->
 
 How throughput grows with the pod, predicted and published ([MLP], the logs of Graphcore's v1.1
-submission; `benchmarks/scaling/cases.py` says how a throughput is read from them). Nothing is
-fitted to these rows. **Efficiency** is throughput an IPU over that of the model's first row. Where
-the time goes is the critical path of one weight update (`ipu-report why`), in per cent of it; what
-takes less than a tenth of a per cent everywhere is left out. A row marked * does not fit its tiles
-by our account of memory: its cycles are known all the same.
+submission, and [GCP]; `benchmarks/scaling/cases.py` says how a throughput is read from them).
+Nothing is fitted to these rows. **Efficiency** is throughput an IPU over that of the model's first
+row. Where the time goes is the critical path of one weight update (`ipu-report why`), in per cent
+of it; what takes less than a tenth of a per cent everywhere is left out. A row marked * does not
+fit its tiles by our account of memory: its cycles are known all the same.
 """
 
 PODS = """
@@ -44,6 +44,14 @@ so that an update has less work to hide its all-reduce behind. ResNet-50's batch
 statistics over two replicas, as there. BERT's attentions and feed-forward networks were placed one
 by one there; here whole layers lie where most of their parts did. A pipeline of 4 IPUs for
 ResNet-50 is a public configuration of which no throughput was found.
+
+BERT-Large on Bow is Graphcore's own table ([GCP], PyTorch, SDK 3.2 and 3.3) in its public
+configuration ([EX, nlp/bert/pytorch/configs_pretraining.yml]); its throughputs are divided by the
+sequences to a pack that the configuration says. What is compiled is the unpacked model: a pack's
+head and loss of each of its sequences, and its attention's mask, are left out, which is part of why
+these rows are too fast; and a published Pod of 64 loses 17 % an IPU over one of 16, of which
+nothing here explains more than 5. The table has TensorFlow's and PopART's too, whose stages and
+schedules are others.
 
 A ring over replicas takes as long as its slowest link lets it, so that links on a board and between
 boards are not told apart; the levels within a rack and between racks are.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,20 @@ from ipu_exec.capture.torch_versions import fake_copy, first_state
 from ipu_exec.optimiser_attributes import take_step
 
 _HOST = torch.device("cpu")
+_TORCHS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Inside, PyTorch does not print its traceback of an operator that fails on fake tensors.
+
+    The error itself says what is wrong, and the operator may be one of an attempt.
+    """
+    was_off, _TORCHS_LOG.disabled = _TORCHS_LOG.disabled, True
+    try:
+        yield
+    finally:
+        _TORCHS_LOG.disabled = was_off
 
 
 class FakeTensors:

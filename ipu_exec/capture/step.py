@@ -20,7 +20,7 @@ from ipu_exec.capture.casts import Casting
 from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.expand import PerWeight, Registered, expand
-from ipu_exec.capture.fake_tensors import FakeTensors, make_state
+from ipu_exec.capture.fake_tensors import FakeTensors, make_state, unlogged
 from ipu_exec.capture.marks import note_checkpoints, note_memory_proportions
 from ipu_exec.capture.multi_conv import fuse
 from ipu_exec.capture.open_blocks import reset_blocks
@@ -92,12 +92,13 @@ def capture(
 
 
 def _run(step: _Step, equal: Sequence[EqualLayers], per_weight: bool) -> Graph:
-    try:
-        return _Run(step, False, equal, per_weight).graph()
-    except RuntimeError as error:
-        if _CHANGED not in str(error):
-            raise
-    return _Run(step, True, equal, per_weight).graph()
+    with unlogged():
+        try:
+            return _Run(step, False, equal, per_weight).graph()
+        except RuntimeError as error:
+            if _CHANGED not in str(error):
+                raise
+        return _Run(step, True, equal, per_weight).graph()
 
 
 @dataclass(frozen=True)

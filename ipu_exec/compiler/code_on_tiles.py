@@ -50,6 +50,8 @@ _OUTLINED = (
     Purpose.ALL_GATHER,
     Purpose.ALL_REDUCE,
     Purpose.REDUCE_SCATTER,
+    Purpose.GATHER_SHARDS,
+    Purpose.SHARD,
 )
 
 
@@ -331,8 +333,8 @@ class _Digests:
 
 
 def _transfer(step: ProgramStep) -> tuple[int, ...]:
-    """A key of an off-chip transfer: the bytes that each tile sends and receives."""
-    vectors = (step.bytes_in, step.bytes_out)
+    """A key of a transfer: the bytes that each tile sends and receives, or its cycles."""
+    vectors = (step.bytes_in, step.bytes_out, step.tile_cycles)
     contents = tuple(b"" if one is None else one.tobytes() for one in vectors)
     return (hash((step.type, step.purpose, step.cycles, *contents)),)
 

@@ -18,6 +18,7 @@ from ipu_exec.compiler.bodies import (
     ProgramStep,
     Use,
     program_steps,
+    slice_step,
     stream_steps,
     the_one,
 )
@@ -26,10 +27,11 @@ from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.over_io_tiles import OverIoTiles
 from ipu_exec.compiler.placement import storage_bytes
+from ipu_exec.compiler.shared_activations import kept_in_parts
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.build import messages
-from ipu_exec.lowering.plan import Collective, Exchange, Layout
+from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from ipu_exec.topology import latency_cycles, link_rate, ring_cycles
 from profiler import records, schedules
@@ -53,6 +55,7 @@ class Transfers:
             mapping.machines,
         )
         self.over_io_tiles = OverIoTiles(mapping, options)
+        self.in_parts = kept_in_parts(mapping.graph, options)  # of the IPUs that share tensors
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
@@ -315,19 +318,68 @@ class Transfers:
         if not storages:
             return
         target = self.machines[body.ipu].target
-        stored = {s: self.mapping.stored(s, stage) for s in storages}
+        stored = {s: self._stored(s, stage) for s in storages}
         nbytes = np.sum(list(stored.values()), axis=0)
         to_host = purpose is Purpose.REMOTE_STORE
+        shared = [storage for storage in storages if storage in self.in_parts]
+        if to_host:
+            self._take_parts(shared, stage, body)
         ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
         moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         if over_io_tiles:
             self.over_io_tiles.move(name, moves, nbytes, cycles, body, purpose)
-            return
-        first = len(body.steps)
-        body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
+        else:
+            first = len(body.steps)
+            body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
+            for storage in storages:
+                body.touch(storage, first, body.last)
+        if not to_host:
+            self._gather_over_shards(shared, f"{name}/gather", stage, body)
+
+    def _stored(self, storage: int, stage: int) -> np.ndarray:
+        """Bytes on each tile of what this IPU keeps of a storage off the chip."""
+        whole = self.mapping.stored(storage, stage)
+        if storage not in self.in_parts:
+            return whole
+        item = ITEM_BYTES[self.graph.storages[storage].dtype]
+        return -(-(whole // item) // self.options.shards) * item
+
+    def _take_parts(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
+        """Slice this IPU's parts out of tensors: its number says where each begins."""
         for storage in storages:
-            body.touch(storage, first, body.last)
+            kept = self.graph.storages[storage]
+            count = self._stored(storage, stage) // ITEM_BYTES[kept.dtype]
+            name = f"{kept.name}/part"
+            body.steps.append(slice_step(name, count, kept.dtype, Purpose.SHARD, storage))
+            body.touch(storage, body.last, body.last)
+
+    def _gather_over_shards(
+        self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder
+    ) -> None:
+        """Gather tensors of which each of the IPUs that share the stage's has loaded its part."""
+        if not storages:
+            return
+        machine, shards = self.machines[body.ipu], self.options.shards
+        part = np.sum([self._stored(storage, stage) for storage in storages], axis=0)
+        moved = part * (shards - 1)
+        cycles = ring_cycles(
+            machine.target, body.ipu * shards, 1, shards, int(part.sum()) * shards, 1
+        )
+        gathered = Collective("all_gather", moved, moved, cycles)
+        body.steps += [
+            replace(
+                step,
+                name=f"{name}{step.name.removeprefix(gathered.name)}",
+                tensor=the_one(storages),
+                purpose=(
+                    Purpose.GATHER_SHARDS if step.type == records.GLOBAL_EXCHANGE else step.purpose
+                ),
+            )
+            for step in program_steps(gathered, machine.target.name)
+        ]
+        for storage in storages:
+            body.touch(storage, body.last, body.last)
 
 
 def _peers(ipu: int, moves: Sequence[Move]) -> str:

@@ -35,6 +35,7 @@ CAUSES = (
     "stash",
     "copy between IPUs",
     "collective over replicas",
+    "collective over shards",
     "host I/O",
     "streaming memory",
     WAITING,
@@ -49,10 +50,16 @@ _OF_PURPOSE: dict[str, str] = {
     Purpose.ALL_REDUCE: "collective over replicas",
     Purpose.REDUCE_SCATTER: "collective over replicas",
     Purpose.ALL_GATHER: "collective over replicas",
+    Purpose.GATHER_SHARDS: "collective over shards",
     Purpose.COPY: "copy between IPUs",
     Purpose.EXTERNAL_SYNC: "sync",
 }
-_OF_KIND = {"exchange": "exchange on chip", "sync": "sync", "external sync": "sync"}
+_OF_KIND = {
+    "exchange": "exchange on chip",
+    "sync": "sync",
+    "external sync": "sync",
+    "global exchange": "collective over shards",  # an operator's, of IPUs that share its tensors
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _RINGS = {
     str(Purpose.OPERATOR): "shards",
+    str(Purpose.GATHER_SHARDS): "shards",
     str(Purpose.ALL_REDUCE): "replicas",
     str(Purpose.REDUCE_SCATTER): "replicas",
     str(Purpose.ALL_GATHER): "replicas",

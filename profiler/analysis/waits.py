@@ -17,6 +17,7 @@ _WORK = {
     "exchange on chip": "exchanges between its tiles",
     "sync": "synchronises its tiles",
     "stash": "stashes and restores activations",
+    "collective over shards": "exchanges with the IPUs that share its tensors",
 }
 _MOST_TENSORS = 2
 

@@ -34,6 +34,10 @@ _ACTION = {
         "Begin stages where less is handed on, or put those that exchange most on one IPU"
     ),
     "collective over replicas": "More gradient accumulation has it less often; fewer replicas",
+    "collective over shards": (
+        "Fewer shards: one IPU-Machine has four; or a plan whose styles need fewer collectives:"
+        " colwise, then rowwise"
+    ),
     "host I/O": "Make inputs and outputs smaller, or fewer",
     "streaming memory": (
         "Keep optimiser state or weights on the chip where they fit, or in parts on the replicas;"
@@ -77,6 +81,7 @@ def _what(cause: str) -> str:
         "stash": "stashing",
         "copy between IPUs": "copying between IPUs",
         "collective over replicas": "exchange between the replicas",
+        "collective over shards": "exchange between the IPUs that share tensors",
     }.get(cause, cause)
 
 

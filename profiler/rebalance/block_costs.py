@@ -66,6 +66,10 @@ class BlockCosts:
     # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
     meeting: int | None = None
 
+    # cycles that state took in the profile beyond the estimate, on a Block of each IPU; empty where
+    # nothing is known
+    moves_beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
     def block_proportion(self, block: int) -> float:
         """The share of an IPU's memory that a Block's products may use, as it was profiled."""
         own = dict(self.block_proportions).get(self.names[block])
@@ -107,7 +111,11 @@ class BlockCosts:
         """
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
-        return self.stash.cycles(*self._stash(first, last, recompute))
+        fitted = self.stash.cycles(*self._stash(first, last, recompute))
+        if not len(self.stash.beyond):
+            return fitted
+        measured: np.ndarray = np.maximum(0, fitted + self.stash.beyond[first])
+        return np.where(fitted > 0, measured, 0)
 
     def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
         """Bytes a micro-batch of the same stages' stash, all tiles."""
@@ -174,4 +182,7 @@ class BlockCosts:
         """Cycles of a weight update for off-chip optimiser state to come and go: int64[Block]."""
         state = self.memory.state.sum(axis=1)
         cycles = self.machine.offload_cycles(state, self.memory.state_weights)
-        return np.ceil(cycles).astype(np.int64)
+        estimated: np.ndarray = np.ceil(cycles).astype(np.int64)
+        if not len(self.moves_beyond):
+            return estimated
+        return np.where(estimated > 0, np.maximum(0, estimated + self.moves_beyond), 0)

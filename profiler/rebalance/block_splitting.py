@@ -149,8 +149,10 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
             blocks=costs.stash.blocks + 1,
             recomputing=_renumbered(costs.stash.recomputing, block, over),
             keeping=_renumbered(costs.stash.keeping, block, over),
+            beyond=_at_the_first_half(costs.stash.beyond, block),
         ),
         streams=_streams_in_two(costs.streams, halves),
+        moves_beyond=_at_the_first_half(costs.moves_beyond, block),
         cuts=replace(
             costs.cuts,
             ahead=halves.two(costs.cuts.ahead, over, costs.cuts.ahead[block]),
@@ -288,6 +290,11 @@ def _streams_in_two(streams: HostStreams, halves: _Halves) -> HostStreams:
         load=first(streams.load),
         unload=second(streams.unload),
     )
+
+
+def _at_the_first_half(beyond: np.ndarray, block: int) -> np.ndarray:
+    """What a profile took beyond its estimates, by Block, with a Block cut in two."""
+    return np.insert(beyond, block + 1, 0) if len(beyond) else beyond
 
 
 def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:

@@ -100,6 +100,15 @@ class Carried:
         )
         return totals[0], totals[1]
 
+    def waiting_ones(self, back: bool) -> np.ndarray:
+        """Which tensors may wait for Blocks that do not touch them, in the forward or backward."""
+        return self._waiting_ones[back]
+
+    @cached_property
+    def _waiting_ones(self) -> tuple[np.ndarray, np.ndarray]:
+        forward, backward = (np.flatnonzero(~self.direct & (self.back == b)) for b in (False, True))
+        return forward, backward
+
     @cached_property
     def direct(self) -> np.ndarray:
         """Whether each tensor goes only from a Block to the next one."""

@@ -50,7 +50,8 @@ class Costs(BlockCosts):
     @classmethod
     def _read(cls, report: Report) -> Costs:
         _check(report, len(report.blocks))
-        return cls._read_blocks(report)._with_residual(report)
+        costs = cls._read_blocks(report)
+        return costs._with_measured_stash(report)._with_residual(report)
 
     @classmethod
     def _read_blocks(cls, report: Report) -> Costs:
@@ -102,6 +103,24 @@ class Costs(BlockCosts):
         )
         return costs._without_moves(report) if costs.offload else costs
 
+    def _with_measured_stash(self, report: Report) -> Costs:
+        """With the cycles of the stages' stashes as they were profiled."""
+        stages = np.arange(len(self.ipus))
+        if not (self.pipelined and self.training) or not self._in_order():
+            return self
+        first, last = (np.searchsorted(self.stage, stages, side) for side in ("left", "right"))
+        choices = Choice.as_profiled(self, first.tolist())
+        fitted = [
+            int(self.stash_cycles(begin, end - 1, choice.recompute))
+            for begin, end, choice in zip(first.tolist(), last.tolist(), choices, strict=True)
+        ]
+        return replace(self, stash=self.stash.measured(report, first, np.array(fitted)))
+
+    def _in_order(self) -> bool:
+        """Whether the stages follow the order of the Blocks, each with some of them."""
+        stage = self.stage.tolist()
+        return stage == sorted(stage) and sorted(set(stage)) == list(range(len(self.ipus)))
+
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         held = {
@@ -144,13 +163,35 @@ class Costs(BlockCosts):
 
         State that moves together with its weight or accumulator is in the operators' cycles too.
         """
-        names = ("direction", "purpose", "op", "block", "cycles")
-        direction, purpose, op, block, cycles = map(report.steps_in_order, names)
-        with_others = (direction == Direction.UPDATE) & (op >= 0)
-        with_others &= np.logical_or.reduce([purpose == one for one in _REMOTE])
-        moved = sum_by(block[with_others], cycles[with_others], len(self))
-        update = self.cycles.update - np.minimum(self.moves, moved)
-        return replace(self, cycles=replace(self.cycles, update=update))
+        names = ("direction", "purpose", "op", "block", "ipu", "cycles")
+        direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
+        moving = direction == Direction.UPDATE
+        moving &= np.logical_or.reduce([purpose == one for one in _REMOTE])
+        alone, with_others = moving & (op < 0), moving & (op >= 0)
+        moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
+        costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
+        if report.meta.get("strategy") == "phased":  # whose phases move more than state
+            return costs
+        spent = sum_by(ipu[alone], cycles[alone], max(self.ipus) + 1)
+        return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
+
+    def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
+        """What state took beyond these estimates, on that Block of each IPU which moves most.
+
+        ``spent``: cycles of each IPU; ``estimated``: of each Block.
+        """
+        beyond = np.zeros(len(self), dtype=np.int64)
+        if not self._in_order():
+            return beyond
+        starts = np.searchsorted(self.stage, np.arange(len(self.ipus))).tolist()
+        offloads = np.array([one.offload for one in Choice.as_profiled(self, starts)])
+        estimated = np.where(offloads[self.stage], estimated, 0)
+        where = np.array(self.ipus)[self.stage]
+        for ipu in sorted(set(self.ipus)):
+            here = np.where(where == ipu, estimated, 0)
+            if here.any():
+                beyond[here.argmax()] = spent[ipu] - here.sum()
+        return beyond
 
 
 def _check(report: Report, blocks: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +29,19 @@ class Ties:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def reads_before(self, blocks: int) -> np.ndarray:
+        """How many Blocks before each read a weight that is another's: int64[tie, Block + 1]."""
+        if blocks not in self._known:
+            before = np.zeros((len(self), blocks + 1), dtype=np.int64)
+            for row, (_, *readers) in zip(before, self.blocks, strict=True):
+                row[np.array(readers) + 1] = 1
+            self._known[blocks] = before.cumsum(axis=1)
+        return self._known[blocks]
+
+    @cached_property
+    def _known(self) -> dict[int, np.ndarray]:
+        return {}
 
     @classmethod
     def from_report(cls, report: Report) -> Ties:
@@ -86,11 +100,13 @@ class Cuts:
         for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):
             own = ipus[bisect_right(starts, home) - 1]
             there = {k for k, ipu in enumerate(ipus) if ipu == own}
+            furthest = home  # as far as the weight travels: once over a cut, for all who read it
             for reader in readers:
                 stage = bisect_right(starts, reader) - 1
-                if stage in there:
-                    spared = np.zeros_like(ahead)
-                    spared[home:reader] = nbytes
-                    ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
+                if stage not in there:
+                    furthest = reader
                 there.add(stage)
+            spared = np.zeros_like(ahead)
+            spared[furthest : readers[-1]] = nbytes
+            ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
         return ahead, back

@@ -169,12 +169,7 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
     stages, machine = len(ipus), costs.machine
     if stages < 2 or any(a == b for a, b in pairwise(ipus)):
         return 0
-    apart = len(set(ipus)) == stages
-    spared = np.zeros(len(costs), dtype=np.int64)
-    ties = costs.cuts.ties
-    for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-        for reader in readers[1:] if apart else readers:
-            spared[home:reader] += nbytes
+    spared = _may_stay(costs, ipus)
     ahead, back = (np.maximum(0, way - spared)[:-1] for way in (costs.cuts.ahead, costs.cuts.back))
     crossed = np.sort(np.maximum(ahead, back))[stages - 2]
     least = int(copies_bound(costs, np.array([crossed]))[0])
@@ -189,6 +184,20 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
         latency = max(latencies[k], latencies[k + 1])
         least = max(least, int(np.ceil(latency + max(ways))))
     return least
+
+
+def _may_stay(costs: Costs, ipus: Sequence[int]) -> np.ndarray:
+    """Bytes of tied weights that may not have to cross a cut: int64[Block].
+
+    Where each stage has an IPU of its own, a weight crosses all cuts before its last reader.
+    """
+    spared = np.zeros(len(costs), dtype=np.int64)
+    if len(set(ipus)) == len(ipus):
+        return spared
+    ties = costs.cuts.ties
+    for (home, *_, last), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
+        spared[home:last] += nbytes
+    return spared
 
 
 class _Search:
@@ -251,12 +260,7 @@ class _Search:
         """A lower bound on the bytes over a stage's busier link: int64[first, width]."""
         if any(a == b for a, b in pairwise(self.ipus)):
             return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
-        spared = np.zeros(self.count, dtype=np.int64)
-        ties = self.costs.cuts.ties
-        for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-            # Where each stage has an IPU of its own, a cut before the first reader is crossed.
-            for reader in readers[1:] if self.apart else readers:
-                spared[home:reader] += nbytes
+        spared = _may_stay(self.costs, self.ipus)
         cuts = self.costs.cuts
         ahead, back = np.maximum(0, cuts.ahead - spared), np.maximum(0, cuts.back - spared)
         ahead[-1] = back[-1] = 0

@@ -174,6 +174,7 @@ class _Turn:
         ties = self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
             own = self.ipus[self._stage_of(home)]
+            furthest = np.full(len(cuts), home)
             reached: list[np.ndarray] = []
             for reader in readers:
                 stage = self._stage_of(reader)
@@ -181,8 +182,9 @@ class _Turn:
                 for before in reached:
                     there |= before == stage
                 reached.append(stage)
-                between = (cuts >= home) & (cuts < reader)
-                spared += np.where(there[:, None] & between, nbytes, 0)
+                furthest = np.where(there, furthest, reader)
+            behind = (cuts >= furthest[:, None]) & (cuts < readers[-1])
+            spared += np.where(behind, nbytes, 0)
         return spared
 
     def _stage_of(self, block: int) -> np.ndarray:

@@ -19,9 +19,15 @@ from profiler.rebalance.interval_costs import depth_of, memory_of_all
 from profiler.rebalance.tile_memory import IntervalMemory, Part, ipu_bytes
 from profiler.rebalance.what_if import Assignment, stage_cycles
 
+_MOST_WAYS = 10_000  # that differ in what is open: more are not all looked at
+
 # What is open: for each IPU that comes again, its stages so far.
 _Open = tuple[tuple[int, tuple[Part, ...]], ...]
 _Key = tuple[int, _Open]  # the next Block, and what is open
+
+
+class TooManyWays(Exception):
+    """So many stages return to so many IPUs that not all ways can be looked at."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ def least_bottleneck_revisiting(
     Only if they are at most ``most``.
 
     ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where
-    there is none.
+    there is none. Raises `TooManyWays`.
     """
     search = _Search(
         costs, tuple(ipus), tuple(choices), most, tuple(map(frozenset, together)), memory
@@ -87,6 +93,8 @@ class _Search:
         for (begin, opened), way in ways.items():
             for choice in self.choices:
                 self._lengthen(k, (begin, opened), way, choice, after)
+            if len(after) > _MOST_WAYS:
+                raise TooManyWays
         return after
 
     def _lengthen(

@@ -8,7 +8,6 @@ Block to the next).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,38 +204,43 @@ class Growing:
     def _arrive(self, block: np.ndarray) -> None:
         """Add tensors that the newest Blocks touch first, and for which the others wait."""
         tensors, first = self.tensors, self.first[: len(block)]
-        for number in np.flatnonzero(~tensors.direct):
-            before, nbytes = tensors.touches_before[number], tensors.nbytes[number]
-            alone = before[block] == before[first]
-            if tensors.back[number]:
-                leaves = (block == tensors.maker[number]) & (tensors.first[number] < first)
-                self.again[alone & leaves] += nbytes.astype(self.again.dtype)
-                self.backward[alone & leaves] += nbytes.astype(self.again.dtype)
+        for back in (False, True):
+            some = tensors.waiting_ones(back)
+            before, maker = tensors.touches_before[some], tensors.maker[some, None]
+            alone = before[:, block] == before[:, first]
+            if back:
+                leaves = (block == maker) & (tensors.first[some, None] < first)
+                nbytes = self._together(alone & leaves, some).astype(self.again.dtype)
+                self.again += nbytes
+                self.backward += nbytes
             else:
-                comes = tensors.touched[number, block] & (tensors.maker[number] < first)
-                self.forward[alone & comes] += nbytes.astype(self.forward.dtype)
+                comes = tensors.touched[some][:, block] & (maker < first)
+                nbytes = self._together(alone & comes, some)
+                self.forward += nbytes.astype(self.forward.dtype)
 
     def _and_waiting(self, block: np.ndarray, values: np.ndarray, back: bool) -> np.ndarray:
         """Add the tensors that wait while the newest Blocks run, in the forward or the backward."""
         tensors, first = self.tensors, self.first[: len(block)]
-        for number in np.flatnonzero(~tensors.direct & (tensors.back == back)):
-            before = tensors.touches_before[number]
-            between = (tensors.first[number] < block) & (block < tensors.last[number])
-            waiting = between & ~tensors.touched[number, block] & (before[block] > before[first])
-            if waiting.any():
-                values = values + np.where(waiting[:, None], tensors.nbytes[number], 0)
-        return values
+        some = tensors.waiting_ones(back)
+        before = tensors.touches_before[some]
+        between = (tensors.first[some, None] < block) & (block < tensors.last[some, None])
+        waiting = between & ~tensors.touched[some][:, block] & (before[:, block] > before[:, first])
+        return values + self._together(waiting, some) if waiting.any() else values
+
+    def _together(self, which: np.ndarray, some: np.ndarray) -> np.ndarray:
+        """Bytes of those tensors that are ``which``, bool[tensor, stage]: int64[stage, tile]."""
+        used = which.any(axis=1)
+        return _sums(which[used], self.tensors.nbytes[some[used]])
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Add the weights that come from another IPU, for the newest Blocks or earlier ones."""
-        first, ties = self.first[: len(block)], self.costs.cuts.ties
-        for (home, *readers), nbytes in zip(ties.blocks, self.costs.tied_bytes, strict=True):
-            away = _away(home, first, self.here)
-            reads = away & np.isin(block, readers)
-            more = np.where(reads[:, None], self.costs.memory.peak_of_copies[block], 0)
-            waits = away & ~reads & _any_between(readers, first, block)
-            backward = backward + more + np.where(waits[:, None], nbytes, 0)
-        return backward
+        first, costs = self.first[: len(block)], self.costs
+        away, before = _away(costs, first, self.here), costs.cuts.ties.reads_before(len(costs))
+        reads = away & (before[:, block + 1] > before[:, block])
+        waits = away & ~reads & (before[:, block] > before[:, first])
+        more = np.count_nonzero(reads, axis=0)[:, None] * costs.memory.peak_of_copies[block]
+        both: np.ndarray = backward + more + _sums(waits, costs.tied_bytes)
+        return both
 
     def edges(self) -> Edges:
         """What waits for other IPUs or has come from them."""
@@ -294,23 +298,21 @@ class Edges:
             return cls(nothing, nothing, nothing, nothing, copies)
         ahead, back = tensors.over_each_cut
         into = np.where(first > 0, first - 1, len(costs) - 1)  # over the last cut goes nothing
-        arrived, sent = back[last].copy(), ahead[last].copy()
-        sent_back, entered = back[into].copy(), ahead[into].copy()
-        for number in np.flatnonzero(~tensors.direct):
-            maker, before = tensors.maker[number], tensors.touches_before[number]
+        arrived, sent, sent_back, entered = back[last], ahead[last], back[into], ahead[into]
+        for behind in (False, True):
+            some = tensors.waiting_ones(behind)
+            maker, before = tensors.maker[some, None], tensors.touches_before[some]
             inside = (first <= maker) & (maker <= last)
-            touched = before[last + 1] > before[first]
-            elsewhere = np.asarray(before[-1] > before[last + 1] - before[first])
+            here_too = before[:, last + 1] > before[:, first]
+            elsewhere = before[:, -1:] > before[:, last + 1] - before[:, first]
             if here is not None:
-                elsewhere = elsewhere & bool((tensors.touched[number] & ~here).any())
-            nbytes = tensors.nbytes[number]
-            leaves, comes = (inside & elsewhere)[:, None], (~inside & touched)[:, None]
-            if tensors.back[number]:
-                arrived += np.where(comes, nbytes, 0)
-                sent_back += np.where(leaves, nbytes, 0)
+                elsewhere = elsewhere & (tensors.touched[some] & ~here).any(axis=1)[:, None]
+            nbytes = tensors.nbytes[some]
+            leaves, comes = _sums(inside & elsewhere, nbytes), _sums(~inside & here_too, nbytes)
+            if behind:
+                arrived, sent_back = arrived + comes, sent_back + leaves
             else:
-                sent += np.where(leaves, nbytes, 0)
-                entered += np.where(comes, nbytes, 0)
+                sent, entered = sent + leaves, entered + comes
         return cls(arrived, sent, sent_back, entered, copies)
 
 
@@ -318,20 +320,27 @@ def _copies(
     costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None
 ) -> np.ndarray:
     """Bytes of the weights that stages receive from another IPU: [stage, tile]."""
-    total = np.zeros((len(first), costs.machine.tiles), dtype=np.int64)
-    for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.tied_bytes, strict=True):
-        comes = _away(home, first, here) & _any_between(readers, first, last + 1)
-        total += np.where(comes[:, None], nbytes, 0)
-    return total
+    before = costs.cuts.ties.reads_before(len(costs))
+    comes = _away(costs, first, here) & (before[:, last + 1] > before[:, first])
+    return _sums(comes, costs.tied_bytes)
 
 
-def _away(home: int, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
-    """Whether a Block is on another IPU than these stages, which begin after it."""
-    there: np.ndarray = first > home
-    return there if here is None else there & ~here[home]
+def _away(costs: BlockCosts, first: np.ndarray, here: np.ndarray | None) -> np.ndarray:
+    """Whether each tied weight is on another IPU than these stages: bool[tie, stage].
+
+    The stages begin after the Block that has it.
+    """
+    homes = np.array([home for home, *_ in costs.cuts.ties.blocks])[:, None]
+    there: np.ndarray = first > homes
+    return there if here is None else there & ~here[homes]
 
 
-def _any_between(blocks: Sequence[int], first: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Whether any of these is in the range from ``first`` up to but not including ``end``."""
-    between: np.ndarray = np.logical_or.reduce([(first <= one) & (one < end) for one in blocks])
-    return between
+def _sums(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """The sum over items of the bytes of those that are ``which``, bool[item, stage].
+
+    ``nbytes``: [item, tile]; the result is [stage, tile].
+    """
+    any_of_them = which.any(axis=1)
+    # Products of floats are BLAS's, and exact: sums of bytes are far below 2^53.
+    sums = which[any_of_them].T.astype(np.float64) @ nbytes[any_of_them].astype(np.float64)
+    return sums.astype(np.int64)

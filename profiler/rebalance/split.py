@@ -33,7 +33,7 @@ from profiler.rebalance.many_splits import (
     counted_micro_batches,
 )
 from profiler.rebalance.proof import does_not_fit
-from profiler.rebalance.revisiting import least_bottleneck_revisiting
+from profiler.rebalance.revisiting import TooManyWays, least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 from profiler.units import listed
@@ -409,8 +409,11 @@ def _revisiting(
     work = costs.cycles.work
     start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
     end = len(ipus) * longest(costs)
-    free = widened(start, end, lambda most: try_most(most, False))
     lead = f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))}"
+    try:
+        free = widened(start, end, lambda most: try_most(most, False))
+    except TooManyWays:
+        return start, start, _somewhere(costs, ipus, together, lead)
     if free is None:
         raise ValueError(f"{lead} keeps together the Blocks that must be on one IPU")
     fewest = fewest_stages(costs, choices)
@@ -424,6 +427,27 @@ def _revisiting(
     if least is None:
         raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
     return free, least, splits[0][1]
+
+
+def _somewhere(
+    costs: Costs, ipus: tuple[int, ...], together: Sequence[Sequence[int]], lead: str
+) -> Assignment:
+    """Where to begin if not all ways onto these IPUs can be looked at.
+
+    The split that was profiled, or one with as much work in each stage. Raises ValueError if that
+    does not fit.
+    """
+    if ipus == costs.ipus and _contiguous(costs):
+        begin = Assignment.of(costs.stage.tolist(), costs.ipus)
+    else:
+        done = np.cumsum(costs.cycles.work) - costs.cycles.work
+        even = np.searchsorted(done, done[-1] * np.arange(len(ipus)) / len(ipus))
+        least = np.arange(len(ipus))
+        starts = np.maximum.accumulate(np.maximum(even - least, 0)) + least
+        begin = Assignment(tuple(np.minimum(starts, len(costs) - len(ipus) + least).tolist()), ipus)
+    if not _kept(costs, begin, together) or not _fits(costs, begin, range(len(ipus))):
+        raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
+    return begin
 
 
 def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:

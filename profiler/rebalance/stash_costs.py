@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from profiler import records
 from profiler.enums import Purpose, Role
 from profiler.rebalance.block_cycles import written_recomputation
 from profiler.rebalance.machine_costs import MachineCosts
+from profiler.rebalance.profile_columns import sum_by
 from profiler.report import Report
 
 
@@ -25,6 +26,8 @@ class StashCosts:
     Blocks (or between them) and contains the third stashes this many bytes of the tensor (the
     fourth): its inputs and its checkpoints. ``keeping``: the same for a stage that does not
     recompute, without what its Blocks save; less than nothing where these save too much.
+    ``beyond``, int64[Block]: cycles that the profiled stage which begins with a Block took beyond
+    these; empty where nothing is known.
     """
 
     blocks: int
@@ -32,6 +35,7 @@ class StashCosts:
     rate: float
     recomputing: np.ndarray
     keeping: np.ndarray
+    beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def from_report(
@@ -55,6 +59,18 @@ class StashCosts:
     def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
         """Cycles to stash this many tensors, with this many bytes together, once: rounded."""
         return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
+
+    def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
+        """With what profiled stages took beyond ``fitted`` cycles, int64[stage].
+
+        ``first``: the Block with which each begins. The last stage stashes nothing.
+        """
+        purpose, stage, cycles = map(report.steps_in_order, ("purpose", "stage", "cycles"))
+        stashing = purpose == Purpose.STASH
+        spent = sum_by(stage[stashing], cycles[stashing], len(first))
+        beyond = np.zeros(self.blocks, dtype=np.int64)
+        beyond[first[:-1]] = (spent - fitted)[:-1]
+        return replace(self, beyond=beyond)
 
     @cached_property
     def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:

@@ -17,7 +17,7 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.parse import profiled
 from profiler.rebalance.what_if import Assignment, Prediction, placement_file, what_if
-from profiler.report import open_report
+from profiler.report import Report, open_report
 
 _ROUNDS = 3  # of moves of a cut by one Block, from the best split
 _IPU_RUN = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
@@ -59,6 +59,21 @@ def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
     return chosen
 
 
+def of_profile(report: Report, costs: Costs, ipus: Sequence[int]) -> list[Verified]:
+    """The profiled split and what its compile gave; none if it is onto other IPUs than these."""
+    if not costs.measured or tuple(ipus) != costs.ipus:
+        return []
+    fullest = tuple(int(report.tiles(ipu)["total"].max()) for ipu in range(max(ipus) + 1))
+    over = max(fullest) > costs.machine.bytes_per_tile
+    prediction, cycles = what_if(costs, profiled(costs)), int(pace(report).cycles)
+    return [Verified(prediction, cycles, fullest, "does not fit" if over else "")]
+
+
+def in_order(results: Iterable[Verified]) -> list[Verified]:
+    """Those that run, quickest first, and then the others."""
+    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+
+
 def verify(
     costs: Costs,
     wanted: Sequence[Assignment],
@@ -81,7 +96,7 @@ def verify(
         ]
         came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
         results = list(progress(came, len(waiting)) if progress is not None else came)
-    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+    return in_order(results)
 
 
 def _compiled(

@@ -154,9 +154,12 @@ def _stages(report: Report) -> str:
 
 
 def _memory(report: Report) -> str:
+    import numpy as np
+
     for ipu in common.ipus(report):
         report.tiles(ipu)
-        if (report.liveness(ipu)["total"] < 0).any():
+        every = np.ones(len(report.ipu_variables(ipu).id), dtype=bool)
+        if (report.peaks_of(ipu, every).step_total < 0).any():
             return f"IPU {ipu} has less than nothing live"
     return ""
 

@@ -148,14 +148,17 @@ def quickest_compiled(
 ) -> tuple[Split, tuple[Table | Lines, ...]]:
     """The split that proved the quickest of the best ``count``, and what came of each.
 
-    CommandError where none compiles and fits.
+    The profiled split, which is compiled already, is among them. CommandError where none compiles
+    and fits.
     """
     from dataclasses import replace
 
-    from profiler.rebalance.verified import candidates, verify
+    from profiler.rebalance.verified import candidates, in_order, of_profile, verify
 
-    wanted = candidates(costs, split.prediction.assignment, count)
-    splits = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    proposed = split.prediction.assignment
+    wanted = candidates(costs, proposed, count)
+    compiled = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    splits = in_order([*of_profile(report, costs, proposed.ipus), *compiled])
     runs = [one for one in splits if not one.problem]
     if not runs:
         problems = "; ".join(dict.fromkeys(one.problem for one in splits))
@@ -164,7 +167,7 @@ def quickest_compiled(
         )
     best = runs[0]
     reasons = split.why
-    if best.prediction.assignment != split.prediction.assignment:
+    if best.prediction.assignment != proposed:
         reasons = ("of the splits that were compiled this one is the quickest", *reasons)
     chosen = replace(
         split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons

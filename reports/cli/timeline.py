@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
+        from profiler.analysis.pod import shards_of
         from reports.tables import (
             Column,
             Lines,
@@ -53,7 +54,12 @@ def run(args: argparse.Namespace) -> int:
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
         unicode = speaks_unicode() and not args.ascii
-        lines = timeline(tasks, cycles, args.width or drawing_width(), unicode)
+        replicas, shards = report.target.num_replicas, shards_of(report)
+        width = args.width or drawing_width()
+        lines = timeline(tasks, cycles, width, unicode, shards)
+        if replicas > 1:
+            words = f"one of {replicas} replicas, which do the same: ipu-report pod has every IPU"
+            lines.append(((words, "dim"),))
         phases = (
             cycles.groupby("phase", sort=False)
             .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
@@ -65,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
             Column("cycles", "cycles", integer),
         )
         # First, for --csv, what people see as the drawing.
-        drawn = (
+        parts = (
             Table("tasks", tasks, ()),
             Lines(tuple(lines), as_drawn=True),
             Table("pipeline_cycles", cycles, ()),
         )
         marked = common.mark(report)
-        return Page(str(report.path), (*drawn, *marked, Table("phases", phases, columns)))
+        return Page(str(report.path), (*parts, *marked, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from profiler import open_report
 from reports import timeline
+from reports.cli import main as ipu_report
 from reports.timeline import (
     grid,
     lane,
@@ -167,3 +170,22 @@ def test_a_profile_on_disk_can_be_drawn_narrower_than_its_pipeline(tmp_path: Pat
     lane = next(line for line in lines if line.startswith("IPU 2"))
     assert len(lane) <= 80
     assert lane.count("B") > 40  # the slowest stage: backward is longest in nearly every column
+
+
+def test_ipus_that_share_tensors_are_one_row(
+    iteration: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
+    lines = drawn(timeline.timeline(*iteration, 60, unicode=False, shards=8))
+    rows = [line for line in lines if line.startswith("IPU ")]
+    assert [row[:10] for row in rows] == [f"IPU {ipu} x 8 " for ipu in range(4)]
+
+
+def test_of_replicas_one_is_drawn_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", ipus=2, micro_batches=4)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE target SET num_replicas = 2, num_ipus = 4")
+    assert ipu_report(["timeline", "--ascii", "--width", "60", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\nIPU ") == 2 and "one of 2 replicas, which do the same" in said

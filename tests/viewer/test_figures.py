@@ -210,10 +210,34 @@ def test_following_a_micro_batch_meets_it_on_every_ipu(
     assert set(np.round(np.array(path.y) + 0.1).astype(int)) == set(range(report.target.num_ipus))
 
 
+def test_ipus_that_share_tensors_are_one_lane_that_opens(
+    report: Report, lanes: pipeline.Lanes
+) -> None:
+    of = lanes.tasks, lanes.steps, lanes.cycles, report.stages
+    ipus = report.target.num_ipus
+    closed = pipeline.lanes(*of, shards=4)
+    assert closed.names == tuple(f"IPU {ipu} × 4" for ipu in range(ipus))
+    assert all(lane.mark == "▸ " for lane in closed.arranged)
+    group = closed.arranged[1].group
+    opened = pipeline.lanes(*of, opened=(group,), shards=4)
+    assert opened.names[1:5] == ("IPU 1 / 0", "IPU 1 / 1", "IPU 1 / 2", "IPU 1 / 3")
+    assert [lane.group for lane in opened.arranged[1:5]] == [group] * 4
+    assert opened.arranged[1].mark == "▾ " and len(opened.names) == ipus + 3
+    rows = opened.task_rows
+    assert len({tuple(rows.source[rows.of(lane)]) for lane in range(1, 5)}) == 1
+    assert opened.lane.tolist() == [0, 1, *range(5, ipus + 3)]
+    at = pipeline.task_at(opened, 0.5 * lanes.end, 4)
+    assert at is not None and lanes.tasks["ipu"].iloc[at] == 1
+    twice = trace.flat(lanes.steps, ipus, [(0, "a"), (1, "b"), (1, "c")])
+    assert twice.names == ("a", "b", "c") and twice.ipu.tolist() == [0, 1, 1]
+    assert twice.of_steps.tolist() == [True, True, False]
+
+
 def test_names_are_text_in_figures() -> None:
     assert units.plain("<b>&x") == "&lt;b&gt;&amp;x"
     stages = pd.DataFrame({"stage": [0], "ipu": [0], "blocks": ["<img src=x onerror=alert(1)>"]})
-    assert "<img" not in pipeline.lane_label(0, stages)
+    lane = pipeline.Lane(0, np.array([0]))
+    assert "<img" not in pipeline.lane_label(lane, stages)
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])

@@ -23,6 +23,7 @@ _BY_CAUSE = {
     "stash": "exchange",
     "copy between IPUs": "exchange between IPUs",
     "collective over replicas": "exchange between IPUs",
+    "collective over shards": "exchange between IPUs",
     "host I/O": "host I/O",
     "streaming memory": "host I/O",
 }

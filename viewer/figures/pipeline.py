@@ -83,18 +83,34 @@ def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
 class Lane:
     """A group of IPUs drawn as one: the IPU that is drawn, and all members.
 
-    ``group`` is the IPU by which the lane is opened or closed again; -1 if it cannot be.
+    ``group`` is the IPU by which the lane is opened or closed again; -1 if it cannot be. ``shards``
+    IPUs share the tensors of each member and do the same: a ``stacked`` lane is of all of them and
+    can be opened, an opened one is of ``shard``.
     """
 
     shown: int
     members: np.ndarray
     group: int = -1
     pinned: bool = False
+    shards: int = 1
+    shard: int = -1
+    stacked: bool = False
 
     @property
     def openable(self) -> bool:
         """Whether the lane stands for several IPUs."""
-        return len(self.members) > 1
+        return len(self.members) > 1 or self.stacked
+
+    def opened(self) -> list[Lane]:
+        """A lane for each of the IPUs that share the tensors of its only member."""
+        return [replace(self, shard=shard, stacked=False) for shard in range(self.shards)]
+
+    @property
+    def name(self) -> str:
+        """``IPU 3``, of several ``IPU 3–5``; ``× 8`` of those that share its tensors."""
+        if self.shard >= 0:
+            return f"IPU {self.shown} / {self.shard}"
+        return spans(self.members) + (f" × {self.shards}" if self.shards > 1 else "")
 
     @property
     def mark(self) -> str:
@@ -120,6 +136,11 @@ class Lanes:
     names: tuple[str, ...]  # of the lanes, short
     shown: np.ndarray  # the IPU that each lane shows
     arranged: tuple[Lane, ...]
+
+    @property
+    def ipus(self) -> list[int]:
+        """The IPUs that lanes show, each once."""
+        return list(dict.fromkeys(self.shown.tolist()))
 
     @property
     def end(self) -> int:
@@ -163,6 +184,7 @@ def lanes(
     opened: Collection[int] = (),
     pinned: Sequence[int] = (),
     path: CriticalPath | None = None,
+    shards: int = 1,
 ) -> Lanes:
     """From `Report.tasks`, `.executed`, `.pipeline_cycles` and `.stages` of a device iteration.
 
@@ -170,6 +192,8 @@ def lanes(
     neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
     the critical path for longest. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with
     lanes of their own, above the others. ``path``: the chain through the tasks, where it is known.
+    ``shards``: IPUs that share the tensors of a stage, which are one lane; it is opened by the
+    number of its IPU after those of all IPUs.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes_of_steps(steps)
@@ -183,23 +207,29 @@ def lanes(
             Lane(int(ipu), np.flatnonzero(lane == at), int(ipu)) for at, ipu in enumerate(shown)
         ]
     arranged = _arranged(together, set(opened), [ipu for ipu in pinned if 0 <= ipu < count])
+    of_each = _shards_of_each(arranged, set(opened), count, shards)
+    again = np.repeat(np.arange(len(arranged)), [len(one) for one in of_each])
+    row = np.full(count, -1)
+    row[[one.shown for one in arranged]] = np.arange(len(arranged))
+    arranged = [one for several in of_each for one in several]
     shown = np.array([one.shown for one in arranged], dtype=np.int64)
-    lane, row = np.zeros(count, dtype=np.int64), np.full(count, -1)
-    for at, one in enumerate(arranged):
+    lane = np.zeros(count, dtype=np.int64)
+    for at, one in reversed(list(enumerate(arranged))):
         lane[one.members] = at
-    row[shown] = np.arange(len(shown))
     return Lanes(
         tasks,
         steps,
         cycles,
-        _rows(_times_of(tasks), code, row, ~beside),
-        _rows((steps.ipu, steps.start, steps.end), of_steps, row, ~beside_others(steps)),
-        tuple(lane_label(one.shown, stages, one.members) for one in arranged),
+        _rows(_times_of(tasks), code, row, ~beside).only(again),
+        _rows((steps.ipu, steps.start, steps.end), of_steps, row, ~beside_others(steps)).only(
+            again
+        ),
+        tuple(lane_label(one, stages) for one in arranged),
         int(tasks["start"].min()) if len(tasks) else 0,
-        _rows(_times_of(tasks), code, row, beside),
+        _rows(_times_of(tasks), code, row, beside).only(again),
         path,
         lane,
-        tuple(spans(one.members) for one in arranged),
+        tuple(one.name for one in arranged),
         shown,
         tuple(arranged),
     )
@@ -218,6 +248,24 @@ def _arranged(together: list[Lane], opened: set[int], pinned: list[int]) -> list
             shown = lane.shown if lane.shown in rest else int(rest[0])
             arranged.append(Lane(shown, rest, lane.group if lane.openable else -1))
     return arranged
+
+
+def _shards_of_each(
+    arranged: list[Lane], opened: set[int], count: int, shards: int
+) -> list[list[Lane]]:
+    """The lanes that each lane is drawn as: one, or one for each IPU that shares its tensors.
+
+    A lane that another click opens or closes already stays as it is.
+    """
+    if shards == 1:
+        return [[one] for one in arranged]
+    of_each = []
+    for lane in arranged:
+        alone = len(lane.members) == 1 and not lane.pinned and lane.group < 0
+        by = count + lane.shown if alone else lane.group
+        one = replace(lane, shards=shards, group=by, stacked=alone)
+        of_each.append(one.opened() if alone and by in opened else [one])
+    return of_each
 
 
 def folded(
@@ -264,17 +312,19 @@ def spans(ipus: np.ndarray) -> str:
     return "IPU " + (parts[0] + more if more else ", ".join(parts))
 
 
-def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) -> str:
+def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
     """``IPU 1``, and the stages and Blocks that are on it; of several, which one is drawn."""
-    if alike is not None and len(alike) > 1:
-        words = f"{len(alike)} of equal work, drawn: IPU {ipu}"
-        return f"<b>{spans(alike)}</b><br><span style='font-size:11px'>{words}</span>"
-    here = stages[stages["ipu"] == ipu]
+    if len(lane.members) > 1:
+        words = f"{len(lane.members)} of equal work, drawn: IPU {lane.shown}"
+        return f"<b>{lane.name}</b><br><span style='font-size:11px'>{words}</span>"
+    if lane.shard > 0:  # the first has the stages
+        return f"<b>{lane.name}</b>"
+    here = stages[stages["ipu"] == lane.shown]
     lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
     if len(lines) > 2:
         lines = [f"stages {shortened(', '.join(str(stage) for stage in here['stage']), 24)}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
-    return f"<b>IPU {ipu}</b>{small}"
+    return f"<b>{lane.name}</b>{small}"
 
 
 def pipeline(
@@ -520,6 +570,10 @@ def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
 def _times_of(tasks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ipu, start, end = (tasks[name].to_numpy() for name in ("ipu", "start", "end"))
     return ipu, start, end
+
+
+def _times_of_steps(steps: Executed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return steps.ipu, steps.start, steps.end
 
 
 def _rows(

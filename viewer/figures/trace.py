@@ -88,10 +88,12 @@ def flat(
 ) -> Trace:
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
-    ``lanes`` are the IPUs that have a row, with their names (default: all ``ipus``). ``whole``: the
-    first and the last cycle of what is shown, where ``steps`` are only a part of it.
+    ``lanes`` are the IPUs that have a row, with their names (default: all ``ipus``); an IPU of
+    which there are several lanes has as many equal rows. ``whole``: the first and the last cycle of
+    what is shown, where ``steps`` are only a part of it.
     """
-    shown = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
+    named = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
+    shown = list({ipu: (ipu, name) for ipu, name in reversed(named)}.values())[::-1]
     ipu, start, end = steps.ipu, steps.start, steps.end
     if whole is None:
         whole = int(start.min(initial=end.max(initial=0))), int(end.max(initial=0))
@@ -101,17 +103,20 @@ def flat(
     more = np.unique(ipu[beside & (of[ipu] >= 0)])
     row = np.where(beside, len(shown) + np.searchsorted(more, ipu), of[ipu])
     row = np.where(of[ipu] >= 0, row, -1)
-    names = (*(name for _, name in shown), *(f"I/O {one}" for one in more.tolist()))
+    rows = Rows.make(row, start, end, codes_of_steps(steps), len(shown) + len(more))
+    names = (*(name for _, name in named), *(f"I/O {one}" for one in more.tolist()))
+    again = np.append(of[[one for one, _ in named]], len(shown) + np.arange(len(more)))
+    first = np.unique(again, return_index=True)[1]
     return Trace(
-        Rows.make(row, start, end, codes_of_steps(steps), len(names)),
+        rows.only(again.astype(np.int64)),
         names,
         steps.what,
         tuple(steps.named.name.tolist()),
         steps.step,
         whole[0],
         whole[1] - whole[0],
-        np.array([*(one for one, _ in shown), *more.tolist()], dtype=np.int64),
-        np.arange(len(names)) < len(shown),
+        np.array([*(one for one, _ in named), *more.tolist()], dtype=np.int64),
+        np.isin(np.arange(len(names)), first[: len(shown)]),
     )
 
 

@@ -150,7 +150,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         window = common.window(low, high, lanes.end) or (0.0, float(lanes.end))
         selected = timeline.selection_of(chosen, lanes.end)
         ipus = timeline.lanes_in(lanes, selected.rows if selected else None)
-        executed, shown = (run, iteration, lanes.origin), lanes.shown.tolist()
+        executed, shown = (run, iteration, lanes.origin), lanes.ipus
         return selection.table(report, executed, shown, window, selected, ipus, by, clock)
 
     @app.callback(

@@ -17,6 +17,7 @@ from dash import Input, State, html
 
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_steps
+from profiler.analysis.pod import shards_of
 from profiler.executed import Executed, Named
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
@@ -137,7 +138,7 @@ class Arrangement:
         fold = lanes == "folded"
         return cls(
             fold,
-            tuple(numbers(opened, MOST_PINS)) if fold else (),
+            tuple(numbers(opened, MOST_PINS)),
             tuple(numbers(pins, MOST_PINS)),
         )
 
@@ -160,21 +161,22 @@ def lanes_of(
 
     def of(steps: Executed) -> Lanes:
         cycles, path = report.pipeline_cycles(run, iteration), waits.chain(profiles, *whole)
-        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, path)
+        more = path, shards_of(report)
+        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, *more)
 
     def make() -> Lanes:
         lanes = of(Executed.nothing())
-        part = part_of(report, run, iteration, lanes.shown, None)
-        return lanes if part is None else of(_executed(profiles, *whole, lanes.shown, part))
+        part = part_of(report, run, iteration, lanes.ipus, None)
+        return lanes if part is None else of(_executed(profiles, *whole, lanes.ipus, part))
 
     lanes = profiles.made(report, ("lanes", run, iteration, arrangement), make)
     if len(lanes.steps) or window is None:
         return lanes
-    part = part_of(report, run, iteration, lanes.shown, window)
+    part = part_of(report, run, iteration, lanes.ipus, window)
     if part is None:
         return lanes
     key = ("lanes", run, iteration, arrangement, part)
-    return profiles.made(report, key, lambda: of(_executed(profiles, *whole, lanes.shown, part)))
+    return profiles.made(report, key, lambda: of(_executed(profiles, *whole, lanes.ipus, part)))
 
 
 def _executed(
@@ -283,7 +285,7 @@ def rows_of(
     if form == "flame":
         return profiles.made(report, key, flames)
     shown = lanes()
-    ipus = [one for one, _ in shown]
+    ipus = list(dict.fromkeys(one for one, _ in shown))
     part = part_of(report, run, iteration, ipus, window)
 
     def flat() -> Trace:

@@ -364,8 +364,8 @@ class Asked:
         lanes = timeline.lanes_of(
             profiles, self.report, self.run, self.iteration or 0, self.arrangement
         )
-        by_ipu = {one.shown: one for one in lanes.arranged}
-        return tuple(by_ipu[ipu] for ipu in self.rows.ipu.tolist() if ipu in by_ipu)
+        by_name = {one.mark + one.name: one for one in lanes.arranged}
+        return tuple(by_name[name] for name in self.rows.names if name in by_name)
 
 
 def what_is_asked(profiles: Profiles, *values: Any, window: tuple[Any, Any] | None = None) -> Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -296,8 +297,15 @@ def test_a_vocabulary_is_shared_by_embedding_head_and_loss(vocabulary: int) -> N
     ],
 )
 def test_bad_plans_say_what_is_wrong(shards: int, plan: Any, said: str) -> None:
+    logged: list[logging.LogRecord] = []
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    listener = logging.Handler()
+    listener.emit = logged.append  # type: ignore[method-assign]
+    log.addHandler(listener)
     with pytest.raises(ipu_exec.Error, match=said):
         compiled(shards, plan)
+    log.removeHandler(listener)
+    assert not logged, "PyTorch's traceback stands before the error"
     assert not torch.distributed.is_initialized()
 
 

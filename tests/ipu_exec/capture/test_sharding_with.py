@@ -13,6 +13,7 @@ from torch import nn
 import ipu_exec
 from examples.models.gpt2 import Decoder
 from profiler import open_report, schedules
+from profiler.analysis.critical_path import critical_path
 from profiler.enums import Purpose
 from profiler.rebalance import Assignment, Costs, what_if
 from tests.ipu_exec.capture.test_sharding import CONFIG, PLAN, OneLayer, compiled
@@ -121,6 +122,8 @@ def test_rebalance_predicts_a_sharded_pipeline(tmp_path: Path, shards: int) -> N
     costs = Costs.from_report(report)
     predicted = what_if(costs, Assignment.of(costs.stage.tolist()))
     assert predicted.schedule.total == model.executable.cycles_per_call
+    waits = critical_path(report).groupby("cause")["cycles"].sum()
+    assert 0 < waits["collective over shards"] < waits["compute"]
     model.destroy()
 
 

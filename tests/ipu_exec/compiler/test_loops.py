@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,21 @@ def test_insights_and_costs_are_those_of_all_turns(both: tuple[Report, Report]) 
 def test_sql_answers_are_those_of_all_turns(both: tuple[Report, Report], sql: str) -> None:
     some, others = (sqlite3.connect(report.path).execute(sql).fetchall() for report in both)
     assert some and some == others
+
+
+def test_sums_over_steps_are_those_of_their_bodies(both: tuple[Report, Report]) -> None:
+    sums = (
+        "SELECT b.id FROM bodies b JOIN program_step_cycles s ON s.body = b.id GROUP BY b.id"
+        " HAVING sum(s.cycles) != b.cycles"
+    )
+    once = "SELECT sum(cycles) FROM program_steps"
+    for report in both:
+        with closing(sqlite3.connect(report.path)) as connection:
+            assert connection.execute(sums).fetchall() == []
+            spent = connection.execute(once.replace("program_steps", "program_step_cycles"))
+            loops = report.bodies["cycles"].sum() > connection.execute(once).fetchone()[0]
+            assert spent.fetchone()[0] == report.bodies["cycles"].sum()
+            assert loops == (report is both[0])
 
 
 def test_libpva_gives_the_steps_of_all_turns(both: tuple[Report, Report]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 
 import ipu_exec
 import profiler
+from examples.models import gpt3
 from ipu_exec import Phase, Stage
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.shared_activations import alike_on_shards
 from ipu_exec.errors import warn_once
+from ipu_exec.machine import TARGETS
 from profiler import schedules
 from profiler.enums import Purpose
 from profiler.phased import Phases, pipelined_phases
@@ -368,3 +372,69 @@ def test_its_profile_is_whole(tmp_path: Path) -> None:
 def test_wrong_phases_are_errors(how: Callable[[], Any], words: str) -> None:
     with pytest.raises(ipu_exec.Error, match=words):
         compiled(how())
+
+
+def sharded_layers(in_parts: bool, shards: int = 4) -> Executable:
+    """Two transformer layers, a phase each, over IPUs that share their tensors."""
+    with ipu_exec.no_weights():
+        example = gpt3.example(replace(gpt3.TINY, layers=2))
+    half = len(example.blocks) // 2
+    options = ipu_exec.Options().showCompilationProgressBar(False)
+    options.tensorSharding(shards, gpt3.plan()).Training.gradientAccumulation(MICRO_BATCHES)
+    blocks = example.blocks[:half], example.blocks[half:]
+    phases = (Phase(Stage(*names).ipu(0)) for names in blocks)
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*phases))
+    location = ipu_exec.TensorLocationSettings().minElementsForReplicatedTensorSharding(1)
+    location.useReplicatedTensorSharding(in_parts)
+    options.TensorLocations.setActivationLocation(location)
+    optimizer = torch.optim.SGD(example.module.parameters(), lr=0.1)
+    training = ipu_exec.trainingModel(example.module, options, optimizer)
+    training.compile(*example.inputs(MICRO_BATCHES))
+    executable: Executable = training.executable
+    return executable
+
+
+def test_activations_wait_in_parts_on_the_ipus_that_share_tensors() -> None:
+    """Those that all of them have alike: a t-th is moved, and gathered when it comes back."""
+
+    def moves(made: Executable) -> dict[tuple[str, str], int]:
+        return {
+            (str(step.purpose), made.graph.storages[move.storage].name): move.bytes
+            for body in made.tree.bodies
+            for step in body.steps
+            if step.purpose in (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
+            for move in step.moves
+        }
+
+    whole, parts = sharded_layers(False), sharded_layers(True)
+    alike = alike_on_shards(parts.graph)
+    names = {parts.graph.storages[storage].name for storage in alike}
+    before, after = moves(whole), moves(parts)
+    assert before.keys() == after.keys()
+    fewer = {key for key in before if after[key] < before[key]}
+    assert fewer and {name for _, name in fewer} <= names
+    for key in fewer:
+        assert before[key] / 4 <= after[key] <= before[key] / 4 + 2 * TARGETS["mk2"].tiles
+    gathers = [
+        step
+        for body in parts.tree.bodies
+        for step in body.steps
+        if step.purpose is Purpose.GATHER_SHARDS
+    ]
+    assert gathers and all((step.bytes_in == step.bytes_out).all() for step in gathers)
+    assert not any(s.purpose is Purpose.GATHER_SHARDS for b in whole.tree.bodies for s in b.steps)
+
+
+def test_what_ranks_have_of_their_own_is_not_alike() -> None:
+    graph = sharded_layers(True).graph
+    alike = alike_on_shards(graph)
+    for op in graph.ops:
+        reads_a_share = any(graph.values[v].storage in graph.shares for v in op.inputs)
+        for value in op.outputs:
+            if value is None or op.direction == "update":
+                continue
+            storage = graph.values[value].storage
+            if reads_a_share and storage not in graph.shares:
+                assert storage not in alike
+            if op.aten.startswith("_c10d_functional.all_reduce."):
+                assert storage in alike

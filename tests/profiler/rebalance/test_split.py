@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
-from profiler.rebalance import Costs, best_split, split, what_if
+from profiler.rebalance import Assignment, Costs, best_split, revisiting, split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.passes import Pass
@@ -224,6 +224,24 @@ def test_a_list_that_cannot_fit_says_how_many_stages_would(
     with pytest.raises(ValueError, match=says):
         best_split(costs, ipus=(0, 1, 0, 1))
     assert len(searches) <= 12  # not ever longer stages, up to all Blocks in one
+
+
+def test_a_list_with_too_many_ways_begins_at_the_profiled_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costs = random_costs(np.random.default_rng(4), 12, 4, stages=6)
+    ipus = (0, 1, 2, 0, 1, 2)
+    profiled = replace(costs, ipus=ipus)
+    before = what_if(profiled, Assignment.of(profiled.stage.tolist(), ipus))
+    exact = best_split(profiled, ipus=ipus)
+    monkeypatch.setattr(revisiting, "_MOST_WAYS", 3)
+    for tried in (profiled, replace(costs)):  # or with as much work in each stage
+        split = best_split(tried, ipus=ipus)
+        assert exact.prediction.total <= split.prediction.total <= before.total
+        assert split.least_total <= exact.prediction.total
+        assert split.least_bottleneck <= exact.least_bottleneck <= split.bottleneck
+    with pytest.raises(ValueError, match="too many to look at"):
+        best_split(profiled.with_tile_bytes(1), ipus=ipus)
 
 
 def test_blocks_that_share_a_weight_stay_on_one_ipu() -> None:

@@ -50,6 +50,39 @@ def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
         ] * 2  # the activation and its gradient
 
 
+def test_a_layer_that_runs_thrice_on_its_ipu_does_not_travel(tmp_path: Path) -> None:
+    class Repeated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.even, self.odd = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number in range(6):
+                with ipu_exec.Block(f"pass{number}"):
+                    x = torch.relu((self.odd if number % 2 else self.even)(x))
+                    loss = (x**2).sum()
+            return ipu_exec.identity_loss(loss, reduction="none")
+
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path))
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(16)
+    stages = [Stage(f"pass{number}").ipu(number % 2) for number in range(6)]
+    options.setExecutionStrategy(PipelinedExecution(*stages))
+    model = Repeated()
+    executor = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor(torch.rand(16 * 4, 64))
+    with open_report(tmp_path / "training") as report:
+        costs = Costs.from_report(report)
+        obtained = int(report.runs["cycles"].iloc[0])
+    assert set(costs.cuts.ties.blocks) == {(0, 2, 4), (1, 3, 5)}
+    present = Assignment(tuple(range(6)), (0, 1) * 3)
+    crossed = [ways[:5].tolist() for ways in costs.cuts.crossing(present.starts, present.ipus)]
+    assert crossed == [[4 * 64 * 4] * 5] * 2  # activations and their gradients, no weight
+    assert what_if(costs, present).total == pytest.approx(obtained, rel=1e-3)
+    # Onto other IPUs a weight travels over each cut once, however many read it there.
+    ahead, _ = costs.cuts.crossing((0, 1, 3), (0, 1, 2))
+    assert ahead[2] == 4 * 64 * 4 + sum(costs.cuts.ties.nbytes)
+
+
 def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
     tied(tmp_path)
     costs = Costs.from_report(open_report(tmp_path / "training"))

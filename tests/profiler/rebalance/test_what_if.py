@@ -15,6 +15,7 @@ from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.verdict import Answer
+from profiler.rebalance.verified import in_order, of_profile
 from reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch
 from tests.synthetic import synthetic_profile
@@ -64,13 +65,24 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
     costs = Costs.from_report(four)
     prediction = what_if(costs, Assignment.of(costs.stage.tolist()))
-    assert prediction.total == pytest.approx(cycles(four), rel=0.001)
+    assert prediction.total == cycles(four)  # to the cycle, stash included
     assert prediction.problems == ()
     for ipu, size in enumerate(prediction.fullest):
         assert size == four.tiles(ipu)["total"].max()
     assert all(one.exact and one.answer is Answer.FITS for one in prediction.memory)
     stages = four.stages
     assert prediction.stage_cycles == pytest.approx(stages["cycles"].to_numpy(), rel=0.005)
+
+
+def test_what_was_profiled_is_among_what_was_compiled(four: Report) -> None:
+    costs = Costs.from_report(four)
+    (own,) = of_profile(four, costs, costs.ipus)
+    assert (own.prediction.total, own.problem) == (own.cycles, "") and own.cycles == cycles(four)
+    assert own.fullest == own.prediction.fullest
+    slower = replace(own, cycles=own.cycles + 1)
+    too_full = replace(own, cycles=1, problem="does not fit")
+    assert in_order([too_full, slower, own]) == [own, slower, too_full]
+    assert of_profile(four, costs, (0, 1, 2, 0)) == []
 
 
 @pytest.mark.parametrize("starts", [(0, 2), (0, 1, 3), (0, 1, 2), (0, 3)])
@@ -117,7 +129,7 @@ def test_another_way_to_save_memory_is_what_a_second_compile_gives(
         assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
     # And the other way round, from a profile that has it.
     there = what_if(Costs.from_report(obtained), Assignment((0, 2), (0, 1)))
-    assert there.total == pytest.approx(cycles(obtained), rel=0.005)
+    assert there.total == cycles(obtained)
 
 
 @pytest.mark.parametrize(
