@@ -834,7 +834,7 @@ class Options(_Group):
             placement_accumulation=file.accumulation,
             placement_promise=file.promise,
             placement_mapping=file.mapping,
-            execution_strategy=type(self.execution_strategy)(*file.stages),
+            execution_strategy=type(self.execution_strategy)(*file.parts),
             auto_round_num_ipus=True,
         )
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
 from typing import Any
 
-from ipu_exec.annotations import Stage
+from ipu_exec.annotations import Phase, Stage
 from ipu_exec.errors import Error
 
 FORMAT, VERSIONS = "ipuscope placement", (1, 2)
@@ -72,11 +73,21 @@ class PlacementFile:
     accumulation: int | None  # micro-batches of a weight update; None: as the options say
     promise: dict[str, Any]
     mapping: PlannedMapping | None = None  # of a plan
+    phases: tuple[int, ...] = ()  # of each stage, where each phase is a pipeline
+
+    @property
+    def parts(self) -> tuple[Stage, ...] | tuple[Phase, ...]:
+        """The stages, or the phases that have them, as a strategy takes them."""
+        if not self.phases:
+            return self.stages
+        numbered = zip(self.phases, self.stages, strict=True)
+        runs = groupby(numbered, key=lambda pair: pair[0])
+        return tuple(Phase(*(stage for _, stage in run)) for _, run in runs)
 
 
-def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
-    """The stages of a placement file. Error if it is not one, or has a Block twice."""
-    return load(path).stages
+def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...] | tuple[Phase, ...]:
+    """The stages of a placement file, or its phases. Error if it is none, or has a Block twice."""
+    return load(path).parts
 
 
 def load(path: str | os.PathLike[str]) -> PlacementFile:
@@ -101,7 +112,23 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
         _accumulation(path, content.get("accumulation")),
         promise,
         _mapping(path, content.get("mapping")),
+        _phases(path, stages),
     )
+
+
+def _phases(path: Any, stages: list[Any]) -> tuple[int, ...]:
+    """The phase of each stage; empty where none says one. They count 0, 1, 2 ..."""
+    said = [stage.get("phase") for stage in stages]
+    if all(phase is None for phase in said):
+        return ()
+    known = [phase for phase in said if type(phase) is int]
+    steps = [after - before for before, after in pairwise(known)]
+    if len(known) < len(said) or known[0] != 0 or any(step not in (0, 1) for step in steps):
+        raise Error(
+            f"placement {path}: where stages are in phases, each has a 'phase', and these count 0,"
+            " 1, 2 ... along the stages"
+        )
+    return tuple(known)
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:

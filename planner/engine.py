@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planner.mapping import Key, Mapping
+from planner.phased_costs import PhasedCosts
 from planner.plan import Obtained
 from planner.priced import Priced, RingsOf
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A mapping compiled in full: the result, and the costs of its Blocks there."""
+    """A mapping compiled in full: the result, and the costs of its Blocks there.
+
+    ``phased``: those in phases, of a mapping in phases with one Block a stage.
+    """
 
     mapping: Mapping
     obtained: Obtained
     priced: Priced | None
+    phased: PhasedCosts | None = None
 
 
 class Engine(Protocol):
@@ -33,6 +38,9 @@ class Engine(Protocol):
 
     def own(self) -> Mapping | None:
         """The script's own mapping; None where it is none that a plan could have."""
+
+    def names(self, key: Key) -> tuple[str, ...]:
+        """The model's Blocks for a key, in order. ValueError, in words, where it does not run."""
 
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
         """The costs for each key in order, or the reason why there are none, in words."""

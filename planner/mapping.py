@@ -40,13 +40,14 @@ class StagePlan:
     """A stage: its IPU within the replica, its Blocks, and how it saves memory.
 
     ``recompute`` None: the last stage of a pipeline recomputes as the script's options say.
-    ``state_off_chip``: optimiser state waits in streaming memory.
+    ``state_off_chip``: optimiser state waits in streaming memory. ``phase``: that it is in.
     """
 
     ipu: int
     blocks: tuple[str, ...]
     recompute: bool | None = None
     state_off_chip: bool = False
+    phase: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Mapping:
     ``shards`` t; ``replicas`` r; ``micro_batch`` samples of a replica's micro-batch;
     ``accumulation`` micro-batches of a weight update (of a device iteration in inference);
     ``proportion`` 0: as the script says; ``in_parts``: optimiser state in parts on the replicas
-    (rts); ``phases``: phases of each stage, 1 until phases inside pipelines are there.
+    (rts); ``phases``: pipelines one after another, through each of which all micro-batches go.
     """
 
     shards: int
@@ -79,6 +80,11 @@ class Mapping:
         return self.shards * attached(self.pipeline) * self.replicas
 
     @property
+    def in_phases(self) -> bool:
+        """Whether each phase is a pipeline of its own."""
+        return self.phases > 1
+
+    @property
     def samples(self) -> int:
         """Samples of a weight update, over all replicas."""
         return self.micro_batch * self.accumulation * self.replicas
@@ -86,22 +92,29 @@ class Mapping:
     @property
     def key(self) -> Key:
         """The key of its Blocks' costs."""
-        parts = self.replicas if self.in_parts else 0
+        parts = self.replicas if self.in_parts and not self.in_phases else 0
         several, keeps = self.accumulation > 1, self.stages[-1].recompute is False
         return Key(self.shards, self.micro_batch, self.proportion, parts, several, keeps)
 
     @property
     def split(self) -> str:
-        """Blocks of each stage, ``3-7-7-7``; with the stages' IPUs where one comes back."""
+        """Blocks of each stage, ``3-7-7-7``; with the stages' IPUs where one comes back.
+
+        In phases ``1, 96 x 1-1-1-1, 1-1-1``: those of each phase.
+        """
+        if self.in_phases:
+            return _split_of_phases(self.stages)
         counts = "-".join(str(len(stage.blocks)) for stage in self.stages)
         ipus = [stage.ipu for stage in self.stages]
         if ipus == list(range(len(ipus))):
             return counts
-        return f"{counts} on {','.join(map(str, ipus))}"
+        return f"{counts} on {_short(ipus)}"
 
     @property
     def recomputation(self) -> str:
         """Which stages recompute: ``all``, ``none``, or their numbers. The last has no choice."""
+        if self.in_phases:
+            return "script's"
         return _which([stage.recompute is True for stage in self.stages[:-1]])
 
     @property
@@ -111,16 +124,40 @@ class Mapping:
         words = {"none": "on chip", "all": "off chip"}.get(off, f"off chip in {off}")
         return f"{words}, in parts" if self.in_parts else words
 
+    @property
+    def _phased(self) -> str:
+        return f", {self.phases} phases" if self.in_phases else ""
+
     def __str__(self) -> str:
         return (
             f"t={self.shards} p={self.pipeline} r={self.replicas}, {self.split}, micro-batch"
-            f" {self.micro_batch} x {self.accumulation}{', rts' * self.in_parts}"
+            f" {self.micro_batch} x {self.accumulation}{', rts' * self.in_parts}{self._phased}"
         )
+
+
+_NAMED = 9  # stages whose IPUs are named one by one
 
 
 def attached(ipus: int) -> int:
     """IPUs that are attached for so many: the next power of two."""
     return 1 << (ipus - 1).bit_length()
+
+
+def _short(ipus: list[int]) -> str:
+    """IPUs of stages; of many, consecutive ones as ``0-15``."""
+    if len(ipus) <= _NAMED or ipus[:-1] != list(range(len(ipus) - 1)):
+        return ",".join(map(str, ipus))
+    return f"0-{ipus[-2]},{ipus[-1]}"
+
+
+def _split_of_phases(stages: tuple[StagePlan, ...]) -> str:
+    """Blocks of each stage, phase by phase, equal ones once."""
+    phases = [
+        "-".join(str(len(stage.blocks)) for stage in of_phase)
+        for _, of_phase in groupby(stages, key=lambda stage: stage.phase)
+    ]
+    counted = [(counts, len(list(run))) for counts, run in groupby(phases)]
+    return ", ".join(f"{many} x {counts}" if many > 1 else counts for counts, many in counted)
 
 
 def _which(flags: list[bool]) -> str:

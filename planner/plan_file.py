@@ -50,7 +50,7 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "stages": [_stage(stage) for stage in mapping.stages],
+        "stages": [_stage(stage, mapping.in_phases) for stage in mapping.stages],
         **({"memory_proportion": shares} if shares else {}),
         "mapping": {
             "kind": "training" if plan.question.training else "inference",
@@ -66,10 +66,12 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _stage(stage: StagePlan) -> dict[str, Any]:
+def _stage(stage: StagePlan, in_phases: bool) -> dict[str, Any]:
     said: dict[str, Any] = {"ipu": stage.ipu, "blocks": list(stage.blocks)}
     if stage.recompute is not None:
         said["recompute"] = stage.recompute
+    if in_phases:
+        return {**said, "phase": stage.phase}
     return {**said, "state_off_chip": stage.state_off_chip}
 
 
@@ -202,7 +204,10 @@ def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     ipu = int(said["ipu"])
     if not 0 <= ipu < 256:
         raise ValueError(f"IPU {ipu}")
-    return StagePlan(ipu, stage_blocks, recompute, bool(said["state_off_chip"]))
+    phase = int(said.get("phase", 0))
+    if not 0 <= phase < len(blocks):
+        raise ValueError(f"phase {phase}")
+    return StagePlan(ipu, stage_blocks, recompute, bool(said["state_off_chip"]), phase)
 
 
 def _strings(said: Any) -> tuple[str, ...]:

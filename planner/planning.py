@@ -18,6 +18,8 @@ import numpy as np
 from planner import words
 from planner.engine import Engine, Settled
 from planner.mapping import Key, Mapping
+from planner.phased_costs import PhasedCosts, equal_costs, held_most
+from planner.phased_search import basis_mapping, best_cuts, most_in_phases, predicted_in_phases
 from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
 from planner.question import PARTS, RECOMPUTE, STATE, Question
@@ -26,6 +28,7 @@ from profiler.rebalance import Costs
 
 MOST_IN_PARTS = 6  # compiles of optimiser state in parts
 _A_WAVE = 3  # of them at a time
+_SHOWN_OF_EACH = 4  # compile in phases, of the cuts that it promises
 MOST_SETTLED = 6  # full compiles until what leads is what was compiled
 
 _NEAR = 0.95  # of the best rate: what makes it worthwhile to go on there
@@ -59,7 +62,8 @@ class _State:
     priced: dict[Key, Priced] = field(default_factory=dict)
     tried: set[Key] = field(default_factory=set)
     found: dict[Key, Found] = field(default_factory=dict)
-    some: Costs | None = None  # of any compile: the model's Blocks, and the machine
+    phased: dict[Key, PhasedCosts] = field(default_factory=dict)
+    some: Costs | PhasedCosts | None = None  # of any compile: the Blocks, and the machine
     candidates: list[Candidate] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     open_rate: float = 0.0
@@ -110,27 +114,39 @@ def plan(
     state = _State(question, engine, told)
     keys = [key for key in keys if is_legal(key, question)]
     try:
-        # the script's own mapping is a first answer while the other compiles run
-        own, first = _begin_own(state), _first_wave(question, keys)
-        state.wanted += len(first)
-        costs = state.engine.price(first)
-        _take_own(state, own)
-        if not _too_late(state, first):
-            _look_at(state, first, costs)
-        _walk(state, keys)
-        _at_once(state, [key for key in keys if not key.accumulates])
-        _in_parts(state)
+        own = engine.own()
+        phased = own is not None and own.in_phases
+        if own is None or not phased:
+            _in_one_pipeline(state, keys, own)
+        else:
+            _in_phases(state, keys, own)
         _settle(state)
     except KeyboardInterrupt:
         if not state.candidates:
             raise
         state.stopped = INTERRUPTED
     if state.best is None:
+        if state.phased and not state.priced:
+            raise NoMapping(words.no_phases(state.phased.values(), question, engine.rings))
         found = [one for one in state.candidates if not one.own]
         if found:
             raise NoMapping(words.none_runs(found, question))
         raise NoMapping(words.no_mapping(state.priced.values(), state.left_out, question, engine))
     return _plan_of(state, blocks)
+
+
+def _in_one_pipeline(state: _State, keys: Sequence[Key], own: Mapping | None) -> None:
+    """Search mappings without phases, beginning with the script's ``own``."""
+    # it is a first answer while the other compiles run
+    settled, first = _begin_own(state, own), _first_wave(state.question, keys)
+    state.wanted += len(first)
+    costs = state.engine.price(first)
+    _take_own(state, settled)
+    if not _too_late(state, first):
+        _look_at(state, first, costs)
+    _walk(state, keys, _price)
+    _at_once(state, [key for key in keys if not key.accumulates])
+    _in_parts(state)
 
 
 def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
@@ -161,16 +177,18 @@ def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
 # -- the script's own mapping ---
 
 
-def _allows(question: Question, mapping: Mapping) -> bool:
+def allows(question: Question, mapping: Mapping) -> bool:
     """Whether the question leaves room for a mapping; proportions are the script's to say."""
     fixed = question.fixed
-    early = mapping.stages[:-1] if question.training else ()
+    # in phases all stages save memory as the script's options say
+    early = mapping.stages[:-1] if question.training and not mapping.in_phases else ()
     fits = mapping.attached <= question.ipus and mapping.samples == question.global_batch
     said = {
         "t": mapping.shards,
         "p": mapping.pipeline,
         "r": mapping.replicas,
         "accumulation": mapping.accumulation,
+        "phases": mapping.phases,
         "proportion": mapping.proportion,
         PARTS: mapping.in_parts,
     }
@@ -186,10 +204,9 @@ def _allows(question: Question, mapping: Mapping) -> bool:
     )
 
 
-def _begin_own(state: _State) -> Iterator[Settled]:
+def _begin_own(state: _State, mapping: Mapping | None) -> Iterator[Settled]:
     """The script's own mapping, compiled in full, if the question allows it."""
-    mapping = state.engine.own()
-    if mapping is None or not _allows(state.question, mapping):
+    if mapping is None or not allows(state.question, mapping):
         return iter(())
     state.wanted += 1
     state.tell("the script's own mapping")
@@ -297,10 +314,13 @@ def _suggested(question: Question) -> dict[str, tuple[float, ...]]:
     return {name: values[name] for name in (*question.suggested, "keeps")}
 
 
-def _walk(state: _State, keys: Sequence[Key]) -> None:
+def _walk(
+    state: _State, keys: Sequence[Key], price: Callable[[_State, Sequence[Key]], None]
+) -> None:
     """Compile for what was suggested, not asked for: neighbours of what is near the best so far.
 
-    A neighbour differs in one respect, by one step of the values that are tried.
+    A neighbour differs in one respect, by one step of the values that are tried. ``price``
+    compiles for costs and looks into them.
     """
     several = [key for key in keys if key.accumulates]
     while not state.stopped:
@@ -314,7 +334,7 @@ def _walk(state: _State, keys: Sequence[Key]) -> None:
         if not wave:
             break
         state.wanted += len(wave)
-        _price(state, wave)
+        price(state, wave)
     left = [key for key in several if key not in state.tried]
     if left:
         state.left_out.append(
@@ -454,6 +474,107 @@ def _rate_in_parts(state: _State, priced: Priced, replicas: int) -> float:
     return rate if best is None or rate > best.rate * 1.001 else 0.0
 
 
+# -- phases ---
+
+
+def _in_phases(state: _State, keys: Sequence[Key], own: Mapping) -> None:
+    """Search mappings in phases, beginning with the script's ``own``.
+
+    The compile for a key's costs is that of a mapping too: one Block a stage, on pipelines as long
+    as the script's.
+    """
+    several = [replace(key, keeps=False) for key in keys if key.accumulates]
+    several = list(dict.fromkeys(several))
+    allowed = allows(state.question, own)
+    if allowed:
+        state.wanted += 1
+        state.tell("the script's own mapping")
+        for settled in state.engine.settle([own]):
+            _take_in_phases(state, settled, own=True)
+    first = [key for key in _first_wave(state.question, several) if key not in state.phased]
+
+    def price(state: _State, wave: Sequence[Key]) -> None:
+        if _too_late(state, wave):
+            return
+        bases = [_basis_in_phases(state, key, own) for key in wave]
+        state.tried.update(wave)
+        for settled in state.engine.settle([one for one in bases if one is not None]):
+            _take_in_phases(state, settled)
+
+    state.wanted += len(first)
+    if first:
+        price(state, first)
+    if _fits_without_phases(state):
+        _in_one_pipeline(state, keys, None)
+    state.tried -= set(several)  # without phases, that was
+    state.tried |= set(state.phased) | set(first)
+    _walk(state, several, price)
+
+
+def _basis_in_phases(state: _State, key: Key, own: Mapping) -> Mapping | None:
+    """The mapping that a key's costs in phases are read off; None where there is none."""
+    try:
+        names = state.engine.names(key)
+    except ValueError as error:
+        state.wanted -= 1
+        state.left_out.append(f"{key}: {error}")
+        return None
+    basis = basis_mapping(key, names, own, state.question)
+    if basis is None:
+        state.wanted -= 1
+        state.left_out.append(f"{key}: {state.question.global_batch} samples cannot be cut so")
+    return basis
+
+
+def _take_in_phases(state: _State, settled: Settled, own: bool = False) -> None:
+    """A compile in phases: a candidate by itself, and costs for others."""
+    state.done += 1
+    mapping, costs = settled.mapping, settled.phased
+    if costs is None:
+        state.left_out.append(f"{mapping}: {settled.obtained.problem or 'no costs of Blocks'}")
+        return
+    state.some = costs
+    key, rings = mapping.key, state.engine.rings
+    same = next((one for one in state.phased.values() if equal_costs(one, costs)), None)
+    state.phased[key] = costs
+    if same is not None:
+        state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
+        return
+    itself = replace(predicted_in_phases(costs, mapping, rings), own=own)
+    _add(state, replace(itself, obtained=settled.obtained))
+    best = state.best
+    beat = best.rate if best is not None else 0.0
+    for candidate in best_cuts(costs, state.question, rings, beat)[:_SHOWN_OF_EACH]:
+        _add(state, candidate)
+    state.open_rate = max(state.open_rate, most_in_phases(costs, state.question))
+    state.tell(str(key))
+
+
+def _add(state: _State, candidate: Candidate) -> None:
+    if all(candidate.mapping != one.mapping for one in state.candidates):
+        state.candidates.append(candidate)
+
+
+def _fits_without_phases(state: _State) -> bool:
+    """Whether one pipeline over all IPUs might hold the model; False is said once."""
+    if state.stopped or state.question.fixed.get("phases", 1) > 1:
+        return False
+    if state.question.objective == "fewest-ipus" and state.phased:
+        return False
+    for costs in state.phased.values():
+        machine = costs.machine
+        pod = machine.bytes_per_tile * machine.tiles * (state.question.ipus // machine.shards)
+        held = held_most(costs)
+        if held > pod:
+            state.left_out.append(
+                "without phases: weights and accumulators alone take"
+                f" {held * machine.shards / 1e9:,.0f} GB, and the tiles of"
+                f" {state.question.ipus} IPUs have {pod * machine.shards / 1e9:,.0f} GB"
+            )
+            return False
+    return True
+
+
 # -- the best, in full ---
 
 
@@ -476,7 +597,9 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.done += 1
     at = state.candidates.index(leader)
     state.candidates[at] = replace(leader, obtained=settled.obtained)
-    if settled.priced is not None:
+    if leader.mapping.in_phases:
+        _held_in_phases(state, state.candidates[at])
+    elif settled.priced is not None:
         _held_there(state, leader.mapping, settled.priced)
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
@@ -488,6 +611,24 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
         if again is not None and again.mapping not in known:
             state.candidates.append(again)
     state.tell(f"in full: {leader.mapping}")
+
+
+def _held_in_phases(state: _State, compiled: Candidate) -> None:
+    """Correct the memory of like mappings by as much as this one's was off."""
+    off = compiled.off
+    if off is None:
+        return
+    key, most = compiled.mapping.key, _most_blocks(compiled)
+    for at, one in enumerate(state.candidates):
+        alike = one.mapping.key == key and _most_blocks(one) == most
+        if alike and one.obtained is None and one.mapping.in_phases:
+            fullest = round(one.fullest / (1 + off[1]))
+            state.candidates[at] = replace(one, fullest=fullest)
+
+
+def _most_blocks(candidate: Candidate) -> int:
+    """The most Blocks that a stage has."""
+    return max(len(stage.blocks) for stage in candidate.mapping.stages)
 
 
 def _held_there(state: _State, compiled: Mapping, priced: Priced) -> None:

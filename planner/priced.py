@@ -57,6 +57,8 @@ class Place:
     def costs(self, rings: RingsOf) -> Costs:
         """The costs of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
+        if len(set(self.ipus)) < len(self.ipus):  # the last stage has the first one's weight
+            costs = costs.with_ties_at_home
         return replace(
             costs,
             micro_batches=self.accumulation,

@@ -15,6 +15,7 @@ FIXED = {
     "t": "a number of IPUs that share a stage's tensors",
     "p": "a number of IPUs of the pipeline",
     "r": "a number of replicas",
+    "phases": "a number of phases, each a pipeline",
     "accumulation": "a number of micro-batches of a weight update",
     "proportion": "a share of an IPU's memory, as 0.2",
     RECOMPUTE: "yes or no",

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pandas as pd
 
 from planner.engine import Engine
+from planner.phased_costs import PhasedCosts
+from planner.phased_search import least_held
 from planner.plan import SHARES, Candidate, Plan
 from planner.priced import Place, Priced, RingsOf, choices_of, places
 from planner.question import Question
@@ -76,7 +78,7 @@ def why(plan: Plan) -> Iterable[str]:
             " of them is better"
         )
     recomputing = mapping.recomputation
-    if recomputing != "none":
+    if recomputing != "none" and not mapping.in_phases:
         stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
         yield f"{stages} recompute, since what they would keep does not fit their tiles"
     yield _proof(plan)
@@ -180,6 +182,24 @@ def no_mapping(
         )
     enough = _enough_ipus(every, question, engine.rings)
     return f"{said}. {enough}"
+
+
+def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) -> str:
+    """Say that no cut into phases fits, by how many bytes, and name the nearest."""
+    found = [(least_held(costs, question), costs) for costs in every]
+    known = [(one, costs) for one, costs in found if one is not None]
+    said = f"no mapping in phases onto {question.ipus} IPUs fits"
+    if not known:
+        return f"{said}: {question.global_batch} samples cannot be cut so. Give --global-batch more"
+    (nbytes, place), costs = min(known, key=lambda one: one[0][0])
+    over = nbytes - costs.machine.bytes_per_tile
+    return (
+        f"{said}: the nearest needs about {over:,} bytes more on its fullest tile, most of it"
+        f" weights and accumulators of a stage; it is t={costs.key.shards} p={place.pipeline}"
+        f" r={place.replicas} in {place.cut.phases} phases with a micro-batch of"
+        f" {costs.key.micro_batch}. Cut Blocks smaller, share tensors by more IPUs (--fix t), or"
+        " lower --micro-batches and --proportions"
+    )
 
 
 def _nothing_legal(every: list[Priced], question: Question) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html
 
-from planner import Candidate, Plan
+from planner import Candidate, Mapping, Plan
 from planner.plan import SHARES
 from planner.words import table
 from profiler.units import per_second
@@ -19,23 +20,29 @@ from viewer.figures import theme as themes
 from viewer.pages import common
 from viewer.pages.common import Column
 
+_RATE = Column("samples_per_second", "samples/s, predicted", ",.0f", width=160)
 _COLUMNS = (
     Column("rank", "", ",.0f", width=60),
+    _RATE,
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=150, scale=1024),
     Column("t", "t", ",.0f", width=60),
     Column("p", "p", ",.0f", width=60),
     Column("r", "r", ",.0f", width=60),
+    Column("phases", "phases", ",.0f", width=90),
     Column("split", "Blocks a stage", width=230),
-    Column("micro_batch", "micro-batch", ",.0f", width=110),
+    Column("micro_batch", "micro-batch", ",.0f", width=120),
     Column("accumulation", "accumulation", ",.0f", width=120),
     Column("recompute", "recompute", width=110),
     Column("state", "optimiser state", width=150),
     Column("proportion", "proportion", ".3g", width=110),
-    Column("samples_per_second", "samples/s, predicted", ",.0f", width=160),
-    Column("fullest_bytes", "fullest tile, KiB", ",.0f", width=140, scale=1024),
     Column("compute", "compute", ".0%", width=100),
     Column("bubble", "bubble", ".0%", width=100),
     Column("problem", "problem", width=160),
 )
+
+
+_MOST_STAGES = 18  # that are named
+_WHOLE = 100  # samples a second from which on whole numbers say enough
 
 
 def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) -> Dash:
@@ -81,10 +88,17 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
         ),
         common.card(
             "All candidates",
-            common.table("plan-table", _rows(plan), _COLUMNS, theme, 420, row_id="rank"),
+            common.table("plan-table", _rows(plan), _columns(plan), theme, 420, row_id="rank"),
             note="A click on a row chooses it, too.",
         ),
     ]
+
+
+def _columns(plan: Plan) -> tuple[Column, ...]:
+    """The table's columns; low rates have three digits behind the point."""
+    digits = 0 if plan.best.rate >= _WHOLE else 3
+    rate = replace(_RATE, format=f",.{digits}f")
+    return tuple(rate if column is _RATE else column for column in _COLUMNS)
 
 
 def _rows(plan: Plan) -> Any:
@@ -151,27 +165,44 @@ def _side(name: str, plan: Plan, position: int, path: str) -> Any:
 def facts_of(one: Candidate) -> list[tuple[str, str]]:
     """The properties of a mapping and its results, name by name."""
     mapping, came = one.mapping, one.obtained
-    stages = [
-        f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
-        + (f" … {stage.blocks[-1]}" if len(stage.blocks) > 1 else "")
-        + (", recomputes" if stage.recompute else "")
-        + (", state off chip" if stage.state_off_chip else "")
-        for number, stage in enumerate(mapping.stages)
-    ]
     rows = [
         ("samples a second", per_second(one.rate)),
         ("latency", f"{one.latency * 1e3:,.3f} ms"),
         ("cycles", _cycles(one)),
-        ("fullest tile", f"{one.fullest:,} of {one.limit:,} bytes ({one.memory})"),
+        ("largest extent", _extent(one)),
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),
+        *([("phases", f"{mapping.phases}: {mapping.split}")] if mapping.in_phases else []),
         ("micro-batch", f"{mapping.micro_batch} x {mapping.accumulation}"),
         ("memory proportion", f"{mapping.proportion:g}" if mapping.proportion else "the script's"),
         ("recompute", mapping.recomputation),
         ("optimiser state", mapping.state),
         ("time", ", ".join(f"{name} {one.shares[name]:.1%}" for name in SHARES)),
-        ("stages", "; ".join(stages)),
+        ("stages", "; ".join(_stages(mapping))),
     ]
     return [*rows, ("problem", came.problem)] if came and came.problem else rows
+
+
+def _extent(one: Candidate) -> str:
+    """Compiled and predicted, of what a tile has."""
+    came = one.obtained
+    if came is None or not came.fullest:
+        return f"{one.fullest:,} of {one.limit:,} bytes predicted ({one.memory})"
+    return f"{came.fullest:,} of {one.limit:,} bytes compiled, {one.fullest:,} predicted"
+
+
+def _stages(mapping: Mapping) -> list[str]:
+    """Each stage in words; of many the first and the last."""
+    stages = [
+        f"{number}: IPU {stage.ipu}, {stage.blocks[0]}"
+        + (f" … {stage.blocks[-1]}" if len(stage.blocks) > 1 else "")
+        + (", recomputes" if stage.recompute else "")
+        + (", state off chip" if stage.state_off_chip and not mapping.in_phases else "")
+        for number, stage in enumerate(mapping.stages)
+    ]
+    if len(stages) <= _MOST_STAGES:
+        return stages
+    half = _MOST_STAGES // 2
+    return [*stages[:half], f"… {len(stages) - 2 * half} more", *stages[-half:]]
 
 
 def _cycles(one: Candidate) -> str:
@@ -192,7 +223,8 @@ def command_of(plan: Plan, one: Candidate, path: str) -> str:
         "t": mapping.shards,
         "p": mapping.pipeline,
         "r": mapping.replicas,
-        "rts": "yes" if mapping.in_parts else "no",
+        **({"phases": mapping.phases} if mapping.in_phases else {}),
+        **({} if mapping.in_phases else {"rts": "yes" if mapping.in_parts else "no"}),
     }
     words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
     proportion = [f"--proportions {mapping.proportion:g}"] if mapping.proportion else []

@@ -4,6 +4,8 @@ python -m benchmarks.plan --brute-force 20 --blocks 4 --ipus 4
     every mapping compiled
 python -m benchmarks.plan --public bert-large-16 resnet-50-16
     what Graphcore's examples have, compiled in full, and the plan; without names, all of them
+python -m benchmarks.plan --two-workers vit-16
+    what two workers leave of the time of a plan, by the CPU time of each process
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from benchmarks.plan.brute_force import compile_all, random_case
+from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
+from benchmarks.plan.two_workers import measure
 from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
 
@@ -32,16 +35,35 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=4, help="of a model, at the most")
     parser.add_argument("--ipus", type=int, default=4, help="at the most")
     parser.add_argument("--seed", type=int, default=100, help="of the first model")
+    parser.add_argument("--shared", action="store_true", help="t is a dimension, too")
+    parser.add_argument("--most", type=int, default=0, help="mappings compiled, drawn at random")
+    parser.add_argument("--fix", action="append", default=[], help="what must be so, as p=4")
+    parser.add_argument("--two-workers", metavar="NAME", help="CPU time, of a public model's plan")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.two_workers is not None:
+        return _two_workers(args.two_workers)
     if args.public is not None:
         return _held_against(args.public or [name for name in PUBLIC if name != "tiny-4"], args)
     print("| seed | Blocks | IPUs | mappings | plan | best of all | plan's CPU s | all's CPU s |")
     print("| ---: | ---: | ---: | ---: | --- | --- | ---: | ---: |")
     worse = 0
     for seed in range(args.seed, args.seed + args.brute_force):
-        worse += _compared(seed, args.blocks, args.ipus)
+        case = random_case(seed, args.blocks, args.ipus, args.shared, tuple(args.fix))
+        worse += _compared(seed, case, args.most)
     return worse
+
+
+def _two_workers(name: str) -> int:
+    """Print what two workers leave of the time of a plan."""
+    public = PUBLIC[name]
+    alone, here, workers = measure(public.call, public.ipus)
+    each = ", ".join(f"{seconds:.1f}" for seconds in workers)
+    print(
+        f"{public.name}: alone {alone:.1f} s of CPU; with two workers {here:.1f} here and {each}"
+        f" there: {(here + max(workers, default=0.0)) / alone:.2f} of the time"
+    )
+    return 0
 
 
 def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
@@ -76,13 +98,12 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
     return worse
 
 
-def _compared(seed: int, blocks: int, ipus: int) -> bool:
+def _compared(seed: int, case: Case, most: int) -> bool:
     """Print a model's row and return whether some mapping is better than the plan."""
-    case = random_case(seed, blocks, ipus)
     times = [time.process_time()]
     best = case.plan().best
     times.append(time.process_time())
-    every = compile_all(case.call(), case.asked())
+    every = compile_all(case.call(), case.asked(), most, seed)
     times.append(time.process_time())
     least, mapping = every.best()
     came = best.obtained

@@ -2,8 +2,9 @@
 
     python -m benchmarks.plan --brute-force 20
 
-draws random models, plans each and compiles every mapping there is: p and r, splits, micro-batches,
-recomputation and the place of optimiser state stage by stage, and state in parts on the replicas.
+draws random models, plans each and compiles every mapping there is: t, p and r, splits,
+micro-batches, recomputation and the place of optimiser state stage by stage, and state in parts on
+the replicas. Where there are more than ``--most``, so many of them are drawn at random.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ipu_exec.planning.engine import Compiles
 from ipu_exec.session.first_call import FirstCall
 from planner import Key, Mapping, Obtained, Plan, StagePlan
 from planner.mapping import attached
+from planner.planning import allows
 from profiler import schedules
 
 
@@ -60,20 +62,49 @@ class Every:
 
 
 def first_call(
-    model: torch.nn.Module, samples: int, micro_batch: int, width: int, optimiser: str = "adam"
+    model: torch.nn.Module,
+    samples: int,
+    micro_batch: int,
+    width: int,
+    optimiser: str = "adam",
+    shared: bool = False,
 ) -> FirstCall:
-    """A call of such a model in training."""
+    """A call of such a model in training. ``shared``: its tensors may be, by several IPUs."""
     options = ipu_exec.Options().showCompilationProgressBar(False)
+    if shared:
+        options.tensorSharding(1, {"layers.*": "colwise_gather_output"})
     options.Training.gradientAccumulation(samples // micro_batch)
     makers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     executor = ipu_exec.trainingModel(model, options, makers[optimiser](model.parameters(), lr=0.1))
     return executor.first_call(torch.zeros(samples, width))
 
 
+def call_in_phases(
+    widths: Sequence[int], samples: int, pipeline: int, replicas: int = 1, proportion: float = 0.6
+) -> FirstCall:
+    """A call of such a model in phases of so many stages, a Block each, all of it off the chip."""
+    blocks = [f"B{number}" for number in range(len(widths) - 1)]
+    phases = []
+    for begin in range(0, len(blocks), pipeline):
+        names = blocks[begin : begin + pipeline]
+        stages = (ipu_exec.Stage(name).ipu(ipu) for ipu, name in enumerate(names))
+        phases.append(ipu_exec.Phase(*stages))
+    options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(replicas)
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*phases))
+    options.Training.gradientAccumulation(samples // replicas)
+    in_parts = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+    in_parts.useReplicatedTensorSharding()
+    options.TensorLocations.setWeightLocation(in_parts).setOptimizerLocation(in_parts)
+    options.setAvailableMemoryProportion({f"IPU{ipu}": proportion for ipu in range(pipeline)})
+    model = Layers(widths)
+    executor = ipu_exec.trainingModel(model, options, torch.optim.Adam(model.parameters()))
+    return executor.first_call(torch.zeros(samples, widths[0]))
+
+
 def every_mapping(key: Key, blocks: tuple[str, ...], ipus: int, batch: int) -> Iterator[Mapping]:
     """The mappings of a key, one stage per IPU."""
-    for stages in range(1, min(len(blocks), ipus) + 1):
-        for replicas in range(1, ipus // attached(stages) + 1):
+    for stages in range(1, min(len(blocks), ipus // key.shards) + 1):
+        for replicas in range(1, ipus // (key.shards * attached(stages)) + 1):
             each, rest = divmod(batch, key.micro_batch * replicas)
             least = schedules.pipeline_stages(stages, True) if stages > 1 else 1
             wrong_parts = key.in_parts not in (0, replicas)
@@ -81,7 +112,7 @@ def every_mapping(key: Key, blocks: tuple[str, ...], ipus: int, batch: int) -> I
                 continue
             for split in every_split(blocks, stages):
                 yield Mapping(
-                    1,
+                    key.shards,
                     replicas,
                     split,
                     key.micro_batch,
@@ -107,8 +138,8 @@ def every_split(blocks: tuple[str, ...], stages: int) -> Iterator[tuple[StagePla
             )
 
 
-def compile_all(call: FirstCall, asked: Asked) -> Every:
-    """Compile every mapping that the question allows."""
+def compile_all(call: FirstCall, asked: Asked, most: int = 0, seed: int = 0) -> Every:
+    """Compile every mapping that the question allows; if they are more than ``most``, so many."""
     captured = Captured(call, asked.ipus)
     question = question_of(call, captured.samples, asked)
     engine = Compiles(captured, asked.ipus, keep=False)
@@ -124,7 +155,10 @@ def compile_all(call: FirstCall, asked: Asked) -> Every:
         for key in (*keys, *in_parts)
         for mapping in every_mapping(key, blocks, asked.ipus, question.global_batch)
     ]
-    return Every({one.mapping: one.obtained for one in engine.settle(wanted)})
+    allowed = [one for one in wanted if allows(question, one)]
+    if 0 < most < len(allowed):
+        allowed = random.Random(seed).sample(allowed, most)
+    return Every({one.mapping: one.obtained for one in engine.settle(allowed)})
 
 
 @dataclass(frozen=True)
@@ -136,23 +170,32 @@ class Case:
     micro_batches: tuple[int, ...]
     ipus: int
     optimiser: str
+    shared: bool = False
+    fixed: tuple[str, ...] = ()
 
     def call(self) -> FirstCall:
         """The first call of its model."""
         first = self.micro_batches[0]
-        return first_call(Layers(self.widths), self.samples, first, self.widths[0], self.optimiser)
+        model = Layers(self.widths)
+        samples, width = self.samples, self.widths[0]
+        return first_call(model, samples, first, width, self.optimiser, self.shared)
 
     def asked(self, **more: Any) -> Asked:
         """The question."""
-        return Asked(self.ipus, 0, self.micro_batches, (0.6,), keep=False, **more)
+        return Asked(self.ipus, 0, self.micro_batches, (0.6,), self.fixed, keep=False, **more)
 
     def plan(self, **more: Any) -> Plan:
         """The planner's answer."""
         return plan_call(self.call(), self.asked(**more))
 
 
-def random_case(seed: int, blocks: int = 4, ipus: int = 4) -> Case:
-    """A model of at most so many Blocks, on at most so many IPUs."""
+def random_case(
+    seed: int, blocks: int = 4, ipus: int = 4, shared: bool = False, fixed: tuple[str, ...] = ()
+) -> Case:
+    """A model of at most so many Blocks, on at most so many IPUs.
+
+    ``shared``: t is a dimension; ``fixed``: what must be so, as ``--fix`` takes it.
+    """
     draw = random.Random(seed)
     count = draw.randint(2, blocks)
     widths = tuple(draw.choice((32, 64, 128, 256, 512)) for _ in range(count + 1))
@@ -164,4 +207,6 @@ def random_case(seed: int, blocks: int = 4, ipus: int = 4) -> Case:
         tuple(draw.sample(sizes, 2)),
         draw.randint(2, ipus),
         draw.choice(("adam", "sgd")),
+        shared,
+        fixed,
     )

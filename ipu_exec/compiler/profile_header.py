@@ -31,7 +31,7 @@ def header(executable: Executable) -> dict[str, Any]:
         "host_latency": round(options.host_latency * target.clock_hz),
         "across": executable.timeline.costs.across,
         "phases": _phases(executable) if placement.phases else {},
-        "cycle_error": _cycle_error(executable),
+        "cycle_error": cycle_error(executable),
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:
@@ -60,8 +60,8 @@ def _phases(executable: Executable) -> dict[str, Any]:
     }
 
 
-def _cycle_error(executable: Executable) -> dict[str, Any]:
-    """The likely error of the tiles' cycles, in all and by class of operator."""
+def cycle_error(executable: Executable) -> dict[str, Any]:
+    """The likely error of the tiles' cycles, in all and by class of operator (the header's)."""
     cycles = executable.tree.op_cycles
     error = confidence(
         (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops

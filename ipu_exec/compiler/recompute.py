@@ -197,7 +197,9 @@ def by_block(
     stage; ``closed``, whether its recomputation leaves that of the Blocks before it for later.
     ``stashes`` (``stashes_kept`` without recomputation, what the Blocks save themselves left out):
     [from, to, least, bytes], a tensor that a stage stashes which begins with one of the Blocks
-    ``from`` to ``to`` and has Block ``least``. ``cycles`` are the operators', by id.
+    ``from`` to ``to`` and has Block ``least``. ``handed_on``: [home, least, bytes], a tensor that
+    Block ``home`` makes and that not its own backward reads, but those of Blocks from ``least`` on.
+    ``cycles`` are the operators', by id.
     """
     count = len(graph.blocks)
 
@@ -226,6 +228,7 @@ def by_block(
         "closed": _closed(graph, again, backward, stays, block, count),
         "stashes": _stashes(graph, forward, [*again, *backward], stays, block),
         "stashes_kept": _stashes(graph, forward, backward, set(), block),
+        "handed_on": _handed_on(graph, forward, backward, block),
     }
 
 
@@ -255,13 +258,29 @@ def _closed(
     ]
 
 
-def _stashes(
+def _handed_on(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    block: Callable[[OpNode], int],
+) -> list[list[int]]:
+    makers, needed = _makers_and_readers(graph, forward, backward, block)
+    rows = []
+    for storage, by in sorted(needed.items()):
+        home = makers.get(storage, -1)
+        least = min((one for one in by if one >= home), default=home)
+        if 0 <= home < least:
+            rows.append([home, least, storage_bytes(graph, storage)])
+    return rows
+
+
+def _makers_and_readers(
     graph: Graph,
     forward: Sequence[OpNode],
     readers: Sequence[OpNode],
-    kept: set[int],
     block: Callable[[OpNode], int],
-) -> list[list[int]]:
+) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """The Block that makes each storage, and the Blocks of the readers of each."""
     makers: dict[int, int] = {}
     for op in forward:
         for storage in made_by(graph, op):
@@ -271,6 +290,17 @@ def _stashes(
         for storage in read_by(graph, op):
             if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
                 needed.setdefault(storage, set()).add(block(op))
+    return makers, needed
+
+
+def _stashes(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    readers: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
+) -> list[list[int]]:
+    makers, needed = _makers_and_readers(graph, forward, readers, block)
     stashes = []
     for storage, by in sorted(needed.items()):
         if storage not in makers and graph.storages[storage].role != Role.INPUT:

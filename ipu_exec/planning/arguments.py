@@ -12,11 +12,19 @@ from planner.question import FIXED, OBJECTIVES, QuestionError, parse_fixed, pars
 OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")
 
 
+_ABOUT = """the best mapping of the script's first model onto a pod (docs/plan.md): how many IPUs
+share a stage's tensors (t), are a pipeline (p) and are replicas (r), which Blocks
+are a stage, micro-batch, accumulation, recomputation, and where state lies
+  ipu-run --plan 16 train.py                              a table, and why the first is best
+  ipu-run --plan 16 --fix p=4 --micro-batches 1,2 train.py    only pipelines of 4, and these
+  ipu-run --plan 16 --verify 3 --write plan.json train.py     compile the best three; keep it
+  ipu-run --placement plan.json train.py                      and run the script with it
+Ctrl-C ends the search and prints what was found (exit status 130)"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a plan."""
-    group = parser.add_argument_group(
-        "plan", "the best mapping of the script's first model onto a pod (docs/plan.md)"
-    )
+    group = parser.add_argument_group("plan", _ABOUT)
     group.add_argument("--plan", type=count, metavar="N", help="find the best mapping onto N IPUs")
     group.add_argument(
         "--global-batch",

@@ -18,8 +18,11 @@ from ipu_exec.planning.asking import Asked, plan_call
 from ipu_exec.planning.showing import as_csv, as_json, progress, show
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.first_call import FirstCall
-from planner import save
+from planner import Plan, save
+from planner.planning import INTERRUPTED
 from planner.question import parse_seconds
+
+_INTERRUPTED = 128 + signal.SIGINT  # the exit status
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
@@ -47,10 +50,10 @@ class Planning:
     words: tuple[str, ...]
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Plan it, and end the script."""
+        """Plan it, and end the script; 130 if Ctrl-C ended the search."""
         command = shlex.join(self.words)
-        _planned(call, replace(self.asked, command=command), self.args, command)
-        raise SystemExit(0)
+        best = _planned(call, replace(self.asked, command=command), self.args, command)
+        raise SystemExit(_INTERRUPTED if best.stopped == INTERRUPTED else 0)
 
 
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -58,7 +61,7 @@ def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
     PoplarExecutor.first_call_taker = Planning(asked_by(args), args, tuple(words))
 
 
-def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: str) -> None:
+def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: str) -> Plan:
     console = Console(stderr=True)
     try:
         with progress(console) as told:
@@ -68,7 +71,7 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
-        raise SystemExit(128 + signal.SIGINT) from None
+        raise SystemExit(_INTERRUPTED) from None
     if args.json:
         print(as_json(best_plan))
     elif args.csv:
@@ -82,3 +85,4 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
             f" script with it, ipu-report view {shlex.quote(str(path))} draws it",
             file=sys.stderr,
         )
+    return best_plan

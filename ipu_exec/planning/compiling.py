@@ -23,17 +23,20 @@ from ipu_exec.compiler.options import (
     StrategyOptions,
 )
 from ipu_exec.compiler.passes import compile_graph
-from ipu_exec.compiler.placement import place_model
+from ipu_exec.compiler.placement import Placement, place_model
 from ipu_exec.compiler.profile_header import header
 from ipu_exec.compiler.profile_rows import rows
 from ipu_exec.compiler.recompute import Recomputation, asked_for
+from ipu_exec.enums import Liveness
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
+from ipu_exec.planning.phased import has_one_block_a_stage, phased_costs
 from ipu_exec.topology import Span, cycles_of_levels
 from planner import Key, Obtained, StagePlan
 from planner import Mapping as Mapped
 from planner.mapping import attached
+from planner.phased_costs import Cut, PhasedCosts
 from planner.priced import Priced
 from profiler import ProfileWriter, Report, open_report, schedules
 from profiler.confidence import likely_error
@@ -49,10 +52,14 @@ _AGAIN = "_Popart.autoRecomputation"
 
 @dataclass(frozen=True)
 class Compiled:
-    """The result of a compile: costs of Blocks, and the memory and time of the whole."""
+    """The result of a compile: costs of Blocks, and the memory and time of the whole.
 
-    priced: Priced
+    ``phased``: costs in phases, where each is a pipeline, instead of ``priced``.
+    """
+
+    priced: Priced | None
     obtained: Obtained
+    phased: PhasedCosts | None = None
 
 
 def compiled(
@@ -63,6 +70,9 @@ def compiled(
     ``settings``: the user's options by dotted name, as the profile has them (`settings_of`).
     """
     executable = replace(compile_graph(graph, options), settings=settings)
+    if options.strategy.pipelined_phases:
+        costs = phased_costs(executable, key) if has_one_block_a_stage(executable) else None
+        return Compiled(None, _obtained(executable), costs)
     with tempfile.TemporaryDirectory(prefix="ipu-plan-") as folder:
         path = Path(folder) / "profile.pop"
         write_profile(executable, path)
@@ -124,8 +134,9 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
             stage.blocks,
             stage.ipu,
             number,
+            stage.phase,
             recompute=stage.recompute,
-            state_off_chip=stage.state_off_chip,
+            state_off_chip=None if mapping.in_phases else stage.state_off_chip,
         )
         for number, stage in enumerate(mapping.stages)
     )
@@ -134,7 +145,7 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
     shares = dict.fromkeys(range(mapping.pipeline), mapping.proportion)
     return replace(
         options,
-        strategy=StrategyOptions(Execution.PIPELINED, stages=stages),
+        strategy=_strategy(mapping, stages),
         micro_batch=mapping.micro_batch,
         micro_batches=mapping.accumulation,
         replicas=mapping.replicas,
@@ -145,24 +156,43 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
     )
 
 
+def _strategy(mapping: Mapped, stages: tuple[StageOptions, ...]) -> StrategyOptions:
+    if not mapping.in_phases:
+        return StrategyOptions(Execution.PIPELINED, stages=stages)
+    return StrategyOptions(
+        Execution.PHASED,
+        stages=stages,
+        liveness=Liveness.OffChipAfterEachPhase,
+        pipelined_phases=True,
+    )
+
+
 def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
     """The mapping that the options give this graph.
 
-    None where it is none of a plan's: phases, stages one after another, or Blocks out of order.
+    None where it is none of a plan's: stages or phases one after another, or Blocks out of order.
     """
     strategy = options.strategy
-    if strategy.execution is not Execution.PIPELINED:
+    if strategy.execution is not Execution.PIPELINED and not strategy.pipelined_phases:
         return None
     try:
-        places = place_model(graph, replace(options, auto_round_ipus=True)).stages
+        placement = place_model(graph, replace(options, auto_round_ipus=True))
     except Error:
         return None
+    places = placement.stages
     held = [name for place in places for name in place.blocks]
     if held != [block.name for block in graph.blocks] or not all(one.blocks for one in places):
         return None
     usual = asked_for(options.recomputation, len(places) > 1) is not Recomputation.NONE
     stages = []
+    phases = placement.phases or (0,) * len(places)
+    if placement.phases and not _in_order(placement):
+        return None
     for number, place in enumerate(places):
+        if placement.phases:
+            off = options.training and options.locations.state.off_chip
+            stages.append(StagePlan(place.ipu, place.blocks, None, off, phases[number]))
+            continue
         recompute = strategy.recomputes(place.blocks)
         if recompute is None and options.training and number < len(places) - 1:
             recompute = usual
@@ -178,7 +208,14 @@ def own_mapping(graph: Graph, options: CompileOptions) -> Mapped | None:
         options.micro_batches,
         _proportion_of_all(options, max(place.ipu for place in places) + 1),
         options.locations.state.sharded and options.replicas > 1,
+        max(phases, default=0) + 1,
     )
+
+
+def _in_order(placement: Placement) -> bool:
+    """Whether the stages of each phase are on IPUs 0, 1, 2 ..., as a plan's are."""
+    cut = Cut(tuple(range(len(placement.stages))), placement.phases)
+    return placement.ipus == tuple(cut.ipus.tolist())
 
 
 def _proportion_of_all(options: CompileOptions, ipus: int) -> float:

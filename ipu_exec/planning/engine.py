@@ -94,7 +94,14 @@ class Compiles:
     def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
         """The costs for each key in order, or the reason why there are none."""
         results = self._compiled(self._basis(key) for key in keys)
-        return (one if isinstance(one, str) else one.priced for one in results)
+        return (one if isinstance(one, str) else _costs(one) for one in results)
+
+    def names(self, key: Key) -> tuple[str, ...]:
+        """The model's Blocks for a key, in order. ValueError, in words, where it does not run."""
+        graph = self._graph_or_reason(key)
+        if isinstance(graph, str):
+            raise ValueError(graph)
+        return tuple(block.name for block in graph.blocks)
 
     def settle(self, mappings: Sequence[Mapped]) -> Iterator[Settled]:
         """Each mapping compiled in full, in order."""
@@ -146,10 +153,15 @@ class Compiles:
         return result.compiled
 
 
+def _costs(result: Compiled) -> Priced:
+    assert result.priced is not None, "a basis has no phases"
+    return result.priced
+
+
 def _settled(mapping: Mapped, result: Compiled | str) -> Settled:
     if isinstance(result, str):
         return Settled(mapping, Obtained(problem=result), None)
-    return Settled(mapping, result.obtained, result.priced)
+    return Settled(mapping, result.obtained, result.priced, result.phased)
 
 
 def try_compile(

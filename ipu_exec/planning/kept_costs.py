@@ -12,6 +12,7 @@ from ipu_exec.planning.compiling import Compiled
 from ipu_exec.session.executable_file import key as key_of
 from ipu_exec.session.plain_values import arrays_of, put_together, taken_apart
 from planner import Obtained
+from planner.phased_costs import PhasedCosts
 from planner.priced import Priced
 from profiler.kept import Kept
 
@@ -45,7 +46,7 @@ class KeptCosts:
 
     def put(self, name: str, compiled: Compiled) -> None:
         """Store it, if possible."""
-        plain = taken_apart((compiled.priced, compiled.obtained))
+        plain = taken_apart((compiled.priced, compiled.obtained, compiled.phased))
         said = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
         head = json.dumps(said, separators=(",", ":")).encode()
         arrays = b"".join(array.tobytes() for array in plain.arrays)
@@ -53,5 +54,5 @@ class KeptCosts:
 
 
 def _is_compiled(whole: object) -> bool:
-    kinds = (Priced, Obtained)
-    return isinstance(whole, tuple) and len(whole) == 2 and all(map(isinstance, whole, kinds))
+    kinds = (Priced | None, Obtained, PhasedCosts | None)
+    return isinstance(whole, tuple) and len(whole) == 3 and all(map(isinstance, whole, kinds))

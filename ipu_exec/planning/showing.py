@@ -21,7 +21,7 @@ from profiler.units import per_second
 SHOWN = 10  # rows
 _COLUMNS = (
     *("t", "p", "r", "split", "micro-batch", "accumulation", "recompute", "state", "prop."),
-    *("samples/s", "fullest tile"),
+    *("samples/s", "largest extent"),
 )
 
 
@@ -61,15 +61,18 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     if verified:
         console.print(_verified(plan, verified))
     for line in (*plan.why, *plan.notes):
-        console.print(f"- {line}", soft_wrap=True, highlight=False)
+        console.print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
     if plan.left_out:
-        console.print("not compiled:", *(f"  {line}" for line in plan.left_out), sep="\n")
+        lines = ("not compiled:", *(f"  {line}" for line in plan.left_out))
+        console.print("\n".join(lines), markup=False, highlight=False)
     cached = f", {plan.cached} from the disk" if plan.cached else ""
     console.print(f"{plan.compiles} compiles{cached}, {plan.seconds:.1f} s", style="dim")
 
 
 def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
-    shown = Table("", *_COLUMNS, title=None, header_style="bold")
+    in_phases = any(one.mapping.in_phases for one in candidates)
+    columns = ("phases",) if in_phases else ()
+    shown = Table("", *columns, *_COLUMNS, title=None, header_style="bold")
     for number, one in enumerate(candidates, 1):
         mapping = one.mapping
         cells = (
@@ -79,7 +82,10 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
             per_second(one.rate),
             f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
         )
-        shown.add_row(str(number), *map(str, cells), style="" if one.runs else "dim strike")
+        phases = (mapping.phases,) if in_phases else ()
+        shown.add_row(
+            str(number), *map(str, (*phases, *cells)), style="" if one.runs else "dim strike"
+        )
     return shown
 
 

@@ -32,6 +32,7 @@ MODULES = (
     "ipu_exec.replica_groups",
     "ipu_exec.session.arguments",
     "planner.mapping",
+    "planner.phased_costs",
     "planner.plan",
     "planner.priced",
     "profiler.enums",

@@ -131,9 +131,11 @@ def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] 
             name: np.array(said[name], dtype=np.int64).reshape(-1, 4)
             for name in ("stashes", "stashes_kept")
         }
+        handed_on = np.array(said.get("handed_on", []), dtype=np.int64).reshape(-1, 3)
         named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
+        named = np.concatenate([named, handed_on[:, :2].ravel()])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     whole = all(each.shape == (blocks,) for each in of_blocks.values())
     known = np.isin(named, np.arange(blocks)).all()
-    return {**of_blocks, **stashes} if whole and known else None
+    return {**of_blocks, **stashes, "handed_on": handed_on} if whole and known else None

@@ -70,6 +70,8 @@ class BlockMemory:
     # unknown), and which of these ran each Block, int64[Block]
     residual: np.ndarray = field(default_factory=_no_code)
     residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    # the same without copies of tied weights on their way; empty if none travels
+    residual_at_home: np.ndarray = field(default_factory=_no_code)
     carried: Carried = field(default_factory=Carried)
 
     @cached_property

@@ -17,7 +17,8 @@ from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Cuts, Ties
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
-from profiler.rebalance.profile_columns import sum_by
+from profiler.rebalance.profile_columns import Variables, sum_by
+from profiler.rebalance.shared_weights import copies_of_ties
 from profiler.rebalance.stash_costs import StashCosts
 from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
@@ -128,7 +129,34 @@ class Costs(BlockCosts):
         }
         residual, ran_by = residuals(self, held)
         memory = replace(self.memory, residual=residual, residual_of=ran_by)
+        if len(residual):
+            memory = replace(memory, residual_at_home=self._residual_at_home(report))
         return replace(self, memory=memory, measured=bool(len(residual)))
+
+    def _residual_at_home(self, report: Report) -> np.ndarray:
+        """`BlockMemory.residual_at_home`."""
+        copied = self._copies_of_ties(report) if len(self.cuts.ties) else np.zeros(0)
+        if not len(copied):
+            return self.memory.residual_at_home
+        held = {}
+        for ipu in sorted(set(self.ipus)):
+            variables = report.ipu_variables(ipu)
+            copies = np.isin(variables.id, copied)
+            held[ipu] = report.peaks_of(ipu, ~variables.interleaved & ~copies).tile_peak
+        return residuals(self, held)[0]
+
+    def _copies_of_ties(self, report: Report) -> np.ndarray:
+        """Ids of the variables that are copies of tied weights (`copies_of_ties`)."""
+        variables = Variables.of(report)
+        return variables.id[copies_of_ties(variables, self.cuts.ties)]
+
+    @property
+    def with_ties_at_home(self) -> Costs:
+        """The costs of splits that read tied weights where they are: none travels."""
+        at_home = self.memory.residual_at_home
+        if not len(at_home):
+            return self
+        return replace(self, memory=replace(self.memory, residual=at_home))
 
     def _without_moves(self, report: Report) -> Costs:
         """Updates without `moves`.

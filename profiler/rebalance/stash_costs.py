@@ -25,8 +25,9 @@ class StashCosts:
     ``recomputing``, int64[tensor, 4]: a recomputing stage that begins with one of the first two
     Blocks (or between them) and contains the third stashes this many bytes of the tensor (the
     fourth): its inputs and its checkpoints. ``keeping``: the same for a stage that does not
-    recompute, without what its Blocks save. ``beyond``, int64[Block]: cycles that the profiled
-    stage which begins with a Block took beyond these; empty where nothing is known.
+    recompute, without what its Blocks save; less than nothing where these save too much.
+    ``beyond``, int64[Block]: cycles that the profiled stage which begins with a Block took beyond
+    these; empty where nothing is known.
     """
 
     blocks: int
@@ -48,7 +49,8 @@ class StashCosts:
         base, rate = _fit(report, machine)
         written = written_recomputation(report, len(stage))
         if written is not None:
-            return cls(len(stage), base, rate, written["stashes"], written["stashes_kept"])
+            keeping = _with_handed_on(written, stage)
+            return cls(len(stage), base, rate, written["stashes"], keeping)
         block = np.arange(len(stage))
         stashed = _stashed(report, stage, entering)
         enters = np.stack([block, block, block, stashed], axis=1)
@@ -85,9 +87,22 @@ class StashCosts:
 
         def both(stashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             nbytes = stashes[:, 3]
-            return table(stashes, nbytes), table(stashes, np.ones_like(nbytes))
+            return table(stashes, nbytes), table(stashes, np.sign(nbytes))
 
         return both(self.recomputing), both(self.keeping)
+
+
+def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.ndarray:
+    """``keeping``, with what Blocks hand on to others that read it back.
+
+    A stage keeps it that has both. A Block of the profile saves it if its stage had both, so that
+    it counts less for a stage that has not; and more for one that has if the profile's had not.
+    """
+    home, least, nbytes = written["handed_on"].T
+    together, from_start = stage[home] == stage[least], np.zeros_like(home)
+    kept = np.stack([from_start, home, least, nbytes], axis=1)
+    spared = np.stack([from_start, home, home, -nbytes], axis=1)
+    return np.concatenate([written["stashes_kept"], kept, spared[together]])
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""A plan: samples per second over the fullest tile for every candidate, and the Pareto front."""
+"""A plan: samples per second over the largest extent for every candidate, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
         hoverinfo="skip",
         line={"color": theme.muted, "width": 1, "dash": "dot", "shape": "vh"},
     )
-    for name, k in zip("AB", chosen, strict=False):
+    for name, aside, k in zip("AB", (-16, 16), chosen, strict=False):
         one = plan.candidates[k]
         figure.add_annotation(
-            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-26, ax=14, arrowwidth=1
+            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-28, ax=aside, arrowwidth=1
         )
     own = next((one for one in plan.candidates if one.own), None)
     if own is not None:
@@ -66,7 +66,7 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
     figure.update_layout(
         theme.layout(
             _HEIGHT,
-            xaxis={"title": {"text": "fullest tile, KiB (the line: all of a tile)"}},
+            xaxis={"title": {"text": "largest extent of a tile, KiB (the line: all of a tile)"}},
             yaxis={"title": {"text": "samples a second"}, "rangemode": "tozero"},
             clickmode="event",
         )
@@ -103,7 +103,8 @@ def hover(one: Candidate, position: int) -> str:
     lines = [
         f"<b>{position + 1}: {per_second(one.rate)} samples/s</b>"
         f"{', compiled in full' if one.obtained is not None else ''}",
-        f"t={mapping.shards} p={mapping.pipeline} r={mapping.replicas}, {mapping.attached} IPUs",
+        f"t={mapping.shards} p={mapping.pipeline} r={mapping.replicas}, {mapping.attached} IPUs"
+        + (f", {mapping.phases} phases" if mapping.in_phases else ""),
         f"Blocks {_short(mapping.split)}",
         f"micro-batch {mapping.micro_batch} x {mapping.accumulation}",
         f"recompute {mapping.recomputation}; state {mapping.state}",

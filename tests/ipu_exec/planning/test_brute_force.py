@@ -22,6 +22,18 @@ def test_no_compile_is_better_than_the_plan(seed: int) -> None:
     assert plan.exact
 
 
+def test_nor_where_ipus_may_share_tensors() -> None:
+    fixed = ("r=1", "recompute=no", "state=on-chip")
+    case = random_case(204, blocks=8, ipus=8, shared=True, fixed=fixed)
+    plan = case.plan()
+    every = compile_all(case.call(), case.asked(), most=10)
+    assert {mapping.shards for mapping in every.obtained} > {1}
+    least, mapping = every.best()
+    obtained = plan.best.obtained
+    assert obtained is not None and not obtained.problem
+    assert obtained.cycles / plan.best.mapping.samples <= least * (1 + 1e-9), mapping
+
+
 def test_where_memory_is_short_the_plan_saves_it_as_the_best_compile_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

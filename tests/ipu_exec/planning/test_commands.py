@@ -5,12 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from planner import load
 from profiler import open_report
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
 from tests.ipu_exec.test_run import ipu_run, write
+from tests.paths import ROOT
 
 TRAIN = """
 import poptorch
@@ -119,3 +125,42 @@ def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) ->
             assert report.meta["micro_batch"] == int(row["micro-batch"])
     wrong = ipu_run("--sweep", "Training.nothing=1", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "is no lever" in wrong.stderr
+
+
+def test_ctrl_c_prints_what_was_found_and_leaves_no_worker(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", TRAIN)
+    cache = tmp_path / "cache"
+    main = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    command = [sys.executable, "-c", main, "--plan", "4", "--workers", "2"]
+    tried = ["--micro-batches", "1,2,4,8,16", "--proportions", "0.1,0.2,0.3,0.4,0.5,0.6"]
+    with subprocess.Popen(
+        [*command, *tried, "--csv", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "IPUSCOPE_CACHE": str(cache)},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as planning:
+        # the second compile's costs are kept when the first one's are a mapping
+        while planning.poll() is None and sum(one.is_file() for one in cache.rglob("*")) < 2:
+            time.sleep(0.02)
+        os.killpg(planning.pid, signal.SIGINT)  # as a terminal does
+        out, err = planning.communicate(timeout=120)
+    assert planning.returncode == 130, err
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert rows and int(rows[0]["cycles"]) > 0
+    assert "Traceback" not in err
+    assert _ends(planning.pid)
+
+
+def _ends(group: int) -> bool:
+    """Whether nobody of a group of processes is left, after half a minute at most."""
+    for _ in range(600):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -77,3 +77,21 @@ def test_inputs_without_a_batch_dimension_are_refused() -> None:
     options = ipu_exec.Options().showCompilationProgressBar(False)
     with pytest.raises(Error, match="no input has a batch dimension"):
         ipu_exec.plan(Layers((4, 4)), torch.tensor(1.0), ipus=2, options=options, training=False)
+
+
+class Alone(torch.nn.Module):
+    """A weight without modules, of which no Blocks can be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sum()
+
+
+def test_a_model_of_which_no_blocks_can_be_made_is_told_how_to_name_some() -> None:
+    options = ipu_exec.Options().showCompilationProgressBar(False)
+    with pytest.raises(Error, match="names no Blocks, and its modules give none to propose") as no:
+        ipu_exec.plan(Alone(), torch.zeros(8, 4), ipus=2, options=options)
+    assert "poptorch.BeginBlock(" in str(no.value)
