@@ -141,7 +141,8 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
             f" {units.size(size)} of a tile of IPU {ipu}",
             f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
             f" {LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
-            " instead of gradients all-reduced: as many bytes.",
+            " instead of gradients all-reduced: as many bytes. What the update works on"
+            " shrinks, too, which is not counted here.",
             "Share it out: TensorLocations.setOptimizerLocation(..."
             " useReplicatedTensorSharding(True))",
             f"/memory?ipu={ipu}",

@@ -20,6 +20,7 @@ from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
 from profiler.advise import Advice, Levers, advise
 from profiler.analysis.critical_path import WAITING, critical_path, entries
+from profiler.enums import Role
 from profiler.insights import Insight, Waits, insights, levers, share_accounted
 from profiler.insights.finding import accounted
 from profiler.rebalance import Costs
@@ -153,13 +154,23 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
     return batches * (a_sample(before) - a_sample(after))
 
 
+def worked_on(report: Report) -> int:
+    """Bytes of temporaries on IPU 0's fullest tile when it is fullest, but one replica's part."""
+    tiles = report.tiles(0)
+    tile = int(tiles["total"].argmax())
+    live = report.live_variables(0, int(tiles["peak_step"][tile]), tile)
+    temporaries = int(live["bytes"][live["role"] == Role.TEMPORARY].sum())
+    return temporaries - temporaries // report.target.num_replicas
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_gain_is_what_a_second_compile_obtains(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cycles gained are within a tenth of it, or half a per cent of the update.
 
-    The bytes freed on the fullest tile are at least nine tenths of it, and at most a quarter more.
+    The bytes freed on the fullest tile are within a tenth of it; an update in parts also works on
+    less at a time, which is no state, so that what it works on may come on top.
     """
     case = CASES[name]
     before = case.compiled(tmp_path / "before")
@@ -180,8 +191,8 @@ def test_a_gain_is_what_a_second_compile_obtains(
             ), one
         if one.gain_bytes:
             full = [int(analysis.fullest_tiles(report).max()) for report in (before, after)]
-            # an update in parts also works on less at a time, which is no state
-            assert 0.9 * one.gain_bytes < full[0] - full[1] < 1.25 * one.gain_bytes, one
+            more = worked_on(before) if one.change.get("optimiser") == "in parts" else 0
+            assert 0.9 * one.gain_bytes < full[0] - full[1] < 1.1 * one.gain_bytes + more, one
     assert checked
 
 
