@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.graph import Graph, OpNode
-from ipu_exec.lowering.operators import packet
+from ipu_exec.lowering.operators import info
 from profiler.enums import Role
 
-_MAKE_ALIKE = ("all_reduce", "all_reduce_", "all_gather_into_tensor")
-_MAKE_DIFFERENT = ("reduce_scatter_tensor", "all_to_all_single", "slice", "split", "narrow")
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
@@ -59,7 +57,7 @@ def alike_on_shards(graph: Graph) -> frozenset[int]:
 
 
 def _is_alike(op: OpNode, alike: set[int]) -> bool:
-    name = packet(op.aten).rpartition(".")[2]
-    if name in _MAKE_ALIKE:
+    facts = info(op.aten)
+    if facts.makes_alike:
         return True
-    return name not in _MAKE_DIFFERENT and set(op.inputs) <= alike
+    return not facts.makes_different and set(op.inputs) <= alike

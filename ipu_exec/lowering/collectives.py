@@ -23,6 +23,7 @@ describe("_c10d_functional.wait_tensor", view=True, popart_name="Identity")
     "_c10d_functional.all_reduce",
     "_c10d_functional.all_reduce_",
     in_place=True,
+    makes_alike=True,
     popart_name="ReplicatedAllReduce",
 )
 def all_reduce(spec: OpSpec, machine: Machine) -> Plan:
@@ -30,19 +31,27 @@ def all_reduce(spec: OpSpec, machine: Machine) -> Plan:
     return _collective(spec, machine, rounds=2)
 
 
-@lowering("_c10d_functional.all_gather_into_tensor", popart_name="ReplicatedAllGather")
+@lowering(
+    "_c10d_functional.all_gather_into_tensor", makes_alike=True, popart_name="ReplicatedAllGather"
+)
 def all_gather(spec: OpSpec, machine: Machine) -> Plan:
     """(t - 1) / t of the result comes from the others."""
     return _collective(spec, machine, rounds=1)
 
 
-@lowering("_c10d_functional.reduce_scatter_tensor", popart_name="ReplicatedReduceScatter")
+@lowering(
+    "_c10d_functional.reduce_scatter_tensor",
+    makes_different=True,
+    popart_name="ReplicatedReduceScatter",
+)
 def reduce_scatter(spec: OpSpec, machine: Machine) -> Plan:
     """(t - 1) / t of the operand goes to the others."""
     return _collective(spec, machine, rounds=1)
 
 
-@lowering("_c10d_functional.all_to_all_single", popart_name="ReplicatedAllToAll")
+@lowering(
+    "_c10d_functional.all_to_all_single", makes_different=True, popart_name="ReplicatedAllToAll"
+)
 def all_to_all(spec: OpSpec, machine: Machine) -> Plan:
     """Each sends a part to every other: (t - 1) / t of the operand, as a round of a ring does."""
     return _collective(spec, machine, rounds=1)

@@ -49,6 +49,10 @@ class OperatorInfo:
     reduces_parts: bool = False
     in_place: bool = False  # PopART has a variant that writes over the operand
     fused_in_update: bool = False  # part of the one expression that an optimiser's update is
+    # With tensors shared by several IPUs: its result is the same on all of them, whatever its
+    # operands are, ...
+    makes_alike: bool = False
+    makes_different: bool = False  # ... or may be another part on each
     uses_memory_proportion: bool = False  # `ipu_exec.set_available_memory` plans it
     promotion: Promotion = Promotion.NONE
     popart_name: str = ""  # what PopART calls it; "": as PyTorch, capitalised (`popart_name`)

@@ -26,3 +26,4 @@ describe(
 describe(*aten("view _unsafe_view reshape"), popart_name="Reshape")
 describe(*aten("t transpose permute"), popart_name="Transpose")
 describe(*aten("slice select"), popart_name="Slice")
+describe(*aten("slice split narrow"), makes_different=True)
