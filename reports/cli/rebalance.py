@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +165,7 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     """The split requested by the options."""
     from profiler.rebalance import best_split
     from profiler.rebalance.fewest import fewest_ipus
+    from profiler.rebalance.split import one_an_ipu, quickest_split
 
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
@@ -176,6 +177,9 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
             together=together,
             choices=choices,
         )
+    if args.stages is None and rebalance_answers.of_one_stage_an_ipu(args):
+        lists = one_an_ipu(len(set(costs.ipus)))
+        return quickest_split(costs, lists, choices=choices, together=together)
     return best(costs, args.stages, choices=choices, together=together)
 
 
@@ -340,9 +344,25 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
     table = Table("rebalance", frame, columns)
+    if rebalance_answers.of_one_stage_an_ipu(args):
+        lines += [say(words) for words in _quicker_ones_that_return(costs, choices, wanted.total)]
     more = [*verified, *rebalance_answers.answers(report, costs, split, choices, args)]
     tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
     return Page(str(report.path), tables)
+
+
+def _quicker_ones_that_return(
+    costs: Costs, choices: tuple[Choice, ...], total: int
+) -> Iterator[str]:
+    """What splits with one stage an IPU leave out: a sentence, where that is quicker."""
+    quickest = best(costs, choices=choices).prediction
+    if quickest.total < total:
+        ipus = ",".join(map(str, quickest.assignment.ipus))
+        yield (
+            f"These answers are of one stage an IPU. With stages on IPUs {ipus} it takes"
+            f" {quickest.total:,} cycles: ipu-report rebalance without further answers has that"
+            " split."
+        )
 
 
 def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def of_one_stage_an_ipu(args: argparse.Namespace) -> bool:
+    """Whether an answer is asked for that is of splits with one stage an IPU alone."""
+    return bool(args.pareto or args.inside or args.prove or args.prices or args.robust is not None)
+
+
 def answers(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
@@ -99,7 +104,8 @@ def _one_an_ipu(split: Split) -> None:
     ipus = split.prediction.assignment.ipus
     if len(set(ipus)) < len(ipus):
         raise common.CommandError(
-            "this answer is of one stage an IPU: leave --stage-ipus out", common.USAGE
+            "this answer is of splits with one stage an IPU: leave --stage-ipus and --fewest out",
+            common.USAGE,
         )
 
 
