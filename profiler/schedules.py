@@ -848,11 +848,15 @@ def _marks_outside(
     end: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The marks outside tasks that cross them, and one at each end of such a task."""
+    ipus, starts, stops = _columns_of(over)
     inside = np.zeros(len(at), dtype=bool)
-    for i, start, stop in over:
-        inside |= (ipu == i) & (at > start) & (at < stop)
-    stops = np.array([stop for _, _, stop in over], dtype=np.int64)
-    ipus = np.array([i for i, _, _ in over], dtype=np.int64)
+    for i in set(ipus.tolist()):
+        here, own = ipu == i, ipus == i
+        order = np.argsort(starts[own], kind="stable")
+        # the latest end of those that begin before a mark
+        latest = np.append(-1, np.maximum.accumulate(stops[own][order]))
+        begun = np.searchsorted(starts[own][order], at[here], side="left")
+        inside[here] = at[here] < latest[begun]
     cycles = np.searchsorted(end, stops)  # the cycle that the end belongs to
     columns = (
         np.append(column[~inside], more)
@@ -871,10 +875,18 @@ def _cycle_of_start(
 ) -> np.ndarray:
     """The pipeline cycle of each task; for those in ``over``, the one in which they start."""
     cycle = cycle.copy()
-    for i, at, until in over:
-        here = (ipu == i) & (start == at) & (stop == until)
-        cycle[here] = np.searchsorted(end, at, side="right")
+    known = set(over)
+    maybe = np.flatnonzero(np.isin(start, _columns_of(over)[1]))
+    rows = zip(ipu[maybe].tolist(), start[maybe].tolist(), stop[maybe].tolist(), strict=True)
+    chosen = maybe[np.array([row in known for row in rows], dtype=bool)]
+    cycle[chosen] = np.searchsorted(end, start[chosen], side="right")
     return cycle
+
+
+def _columns_of(over: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """IPUs, starts and ends: int64 each."""
+    ipu, start, stop = np.array(over, dtype=np.int64).reshape(-1, 3).T
+    return ipu, start, stop
 
 
 class _Tasks:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 _SINGLE_PRECISION = (Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+_POSITIONS = {task: number for number, task in enumerate(BodyTask)}
 _ONCE = {
     schedules.ENTER: BodyTask.ENTER,
     schedules.RETURN: BodyTask.RETURN,
@@ -57,8 +58,8 @@ _KINDS = {schedules.FORWARD: Direction.FORWARD, schedules.BACKWARD: Direction.BA
 class _Work:
     """Steps of bodies, one entry each: cycles that stay, those that grow, and how.
 
-    ``task`` (of `BodyTask`), ``stage``; ``growth``: of `estimates.GROWTHS`; ``halves``: in float16;
-    ``busy``: share of tiles at work; ``remote``: loads or stores of streaming memory.
+    ``task`` (a position in `BodyTask`), ``stage``; ``growth``: of `estimates.GROWTHS`; ``halves``:
+    in float16; ``busy``: share of tiles at work; ``remote``: loads or stores of streaming memory.
     """
 
     task: np.ndarray
@@ -105,7 +106,7 @@ class _Work:
 
         ``remote``: only their loads and stores.
         """
-        chosen = np.isin(self.task, [str(task) for task in tasks]) & (self.stage >= 0)
+        chosen = np.isin(self.task, [_POSITIONS[task] for task in tasks]) & (self.stage >= 0)
         chosen &= self.remote if remote else True
         growth = growth_of_work(self.growth[chosen], self.busy[chosen], samples)
         rate = np.where(self.halves[chosen] & half, 0.5, 1.0)
@@ -279,7 +280,7 @@ class PhasedBasis(Basis):
             AS_SAMPLES,
         )
         work = _Work(
-            steps["task"].astype(str).to_numpy(),
+            steps["task"].map(_POSITIONS).to_numpy(),
             steps["stage"].to_numpy(),
             cycles - beyond,
             beyond,
