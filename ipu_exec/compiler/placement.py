@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
@@ -136,13 +136,19 @@ def check_process(attached: int, options: CompileOptions) -> None:
     """Warn if a process has more IPUs than PopTorch allows."""
     total = attached * options.replicas // options.instances
     if total > IPUS_OF_A_PROCESS:
-        logger.warning(
-            "this process compiles for %d IPUs. PopTorch reserves at most %d for a process: on"
-            " hardware the model runs in %d instances or more (poprun)",
-            total,
-            IPUS_OF_A_PROCESS,
-            -(-total // IPUS_OF_A_PROCESS),
-        )
+        warn_of_ipus(total)
+
+
+@cache
+def warn_of_ipus(total: int) -> None:
+    """Warn of so many IPUs once in a process: a plan compiles for them many times."""
+    logger.warning(
+        "this process compiles for %d IPUs. PopTorch reserves at most %d for a process: on"
+        " hardware the model runs in %d instances or more (poprun)",
+        total,
+        IPUS_OF_A_PROCESS,
+        -(-total // IPUS_OF_A_PROCESS),
+    )
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec import errors
+from ipu_exec.compiler.placement import warn_of_ipus
 
 
 class Runs(nn.Module):
@@ -208,10 +209,11 @@ def test_a_shape_that_depends_on_data_is_torchs_error_too() -> None:
 
 
 def test_a_pod_in_one_process_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    model = Runs(lambda y: y.sum())
-    options = quiet().replicationFactor(128)
-    poptorch.trainingModel(model, options).compile(torch.ones(128, 4))
-    assert "this process compiles for 128 IPUs" in caplog.text
+    warn_of_ipus.cache_clear()
+    for _ in range(2):  # the second time it is known
+        options = quiet().replicationFactor(128)
+        poptorch.trainingModel(Runs(lambda y: y.sum()), options).compile(torch.ones(128, 4))
+    assert caplog.text.count("this process compiles for 128 IPUs") == 1
     assert "2 instances or more" in caplog.text
 
 
