@@ -333,7 +333,8 @@ def _best(
         )
         if serial > out_groups:
             continue
-        most = machine.product_tiles if problem.flat_columns else 16
+        in_columns = problem.flat_columns or problem.image_rows == 1  # a row an image cannot be cut
+        most = machine.product_tiles if in_columns else 16
         cols = _divisions(problem.width, most) if method == "nx1" else np.array([1])
         axes = (
             _divisions(problem.groups, machine.product_tiles),

@@ -314,6 +314,18 @@ def test_a_plan_keeps_the_memory_proportion_where_it_was_published_to(
     assert product.search(problem, less, dtype, ("nx1",)).cycles == best.cycles
 
 
+def test_a_field_of_one_row_is_cut_into_as_many_columns_as_fit() -> None:
+    """wav2vec 2.0's second convolution: 8 x 3,199 outputs in one row each, and 512 channels."""
+    field = (1, 6399)
+    shape = Geometry(8, 1, 512, 512, field, (1, 3199), (1, 3), (1, 2), (1, 1))
+    machine = Machine(TARGETS["mk2"], 1472, 0.2)
+    best = product.search(forward_problem(shape), machine, "float16", ("nx1",))
+    assert best.cols > 16
+    bound = 0.2 * TARGETS["mk2"].bytes_per_tile
+    fitting = product._best(forward_problem(shape), machine, "float16", "nx1", best.serial, bound)
+    assert best in fitting
+
+
 def test_the_memory_bound_doubles_until_it_is_twice_a_tile() -> None:
     bounds = list(product.memory_bounds(Machine(TARGETS["mk2"], 1472, 0.1)))
     tile = TARGETS["mk2"].bytes_per_tile
