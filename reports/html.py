@@ -28,10 +28,11 @@ from plotly.offline import get_plotlyjs
 from profiler import Report, analysis
 from profiler.analysis.critical_path import critical_path, waterfall
 from profiler.analysis.waits import longest_waits
+from profiler.executed import Executed
 from profiler.insights import Insight, insights
 from profiler.rebalance import Costs, profiled, what_if
 from profiler.rebalance.split import quickest
-from profiler.report import PREDICTED_NOTE
+from profiler.report import MAX_SLICES, PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
@@ -127,9 +128,11 @@ def _sections(report: Report) -> list[Section]:
             )
         )
     if len(report.runs):
+        drawable = report.step_count(0, iteration=0) <= MAX_SLICES
+        strip = "its steps" if drawable else "empty, since its steps are too many to draw"
         lanes = pipeline.lanes(
             report.tasks(0, iteration=0),
-            report.executed(0, iteration=0),
+            report.executed(0, iteration=0) if drawable else Executed.nothing(),
             report.pipeline_cycles(0, 0),
             report.stages,
             fold=report.target.num_ipus > pipeline.FEW,
@@ -138,8 +141,8 @@ def _sections(report: Report) -> list[Section]:
             Section(
                 "Pipeline",
                 "The first device iteration. Large: what the IPU works on, with micro-batch"
-                " numbers. Strip: its steps. Red: the critical path, which alone sets how long"
-                " this takes.",
+                f" numbers. Strip: {strip}. Red: the critical path, which alone sets how long this"
+                " takes.",
                 _themed(lambda t: pipeline.pipeline(lanes, clock, t)),
             ),
             Section(

@@ -28,6 +28,15 @@ def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size < 5_000_000
 
 
+def test_more_steps_than_can_be_drawn_are_left_out(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "MAX_SLICES", 10)
+    with open_report(demo / "training") as report:
+        (section,) = (one for one in html._sections(report) if one.title == "Pipeline")
+    assert "Strip: empty, since its steps are too many to draw." in section.note
+
+
 def test_it_says_why_and_what_to_do(demo: Path) -> None:
     """The report gives reasons and advice, and all its heat maps share one scale."""
     with open_report(demo / "training") as report:
