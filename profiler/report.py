@@ -766,20 +766,23 @@ class Report:
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes per tile, as defined by `profiler.memory.tile_totals`."""
+        alike = self._ipu(ipu).alike
+        return self._keep(("tiles", alike), lambda: _frame(self.tile_columns(ipu)))
 
-        def make() -> pd.DataFrame:
+    def tile_columns(self, ipu: int) -> dict[str, np.ndarray]:
+        """The columns of `tiles`: int64[tile] each. Callers must not modify them."""
+
+        def make() -> dict[str, np.ndarray]:
             target = self.target
-            return _frame(
-                tile_totals(
-                    variables,
-                    target.region0_bytes,
-                    target.bytes_per_tile,
-                    lambda region: self._tile_peaks(variables, region),
-                )
+            return tile_totals(
+                variables,
+                target.region0_bytes,
+                target.bytes_per_tile,
+                lambda region: self._tile_peaks(variables, region),
             )
 
         variables = self._ipu(ipu)
-        return self._keep(("tiles", variables.alike), make)
+        return self._keep(("tile columns", variables.alike), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.

@@ -112,7 +112,10 @@ def _either_way(shape: str) -> tuple[str, ...]:
 
 def is_product(aten: pd.Series[str]) -> np.ndarray:
     """Mask of operators that are products, by their ATen names."""
-    return aten.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
+    which, names = aten.factorize()  # operators are many, kinds of them few
+    product = names.str.contains("|".join(_PRODUCTS), regex=True).astype(bool)
+    mask: np.ndarray = product[which]
+    return mask
 
 
 def _steps(report: Report, variables: pd.DataFrame) -> Steps:

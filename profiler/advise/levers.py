@@ -16,10 +16,12 @@ from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
 from profiler.one_block import with_a_block
 from profiler.rebalance import Assignment, Costs, profiled, what_if
+from profiler.rebalance.block_memory import BlockMemory
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.verdict import Verdict
+from profiler.rebalance.what_if import memory_of
 from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
@@ -97,6 +99,10 @@ class Basis:
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
     _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
+    _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
+    _parts: dict[int, tuple[BlockMemory, Costs]] = field(
+        default_factory=dict, repr=False, init=False
+    )
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -116,7 +122,10 @@ class Basis:
 
     def cycles_with(self, levers: Levers) -> int:
         """Cycles of a weight update, whatever the memory."""
-        return assignment_cycles(self.costs_with(levers), self.assignment_with(levers))
+        if levers not in self._totals:
+            costs, assignment = self.costs_with(levers), self.assignment_with(levers)
+            self._totals[levers] = assignment_cycles(costs, assignment)
+        return self._totals[levers]
 
     def outlook(self, levers: Levers) -> Outlook:
         """What is predicted with the levers pulled."""
@@ -190,15 +199,24 @@ class Basis:
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
-            costs = _in_parts(costs, self.shared_state, self.replicas)
+            costs = self._in_parts(costs)
         return costs
+
+    def _in_parts(self, costs: Costs) -> Costs:
+        """The costs with state in parts; the arrays of those that differ in them, made once."""
+        key = id(costs.memory)
+        if self._parts.get(key, (None,))[0] is not costs.memory:
+            while len(self._parts) >= _MOST_ESTIMATES:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = costs.memory, _in_parts(costs, self.shared_state, self.replicas)
+        parts = self._parts[key][1]
+        return replace(costs, memory=parts.memory, cycles=parts.cycles, measured=False)
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
         """Whether each IPU holds it, computed once for levers that do not differ in memory."""
         those = levers.without("micro_batches").without("outputs")
         if those not in self._memory:
-            prediction = what_if(self.costs_with(those), self.assignment_with(those))
-            self._memory[those] = prediction.memory
+            self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
         return self._memory[those]
 
     def _estimated(self, half: bool, ratio: float) -> Costs:

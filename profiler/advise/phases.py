@@ -342,14 +342,14 @@ class PhasedBasis(Basis):
         share = variables["single"] / variables["bytes"].clip(lower=1)
         rows = []
         for ipu in range(self.report.target.ipus_per_replica):
-            tiles = self.report.tiles(ipu)
-            tile = int(tiles["total"].to_numpy().argmax())
-            step = int(tiles["peak_step"].iloc[tile])
+            tiles = self.report.tile_columns(ipu)
+            tile = int(tiles["total"].argmax())
+            step = int(tiles["peak_step"][tile])
             live = self.report.live_variables(ipu, step, tile)[["variable", "role", "bytes"]]
             about = variables["grows"].reindex(live["variable"]).to_numpy()
             single = live["bytes"] * share.reindex(live["variable"]).to_numpy()
             held = live.assign(grows=about, single=single)
-            rows.append((tile, int(tiles["total"].iloc[tile]), held))
+            rows.append((tile, int(tiles["total"][tile]), held))
         return rows
 
 

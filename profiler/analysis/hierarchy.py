@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.analysis.critical_path import steps_of
+from profiler.analysis.critical_path import spent_by_step
 from profiler.enums import Role
 from profiler.report import Report
 
@@ -64,7 +64,7 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
     pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
     pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    steps = steps_of(report.body_steps, pieces)
+    steps = spent_by_step(report.body_steps, pieces)
     keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
     return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
 

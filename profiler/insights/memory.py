@@ -27,7 +27,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     """The worst tile of each IPU that holds more than fits."""
     findings = []
     for over in analysis.overflows(report):
-        tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
+        tiles = int((report.tile_columns(over.ipu)["overflow"] > 0).sum())
         count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
         ways = _ways_out(basis, over.ipu)
         action = "what frees most of that tile, and what asks for it"

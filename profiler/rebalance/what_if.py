@@ -91,8 +91,7 @@ class Prediction:
         """The verdict on each IPU."""
         if self.known_memory is not None:
             return self.known_memory
-        exact = _as_profiled(self.costs, self.assignment)
-        return verdicts(self.costs, self.assignment.parts(self.costs), self.assignment.ipus, exact)
+        return memory_of(self.costs, self.assignment)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -129,6 +128,12 @@ class Prediction:
     def stage_cycles(self) -> np.ndarray:
         """Cycles per micro-batch of each stage: int64[stages]."""
         return np.array(self.forward) + np.array(self.backward or [0] * len(self.forward))
+
+
+def memory_of(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
+    """The verdict on each IPU of an assignment, without its schedule."""
+    exact = _as_profiled(costs, assignment)
+    return verdicts(costs, assignment.parts(costs), assignment.ipus, exact)
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:

@@ -157,7 +157,7 @@ def _memory(report: Report) -> str:
     import numpy as np
 
     for ipu in common.ipus(report):
-        report.tiles(ipu)
+        report.tile_columns(ipu)
         every = np.ones(len(report.ipu_variables(ipu).id), dtype=bool)
         if (report.peaks_of(ipu, every).step_total < 0).any():
             return f"IPU {ipu} has less than nothing live"
@@ -165,7 +165,8 @@ def _memory(report: Report) -> str:
 
 
 def _overflow(report: Report) -> str:
-    over = {ipu: int((report.tiles(ipu)["overflow"] > 0).sum()) for ipu in common.ipus(report)}
+    overflow = {ipu: report.tile_columns(ipu)["overflow"] for ipu in common.ipus(report)}
+    over = {ipu: int((beyond > 0).sum()) for ipu, beyond in overflow.items()}
     return ", ".join(f"IPU {ipu}: {tiles:,} tiles" for ipu, tiles in over.items() if tiles)
 
 
