@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, liveness, records, trace
+from profiler import integrity, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.liveness import Peaks, Totals, resampled
@@ -928,6 +928,11 @@ class Report:
     def format(self) -> int:
         """Version of the file's format."""
         return self._reader.version
+
+    @cached_property
+    def as_written(self) -> seal.State:
+        """Whether the file's bytes are those that were written (`profiler.seal`)."""
+        return seal.state(self.path, self.meta.get(seal.ENTRY))
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
