@@ -112,8 +112,11 @@ def _either_way(shape: str) -> tuple[str, ...]:
 
 def is_product(aten: pd.Series[str]) -> np.ndarray:
     """Mask of operators that are products, by their ATen names."""
-    which, names = aten.factorize()  # operators are many, kinds of them few
-    product = names.str.contains("|".join(_PRODUCTS), regex=True).astype(bool)
+    import pandas as pd
+
+    kinds = aten.drop_duplicates()  # operators are many, kinds of them few
+    which = pd.Index(kinds).get_indexer(pd.Index(aten))
+    product = kinds.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
     mask: np.ndarray = product[which]
     return mask
 

@@ -322,6 +322,10 @@ class PhasedBasis(Basis):
         answer: tuple[Verdict, ...] = self.costs.known[key]
         return answer
 
+    def fits(self, levers: Levers) -> bool:
+        """Whether each IPU holds it, or is too close to call."""
+        return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
+
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
         answers = []

@@ -112,7 +112,7 @@ def chain(
     time, here = total, -1
     while time > 0:
         low, high = bisect_left(ends, time), bisect_right(ends, time)
-        stays = np.flatnonzero(worker[low:high] == here) if here >= 0 else ()
+        stays = np.flatnonzero((worker[low:high] == here) & (here >= 0))
         row = low + int(stays[-1]) if len(stays) else low if low < high else -1
         begin = begins[row] if row >= 0 else ends[low - 1] if low else 0
         tasks.append(int(usable[row]) if row >= 0 else -1)
@@ -152,9 +152,10 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     ``phase`` (of `records.PHASES`), ``cause`` (of `CAUSES`), ``ipu``, ``stage``, ``direction``,
     ``task`` (of `BodyTask`), ``body``, ``step`` (-1: none), ``op`` (-1: none), ``tensor``,
     ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
-    cycles add up exactly to the update's. Sorted by cycles, most first.
+    cycles add up exactly to the update's. Sorted by cycles, most first. Callers must not modify it.
     """
-    return critical_path_of(report, *chain_of(report, run, iteration))
+    key = f"critical path of run {run}, iteration {iteration}"
+    return report.once(key, lambda: critical_path_of(report, *chain_of(report, run, iteration)))
 
 
 def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
