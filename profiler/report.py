@@ -1230,7 +1230,10 @@ class Report:
         parts = (moving.start, moving.stop, moving.vector)
         key = (variables.steps, *(part.tobytes() for part in parts))
         none = np.zeros(self._tiles, dtype=np.int64)
-        one = self._keep(("moving", key), lambda: liveness.peaks(moving, variables.steps, none))
+        one = self._keep(
+            ("moving", key),
+            lambda: liveness.peaks(moving, variables.steps, none, fullest_tiles=False),
+        )
         always = variables.always(chosen)
         return replace(
             one, step_total=one.step_total + always.sum(), tile_peak=one.tile_peak + always
