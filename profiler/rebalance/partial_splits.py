@@ -27,6 +27,7 @@ from profiler.rebalance.update_bounds import (
     PipelineWeights,
     fixed_cycles,
     least_copies,
+    least_weight_update,
     may_stay,
 )
 from profiler.rebalance.what_if import Assignment, what_if
@@ -47,27 +48,42 @@ class LeastUpdate:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """What lasts as long as its longest: a stage, the exchange of a link (bytes), a weight update.
+
+    Cycles a micro-batch, bytes a micro-batch, and cycles.
+    """
+
+    stage: int = 0
+    link: int = 0
+    update: int = 0
+
+
+@dataclass(frozen=True)
 class Within:
     """The ways to choose each stage that are looked at, and bounds on what is still to come.
 
     By stage k and first Block of the rest: ``slowest``: the least that the longest stage can be;
-    ``links``: bytes of the busiest link; ``behind``: the sum over stages of the longest from each
-    on. ``least_stage``, ``least_link``: of the whole split. ``ramps``: closer bounds on the ramps.
+    ``links``: bytes of the busiest link; ``updates``: cycles of the longest weight update;
+    ``behind``: the sum over stages of the longest from each on. ``least``: of the whole split.
+    ``ramps``: closer bounds on the ramps.
     """
 
     stages: tuple[StageWays, ...]
     slowest: list[np.ndarray]
     links: list[np.ndarray]
+    updates: list[np.ndarray]
     behind: list[np.ndarray]
-    least_stage: int = 0
-    least_link: int = 0
+    least: Lengths = Lengths()
     ramps: LeastRamps | None = None
 
     @classmethod
-    def of(cls, stages: tuple[StageWays, ...], blocks: int, least: tuple[int, int]) -> Within:
-        """``least``: cycles of the longest stage, bytes of the busiest link."""
-        slowest = least_of_rest(stages, [stage.both for stage in stages], blocks)
-        links = least_of_rest(stages, [stage.link for stage in stages], blocks)
+    def of(cls, stages: tuple[StageWays, ...], blocks: int) -> Within:
+        """For these ways."""
+        slowest, links, updates = (
+            least_of_rest(stages, values, blocks)
+            for values in zip(*((one.both, one.link, one.update) for one in stages), strict=True)
+        )
         end = np.full(blocks + 1, INFINITE)
         end[blocks] = 0
         behind = [end]
@@ -75,7 +91,7 @@ class Within:
             longest = np.maximum(stage.both, slowest[k + 1][stage.behind])
             each = np.minimum(INFINITE, longest + behind[0][stage.behind])
             behind.insert(0, stage.least(each, blocks))
-        return cls(stages, slowest, links, behind, *least)
+        return cls(stages, slowest, links, updates, behind)
 
 
 @dataclass(frozen=True)
@@ -94,9 +110,9 @@ class Found:
 class _Ways:
     """Ways to split the first Blocks; arrays over ways.
 
-    ``forward``, ``backward``, ``both``, ``link``: the most of a stage so far; ``ramps``: cycles
-    that its stages so far take in ramps at the least. ``last``: the row of its last stage among the
-    ways to choose that; ``before``: the row of the way without it.
+    ``forward``, ``backward``, ``both``, ``link``, ``update``: the most of a stage so far;
+    ``ramps``: cycles that its stages so far take in ramps at the least. ``last``: the row of its
+    last stage among the ways to choose that; ``before``: the row of the way without it.
     """
 
     begin: np.ndarray  # the next Block
@@ -104,6 +120,7 @@ class _Ways:
     backward: np.ndarray
     both: np.ndarray
     link: np.ndarray
+    update: np.ndarray
     ramps: np.ndarray
     bound: np.ndarray
     last: np.ndarray
@@ -115,7 +132,9 @@ class _Ways:
 
 
 _FIELDS = tuple(one.name for one in fields(_Ways))
-_WORST = ("forward", "backward", "both", "link", "ramps")
+# how far apart alike ways may be, in cycles or bytes: what less often counts, or for less
+_ALIKE = {"forward": 1, "backward": 1, "both": 1, "link": 16, "update": 64}
+_WORST = ("forward", "backward", "both", "link", "update", "ramps")
 
 
 class Search:
@@ -137,8 +156,9 @@ class Search:
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
         ways = connected([self._ways(k) for k in range(self.stages)], self.count)
-        self.everything = Within.of(ways, self.count, (0, 0))
-        self.fixed = fixed_cycles(costs, ipus, table.choices)
+        self.everything = Within.of(ways, self.count)
+        self.least_weight_update = least_weight_update(costs, ipus, table.choices)
+        self.fixed = fixed_cycles(costs, ipus, table.choices) - self.least_weight_update
         work = costs.cycles.work if costs.training else costs.cycles.forward
         self.work = np.concatenate([np.cumsum(work[::-1])[::-1], [0]])
 
@@ -213,30 +233,41 @@ class Search:
 
     def _ways(self, k: int) -> StageWays:
         """The ways to choose stage k."""
+        update, moves = (
+            np.concatenate([[0], np.cumsum(one)])
+            for one in (self.costs.cycles.update, self.costs.moves)
+        )
         pieces = []
         for number, usable in enumerate(self._usable(k)):
             first, step = np.nonzero(usable)
             forward, backward = (cycles[first, step] for cycles in self._of_stage(k, number))
+            behind, link = first + step + 1, self.link[first, step]
+            updates = update[behind] - update[first]
+            if self.table.choices[number].offload:
+                updates = updates + moves[behind] - moves[first]
+            updates = updates * self.costs.training
             choice = np.full(len(first), number)
-            pieces.append(
-                (first, first + step + 1, choice, forward, backward, self.link[first, step])
-            )
+            pieces.append((first, behind, choice, forward, backward, link, updates))
         columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
         return StageWays(*columns).where(np.argsort(columns[0], kind="stable"))
 
     # -- bounds ---
 
-    def bound_of(self, stage: int, link: int, ramps: int) -> int:
-        """A lower bound on splits with at least such a longest stage, busiest link and ramps."""
-        copies = max(int(copies_bound(self.costs, np.array([link]))[0]), self.least_copies)
-        return self.fixed + self.weights.main * stage + self.weights.each * copies + ramps
+    def bound_of(self, least: Lengths, ramps: int) -> int:
+        """A lower bound on splits with lengths and ramps that are at least these."""
+        copies = max(int(copies_bound(self.costs, np.array([least.link]))[0]), self.least_copies)
+        update = max(least.update, self.least_weight_update)
+        steady = self.weights.main * least.stage + self.weights.each * copies
+        return self.fixed + steady + update + ramps
 
     def _bound(self, k: int, ways: _Ways, within: Within) -> np.ndarray:
         """A lower bound on any split that continues these ways, whose next stage is k."""
         at, weights = ways.begin, self.weights
-        slowest = np.maximum(ways.both, max(self.bottleneck, within.least_stage))
+        slowest = np.maximum(ways.both, max(self.bottleneck, within.least.stage))
         slowest = np.maximum(slowest, within.slowest[k][at])
-        link = np.maximum(np.maximum(ways.link, within.least_link), within.links[k][at])
+        link = np.maximum(np.maximum(ways.link, within.least.link), within.links[k][at])
+        update = np.maximum(ways.update, max(self.least_weight_update, within.least.update))
+        update = np.maximum(update, within.updates[k][at])
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
             still * (ways.forward + ways.backward),
@@ -253,6 +284,7 @@ class Search:
             + weights.main * slowest
             + ways.ramps
             + to_come
+            + update
             + weights.each * np.maximum(copies, self.least_copies)
         )
         return np.where(np.maximum(slowest, to_come) < INFINITE, total, INFINITE)
@@ -325,6 +357,7 @@ class Search:
             backward=backward,
             both=np.maximum(ways.both, stage.both),
             link=np.maximum(ways.link, stage.link),
+            update=np.maximum(ways.update, stage.update),
             ramps=ramps,
         )
 
@@ -375,9 +408,9 @@ def _alike(ways: _Ways, most: int, unit: int) -> tuple[_Ways, int]:
     unit = max(1, int(ways.both.max()) // 2048, unit // 2)
     while True:
         key = ways.begin.copy()
-        for name in ("forward", "backward", "both", "link"):
+        for name, coarser in _ALIKE.items():
             values = getattr(ways, name)
-            steps = (values - values.min()) // (unit if name != "link" else 16 * unit)
+            steps = (values - values.min()) // (coarser * unit)
             key = key * (int(steps.max()) + 1) + steps
         number = np.unique(key)
         if len(number) <= most or unit > int(ways.both.max()):

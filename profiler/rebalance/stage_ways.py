@@ -16,7 +16,8 @@ class StageWays:
     """The ways to choose one stage, sorted by first Block; int64[way].
 
     ``behind``: the Block after its last one; ``choice``: the number of its way of saving memory;
-    ``forward``, ``backward``: cycles a micro-batch; ``link``: bytes over its IPU's busier link.
+    ``forward``, ``backward``: cycles a micro-batch; ``link``: bytes over its IPU's busier link;
+    ``update``: cycles of its weight update.
     """
 
     first: np.ndarray
@@ -25,6 +26,7 @@ class StageWays:
     forward: np.ndarray
     backward: np.ndarray
     link: np.ndarray
+    update: np.ndarray
 
     def __len__(self) -> int:
         return len(self.first)

@@ -63,13 +63,19 @@ def fixed_cycles(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = 
         fixed += 0 if streams.out_once else count * most(streams.stream_out)
     if streams.out_once:
         fixed += most(streams.stream_out)
+    least = least_weight_update(costs, ipus, choices)
+    return fixed + (costs.least_reduce(len(set(ipus))) + least if least else 0)
+
+
+def least_weight_update(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
+    """A lower bound on the cycles of the busiest IPU's weight update, for any split onto these."""
+    if not costs.training:
+        return 0
     update = costs.cycles.update
     if choices and all(choice.offload for choice in choices):
         update = update + costs.moves
-    if costs.training and update.any():
-        share = -(-int(update.sum()) // len(set(ipus)))
-        fixed += costs.least_reduce(len(set(ipus))) + max(share, int(update.max()))
-    return fixed
+    share = -(-int(update.sum()) // len(set(ipus)))
+    return max(share, int(update.max()))
 
 
 def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
