@@ -168,7 +168,7 @@ def _memory(
         if width > known_width:
             full = table is not None and bool((table.plain[:, -1] >= FULL).all())
             wider = len(costs) if full else 2 * known_width
-            wide = min(len(costs), max(width, wider, _LEAST_WIDTH))
+            wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
         table = interval_memory(roomy, wide, choice, enough)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     return replace(
