@@ -143,9 +143,9 @@ def test_the_closed_form_is_the_trace(
     kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
     once = {task: (cycles,) * count for task, cycles in zip(kinds, moves, strict=True)}
     of_stage = tuple(phase for phase in range(phases) for _ in range(stages))
-    phases = Phases(of_stage, {}, {}, once=once)
-    laid_out = pipelined_phases(costs, micro_batches, phases)
-    assert pipelined_phases_total(costs, micro_batches, phases) == laid_out.total
+    of_phases = Phases(of_stage, {}, {}, once=once)
+    laid_out = pipelined_phases(costs, micro_batches, of_phases)
+    assert pipelined_phases_total(costs, micro_batches, of_phases) == laid_out.total
     assert laid_out.total == schedules.pipelined_phases_cycles(
         stages, phases, micro_batches, forward, backward, enter, back, leave
     )
