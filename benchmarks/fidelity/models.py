@@ -59,6 +59,10 @@ def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
         return ipu_exec.optim.LARS(model.parameters(), **types)
     if "LAMB" in row.case:
         return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **types, **first)
+    if "RMSprop" in row.case:
+        return ipu_exec.optim.RMSprop(
+            model.parameters(), lr=1e-3, momentum=0.9, use_tf_variant=True, **types
+        )
     if "Adam" in row.case:
         return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **types, **first)
     return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **types, **velocity)
@@ -188,14 +192,35 @@ def vit(row: Row) -> Compiled:
 
 
 def efficientnet(row: Row) -> Compiled:
-    """EfficientNet-B0 at 224 pixels with batch norm; Blocks are shared out evenly."""
+    """EfficientNet at its own image size, in Graphcore's variants too: groups of more channels,
+    another expansion, group norm ([EX, applications/tensorflow/cnns/training/configs.yml]).
+    """
     from examples.models import efficientnet as source
-    from examples.models import split
 
     options, batch = configured(row)
-    example = source.example(False)
-    options.setExecutionStrategy(split(example, ipus(row)))
-    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+    base = source.B4 if row.case.startswith("EfficientNet-B4") else source.B0
+    config = replace(
+        base,
+        expansion=number(row.case, r"expansion (\d+)", 6),
+        group_channels=number(row.case, r"groups of (\d+)", 1),
+        norm=group_norm(row) or nn.BatchNorm2d,
+    )
+    example = source.example_of(config)
+    layers = len(example.blocks) - 2
+    place(options, layers_per_ipu(row, layers), "stem", "classifier", False, "inverted")
+    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
+
+
+def images(batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of eight bits, and their classes."""
+    pixels = torch.zeros(batch, 3, side, side, dtype=torch.uint8)
+    return pixels, torch.zeros(batch, dtype=torch.long)
+
+
+def group_norm(row: Row) -> Callable[[int], nn.Module] | None:
+    """The norm of so many groups that the row names."""
+    groups = number(row.case, r"group norm of (\d+)", 0)
+    return (lambda channels: nn.GroupNorm(groups, channels)) if groups else None
 
 
 def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
@@ -211,20 +236,22 @@ RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """ResNet on images of the row's size.
+    """ResNet on images of the row's size, and ResNeXt of 32 groups of 4 channels.
 
-    Batch norm; recomputation, proportion and partials of the public configuration.
+    Recomputation, proportion and partials of the public configuration.
     """
     from examples.models import resnet as source
 
-    depth = number(row.case, r"ResNet-(\d+)")
+    depth = number(row.case, r"ResNe(?:X)?t-(\d+)")
     if depth not in source.LAYERS:
         raise CannotRun(
             f"no ResNet of {depth} layers is written; there are {sorted(source.LAYERS)}"
         )
     options, batch = configured(row)
     size = number(row.case, r"(\d+) px")
-    model = source.ResNet(source.LAYERS[depth], bottleneck=depth >= 50)
+    grouped = {"groups": 32, "group_channels": 4} if "ResNeXt" in row.case else {}
+    norm = group_norm(row) or nn.BatchNorm2d
+    model = source.ResNet(source.LAYERS[depth], depth >= 50, norm=norm, **grouped)
     if "recompute" in row.case:
         options._Popart.set("autoRecomputation", 4)  # RecomputeAll
         for index, layer in enumerate(model.residual):
@@ -236,10 +263,7 @@ def resnet(row: Row) -> Compiled:
     if ipus(row) > 1:
         counts = layers_per_ipu(row, len(model.residual), "residual blocks")
         place(options, counts, "stem", "classifier", False, "residual")
-    images = torch.zeros(batch, 3, size, size, dtype=torch.uint8)
-    return compile_training(
-        row, EightBit(model), options, (images, torch.zeros(batch, dtype=torch.long))
-    )
+    return compile_training(row, EightBit(model), options, images(batch, size))
 
 
 class EightBit(nn.Module):
@@ -264,7 +288,8 @@ MODELS: dict[str, Callable[[Row], Compiled]] = {
     "GPT2": gpt2,
     "nanoGPT": nano_gpt,
     "ViT": vit,
-    "EfficientNet-B0": efficientnet,
+    "EfficientNet-": efficientnet,
     "ResNet-": resnet,
+    "ResNeXt-": resnet,
 }
 """By how the row's case begins."""
