@@ -742,6 +742,11 @@ def test_a_part_of_the_flame_graph_is_opened_and_left(chromium: Any, address: st
         assert view.complaints == []
 
 
+_HEADS_ARE_DRAWN = (
+    "[...document.querySelectorAll('.ag-header-row')].every(row => row.children.length)"
+)
+
+
 def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: str) -> None:
     """axe-core finds none, in the light theme and, where colours differ most, in the dark one."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
@@ -751,6 +756,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
         with tab(chromium, address, color_scheme=scheme) as view:
             for path in paths:
                 page = view.open(path)
+                view.wait(_HEADS_ARE_DRAWN)
                 page.wait_for_timeout(150)  # names are put right after the page is drawn
                 for fault in axe.run(page).response["violations"]:
                     if fault["impact"] in grave:

@@ -118,7 +118,7 @@ def _text_colours(fills: Any, theme: Theme, compared: bool) -> list[str]:
     """The more readable of black and white on each part; compared, fills are -1 to 1."""
     if compared:
         return [text_on(between(_DIVERGING[theme.name], (1 + share) / 2)) for share in fills]
-    return [text_on(fill) for fill in fills]
+    return [text_on(one) for one in fills]
 
 
 def _hover(node: Node, whole: int, words: Callable[[float], str], compared: bool) -> str:
