@@ -25,7 +25,7 @@ REPORTS = (
     *((name, PROFILE) for name in ("pipeline", "pod", "memory", "tile", "liveness", "ops")),
     *((name, PROFILE) for name in ("program", "variables", "rebalance", "whatif", "doctor")),
     ("compare", PROFILE, PROFILE),
-    ("query", PROFILE, SQL),
+    ("query", SQL, PROFILE),
     ("html", PROFILE, "-o", OUT),
 )
 WANTED = 2.0  # times the demo's
@@ -112,4 +112,5 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
         exponent = math.log(ratio) / math.log(ipus[large] / ipus[small])
         said = f"**{ratio:.2f}**" if ratio > WANTED else f"{ratio:.2f}"
         lines.append(f"| `{report[0]}` | {' | '.join(cells)} | {said} | {exponent:.2f} |")
+        print(lines[-1], file=sys.stderr, flush=True)
     return [*lines, ""]
