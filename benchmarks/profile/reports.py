@@ -100,7 +100,7 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
         " `rebalance` searches over all stages. Of what `insights` adds at 256 IPUs, a quarter is"
         " that search, a quarter the advice on levers, each with the memory of all stages, and a"
         " fifth reading what Blocks cost (`python -m cProfile -s cumtime -m reports.cli insights`);"
-        f" `query` is `{SQL}`.",
+        f" `html` draws more lanes; `query` is `{SQL}`.",
         "",
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",
         f"| --- |{' ---: |' * (len(names) + 2)}",
