@@ -15,7 +15,6 @@ from ipu_exec.lowering.pooling import (
     plan_pooling,
     pooling_cycles,
     tile_parts,
-    window_elements,
 )
 from tests.operands import MK2, op, tensor
 
