@@ -22,7 +22,7 @@ from torch import nn
 import ipu_exec
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
-from profiler.schedules import FORWARD
+from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE
 
 DTYPES = {
     "fp16": torch.float16,
@@ -85,6 +85,8 @@ class Row:
         )
         if what == "whole models" and self.unit == "bytes":
             return "whole models, memory"
+        if what == "whole models" and self.unit == "cycles":
+            return "whole models, components"
         if what == "whole models" and "inference" in self.case:
             return "whole models, inference"
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
@@ -390,7 +392,34 @@ def memory_of(part: str) -> Callable[[Row, Compiled], float]:
     return read
 
 
+def of_stage(*tasks: int) -> Callable[[Row, Compiled], float]:
+    """Cycles of one micro-batch in the stage, or on the IPU, that the row's quantity names."""
+
+    def read(row: Row, case: Compiled) -> float:
+        which = number(row.quantity, r"(?:stage|IPU) (\d+)")
+        bodies = case.executable.tree.bodies
+        return float(sum(b.cycles for b in bodies if b.task in tasks and which == b.stage))
+
+    return read
+
+
+def copies_of_ipu(row: Row, case: Compiled) -> float:
+    """Cycles that the row's IPU copies to and from others in a cycle of the pipeline."""
+    which = number(row.quantity, r"IPU (\d+)")
+    bodies = case.executable.tree.bodies
+    return float(sum(b.cycles for b in bodies if b.task == COPY and which == b.ipu))
+
+
+def update_cycles(row: Row, case: Compiled) -> float:
+    """Cycles from one weight update to the next."""
+    return case.executable.cycles_per_call / number(row.case, r"(\d+) iterations", 1)
+
+
 READINGS: dict[str, Callable[[Row, Compiled], float]] = {
+    "forward of stage": of_stage(FORWARD),
+    "backward of stage": of_stage(RECOMPUTE, BACKWARD),
+    "copies of IPU": copies_of_ipu,
+    "cycles of an update": update_cycles,
     "throughput": throughput,
     "run cycles": run_cycles,
     "convolve step": step_with_exchange("convolve"),
