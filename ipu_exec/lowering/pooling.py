@@ -142,7 +142,8 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
 
     Channels lie in groups of 16, as convolutions leave them; the groups of a plan are as large or
     smaller, and others than those that are there cost a rearrangement. The group that later
-    operators prefer is taken where it costs less than 4/3 of the best.
+    operators prefer is taken where it costs less than 4/3 of the best. Uneven parts of the batch
+    are weighed too, which popnn leaves out.
     """
     there = min(CHANNEL_RUN, -(-pooling.channels // pooling.lanes) * pooling.lanes)
     most = min(there, _GRAINS * pooling.lanes)
@@ -168,11 +169,12 @@ def _best_split(
     batch, held, *field = (ceil_div(n, s) for n, s in zip(extents, grid, strict=True))
     parts = batch, held * group, tuple(field)
     cycles = pooling_cycles(pooling, parts, group, planned=True)
-    for dim, extent in enumerate(pooling.field):  # the smaller of uneven parts may take longer
-        fewer = list(field)
-        fewer[dim] = np.where(extent % field[dim], field[dim] - 1, field[dim])
-        uneven = pooling_cycles(pooling, (batch, held * group, tuple(fewer)), group, planned=True)
-        cycles = np.maximum(cycles, uneven)
+    own = (batch, *field)
+    for dim, extent in enumerate((pooling.batch, *pooling.field)):
+        fewer = list(own)  # the smaller of uneven parts may take longer
+        fewer[dim] = np.where(extent % own[dim], own[dim] - 1, own[dim])
+        uneven = fewer[0], held * group, tuple(fewer[1:])
+        cycles = np.maximum(cycles, pooling_cycles(pooling, uneven, group, planned=True))
     nbytes = _planned_elements(pooling, parts) * item_bytes
     cycles = cycles + nbytes // 4 + (nbytes // 4 if group != there else 0)
     cycles = np.where(reduce(np.multiply, grid) <= tiles, cycles, 1 << 60)

@@ -10,8 +10,9 @@ from tests.operands import MK2, computes, op, tensor
 
 
 def test_a_loss_encodes_its_targets_as_popart_does() -> None:
-    """40 targets of 10 classes in fp32: two a vector, 20 groups; eight of ten classes on one tile, two on another.
+    """40 targets of 10 classes in fp32: two a vector, 20 groups.
 
+    Eight of ten classes are on one tile, two on another.
     100 worker cycles a target; then a product, the rows' sums, masks and the mean.
     """
     scores, target = tensor(40, 10), tensor(40, dtype="int64")

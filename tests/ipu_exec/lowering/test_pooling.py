@@ -49,12 +49,15 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
         b, c, *f = (
             -(-n // s) for n, s in zip((batch, -(-channels // group), *field), cuts, strict=True)
         )
-        fields = [f] + [
-            [*f[:d], f[d] - 1, *f[d + 1 :]] for d, n in enumerate(field) if n % f[d]
+        own = [b, *f]
+        shares = [own] + [
+            [*own[:d], own[d] - 1, *own[d + 1 :]]
+            for d, n in enumerate((batch, *field))
+            if n % own[d]
         ]  # parts that are one smaller may take longer
         cycles = max(
-            int(pooling_cycles(pooling, (b, c * group, tuple(one)), group, planned=True))
-            for one in fields
+            int(pooling_cycles(pooling, (n, c * group, tuple(rest)), group, planned=True))
+            for n, *rest in shares
         )
         apart = (1, 1) if backward else (2, 2)
         windows = prod((n - 1) * s + k for n, s, k in zip(f, apart, (3, 2), strict=True))
