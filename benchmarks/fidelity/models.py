@@ -216,13 +216,24 @@ def nano_gpt(row: Row) -> Compiled:
 
 
 def vit(row: Row) -> Compiled:
-    """ViT-B/16 at 224 pixels."""
+    """ViT-B/16 at 224 pixels, as [EX, vision/vit/pytorch] has it: dropout, and in pretraining
+    also that of the attention's weights, a layer more before the classifier and checkpoints within
+    four layers.
+    """
     from examples.models import vit as source
 
     options, batch = configured(row)
-    example = source.example(False)
-    place(options, layers_per_ipu(row, len(example.blocks) - 2), "patches", "classifier", False)
-    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+    config = replace(source.BASE, dropout=0.1, separate=True)
+    if "pretraining" in row.case:
+        config = replace(
+            config,
+            attention_dropout=0.1,
+            representation=True,
+            middle_checkpoints=(1, 4, 7, 10),
+        )
+    example = source.example_of(config)
+    place(options, layers_per_ipu(row, config.layers), "patches", "classifier", False)
+    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
 
 
 def efficientnet(row: Row) -> Compiled:
