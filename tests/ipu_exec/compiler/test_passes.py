@@ -297,12 +297,24 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
         "By kind: optimiser state ",  # AdamW's two moments of each weight
         "layers.1.weight",
         error.profile_path,
-        "ipu-run --num-ipus 4 SCRIPT",  # it needs over twice a tile
+        # a weight with its gradient and two moments: more IPUs alone would not hold it
+        "Block L1 needs 1.",
+        "an IPU has 897.0 MiB. Cut its tensors over several IPUs (Options.tensorSharding)",
     ):
         assert part in error.message
     report = profiler.open_report(error.profile_path)
     assert report.meta["state"] == "out of memory" and report.predicted
     assert (report.tiles(0)["overflow"] > 0).any()
+
+
+def test_out_of_memory_proposes_as_many_ipus_as_hold_all_blocks():
+    model = Mlp([6000, 6000, 6000, 6000], [0, 0, 0])
+    opts = ipu_exec.Options().showCompilationProgressBar(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = (torch.randn(4, 6000), torch.randn(4, 6000))
+    executable = compile_step(model, batch, {}, opts, optimizer, True)
+    with pytest.raises(ipu_exec.OutOfMemoryError, match="ipu-run --num-ipus 4 SCRIPT"):
+        executable.check_memory()
 
 
 @pytest.mark.parametrize("less", [0, 1])
