@@ -137,21 +137,55 @@ def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...
 
 
 def bert(row: Row) -> Compiled:
-    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0."""
+    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0.
+
+    Or, as [MLP] has it, attentions and feed-forward networks one by one, the last of them beside
+    the head.
+    """
     from examples.models import bert as source
 
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
+    halves = halves_per_stage(row)
     config = replace(
         base,
         sequence=number(row.case, r"sequence (\d+)"),
         masked=number(row.case, r"(\d+) masked", base.masked),
         micro_batch=batch,
+        vocabulary=number(row.case, r"vocabulary (\d+)", base.vocabulary),
+        halves=bool(halves),
+        head_parts=number(row.case, r"head in (\d+) parts", 1),
     )
-    place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
+    if halves:
+        place_halves(options, halves)
+    else:
+        place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
     return compile_training(
         row, source.Bert(config), options, in_type(row, source.inputs(config, batch))
     )
+
+
+def halves_per_stage(row: Row) -> list[tuple[int, int, int]]:
+    """(IPU, attentions, feed-forward networks) of each stage behind the embedding's; or none."""
+    listed = re.search(r"attention\+feed-forward per IPU ([\d:+/]+)", row.case)
+    if listed is None:
+        return []
+    stages = re.findall(r"(\d+):(\d+)\+(\d+)", listed[1])
+    return [(int(ipu), int(attentions), int(networks)) for ipu, attentions, networks in stages]
+
+
+def place_halves(options: ipu_exec.Options, halves: Sequence[tuple[int, int, int]]) -> None:
+    """The embedding on IPU 0, then the stages of ``halves``, the head in the last one."""
+    stages = [ipu_exec.Stage("embedding").ipu(0)]
+    attention, network = 0, 0
+    for at, (ipu, attentions, networks) in enumerate(halves):
+        blocks = [f"attention{k}" for k in range(attention, attention + attentions)]
+        blocks += [f"feed_forward{k}" for k in range(network, network + networks)]
+        attention, network = attention + attentions, network + networks
+        last = ["head"] if at == len(halves) - 1 else []
+        stages.append(ipu_exec.Stage(*blocks, *last).ipu(ipu))
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
 
 
 def gpt2(row: Row) -> Compiled:
@@ -182,13 +216,24 @@ def nano_gpt(row: Row) -> Compiled:
 
 
 def vit(row: Row) -> Compiled:
-    """ViT-B/16 at 224 pixels."""
+    """ViT-B/16 at 224 pixels, as [EX, vision/vit/pytorch] has it: dropout, and in pretraining
+    also that of the attention's weights, a layer more before the classifier and checkpoints within
+    four layers.
+    """
     from examples.models import vit as source
 
     options, batch = configured(row)
-    example = source.example(False)
-    place(options, layers_per_ipu(row, len(example.blocks) - 2), "patches", "classifier", False)
-    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+    config = replace(source.BASE, dropout=0.1, separate=True)
+    if "pretraining" in row.case:
+        config = replace(
+            config,
+            attention_dropout=0.1,
+            representation=True,
+            middle_checkpoints=(1, 4, 7, 10),
+        )
+    example = source.example_of(config)
+    place(options, layers_per_ipu(row, config.layers), "patches", "classifier", False)
+    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
 
 
 def efficientnet(row: Row) -> Compiled:
