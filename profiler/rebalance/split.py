@@ -119,7 +119,8 @@ def best_split(
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     near = assignment
-    if not narrows(costs, near) or len(costs) * wanted <= _WHOLE_SCHEDULES:
+    apart = len(set(where)) == len(where)
+    if not (apart and narrows(costs, near)) or len(costs) * wanted <= _WHOLE_SCHEDULES:
         near = _better_neighbours(costs, assignment, together)
     searched = least_update(costs, near, allowed, together, least)
     prediction = what_if(costs, searched.assignment)
