@@ -57,11 +57,12 @@ def main() -> int:
 def _two_workers(name: str) -> int:
     """Print what two workers leave of the time of a plan."""
     public = PUBLIC[name]
-    alone, here, workers = measure(public.call, public.ipus)
-    each = ", ".join(f"{seconds:.1f}" for seconds in workers)
+    alone, two, plan = measure(public.call, public.ipus)
     print(
-        f"{public.name}: alone {alone:.1f} s of CPU; with two workers {here:.1f} here and {each}"
-        f" there: {(here + max(workers, default=0.0)) / alone:.2f} of the time"
+        f"{public.name}: {plan.compiles} compiles, alone {alone.cpu:.1f} s of CPU"
+        f" ({alone.clock:.1f} s by the clock); with two workers {two.path:.1f} s, a core each, and"
+        f" {two.cpu:.1f} s of CPU in all ({two.clock:.1f} s by the clock):"
+        f" {two.path / alone.path:.2f} of the time ({two.clock / alone.clock:.2f} by the clock)"
     )
     return 0
 
