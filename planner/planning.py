@@ -22,8 +22,9 @@ from planner.phased_costs import PhasedCosts, equal_costs, held_most
 from planner.phased_search import basis_mapping, best_cuts, most_in_phases, predicted_in_phases
 from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
+from planner.proportions import cheapest, groups, with_own_proportions
 from planner.question import PARTS, RECOMPUTE, STATE, Question
-from planner.search import Found, free_in_parts, look_into, predicted, try_split
+from planner.search import Found, beating, free_in_parts, look_into, predicted, try_split
 from profiler.rebalance import Costs
 
 MOST_IN_PARTS = 6  # compiles of optimiser state in parts
@@ -151,6 +152,7 @@ def _in_one_pipeline(state: _State, keys: Sequence[Key], own: Mapping | None) ->
     _walk(state, keys, _price)
     _at_once(state, [key for key in keys if not key.accumulates])
     _in_parts(state)
+    _proportions_of_ipus(state)
 
 
 def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
@@ -507,6 +509,38 @@ def _bound_in_parts(state: _State, wanted: Sequence[tuple[Priced, int]]) -> None
             state.open_rate = max(state.open_rate, outcome.open_rate)
 
 
+# -- memory proportions IPU by IPU ---
+
+
+def _proportions_of_ipus(state: _State) -> None:
+    """Try splits whose IPUs have memory proportions of their own, of those that were compiled.
+
+    What could win is found with each Block's cheapest costs, whichever IPU has which; that is what
+    stays open where its IPUs' own are worse.
+    """
+    if state.late():
+        return
+    best, rings = state.best, state.engine.rings
+    some = groups(state.priced.values())
+    arguments = [(cheapest(group), state.question, rings, best) for group in some]
+    for group, found in zip(some, state.engine.each(beating, arguments), strict=True):
+        for free in found.candidates:
+            one = with_own_proportions(group, free.mapping, rings)
+            if one is not None:
+                _add(state, one)
+            if one is None or one.cycles > free.cycles:
+                state.open_rate = max(state.open_rate, free.samples_per_second)
+        state.open_rate = max(state.open_rate, found.open_rate)
+    leader = state.best
+    if leader is None:
+        return
+    for group in some:
+        if any(leader.mapping.key == one.key for one in group):
+            own = with_own_proportions(group, leader.mapping, rings)
+            if own is not None:
+                _add(state, own)
+
+
 # -- phases ---
 
 
@@ -632,7 +666,7 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if leader.mapping.in_phases:
         _held_in_phases(state, state.candidates[at])
-    elif settled.priced is not None:
+    elif settled.priced is not None and not leader.mapping.mixes_proportions:
         _held_there(state, leader.mapping, settled.priced)
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
@@ -665,6 +699,7 @@ def _held_there(state: _State, compiled: Mapping, priced: Priced) -> None:
     for at, one in enumerate(state.candidates):
         mapping = one.mapping
         alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
+        alike = alike and not mapping.mixes_proportions
         if alike and one.obtained is None:
             here = predicted(priced, mapping, state.engine.rings)
             state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)

@@ -100,6 +100,11 @@ def look_into(
     return Found(tuple(candidates), tuple(failures), open_rate, len(promised))
 
 
+def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Found:
+    """The splits by these costs that are better than the best."""
+    return look_into(priced, question, rings, best, at_least=0)
+
+
 def free_in_parts(
     priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
 ) -> Found:
@@ -111,7 +116,7 @@ def free_in_parts(
         memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
     )
     only = replace(question, fixed={**question.fixed, "r": replicas})
-    return look_into(replace(priced, costs=free), only, rings, best, at_least=0)
+    return beating(replace(priced, costs=free), only, rings, best)
 
 
 _Promised = tuple[tuple[float, ...], Place]
