@@ -19,11 +19,13 @@ from planner.search import assignment_of, candidate_of
 from profiler.rebalance import Costs, Prediction, what_if
 
 _CYCLES = ("forward", "backward", "update", "again", "again_end", "again_final")
-# of `BlockMemory`, by Block: along the first axis, and along the second
-_BY_BLOCK = ("always", "updating", "peak_interleaved", "saved", "state", "state_once")
-_OF_PASSES = ("peak", "peak_of_backward")
+# of `BlockMemory`, by Block
+_BY_BLOCK = (
+    *("always", "updating", "peak_of_backward", "peak_interleaved"),
+    *("saved", "state", "state_once"),
+)
 _RESIDUALS = ("residual", "residual_at_home")
-_BYTES = (*_BY_BLOCK, *_OF_PASSES, *_RESIDUALS, "peak_of_copies", "shared")
+_BYTES = (*_BY_BLOCK, *_RESIDUALS, "peak", "peak_of_copies", "shared")
 
 Group = tuple[Priced, ...]
 
@@ -67,9 +69,8 @@ def mixed(group: Group, of_block: np.ndarray) -> Costs:
     for name in _BY_BLOCK:
         each = np.stack([getattr(one, name) for one in memories])
         memory[name] = each[of_block, np.arange(len(of_block))]
-    for name in _OF_PASSES:
-        each = np.stack([getattr(one, name) for one in memories])
-        memory[name] = np.moveaxis(each[of_block, :, np.arange(len(of_block))], 0, 1)
+    peaks = np.stack([one.peak for one in memories])
+    memory["peak"] = np.moveaxis(peaks[of_block, :, np.arange(len(of_block))], 0, 1)
     # each compile's code and its IPUs' residuals, of the Blocks that are as they were there
     there = [of_block == number for number in range(len(memories))]
     memory["code_users"] = np.concatenate(

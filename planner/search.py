@@ -204,6 +204,8 @@ def split_onto(
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
     costs, choices = place.costs(rings), choices_of(place, question)
+    if len(place.ipus) == 1 and not costs.recompute_alone:
+        costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
     if keeps_are_cheapest(costs) or len(choices) == 1:
         free = best_split(endless, ipus=place.ipus, choices=choices[:1])

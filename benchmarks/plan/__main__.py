@@ -22,6 +22,7 @@ from benchmarks.plan.public import PUBLIC
 from benchmarks.plan.two_workers import measure
 from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
+from planner import Mapping
 
 
 def main() -> int:
@@ -89,7 +90,7 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
         rate = "" if own is None else f"{own.rate:,.0f}" if runs else own.obtained.problem
         cells = (
             *(public.name, public.ipus, own.mapping if own is not None else "", rate),
-            *(f"{best.mapping}, {best.mapping.state}", f"{best.rate:,.0f}", gain),
+            *(_in_full(best.mapping), f"{best.rate:,.0f}", gain),
             *(plan.compiles + plan.cached, f"{spent:.0f}"),
         )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
@@ -97,6 +98,11 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
             print(f"  {line}", file=sys.stderr, flush=True)
         worse += runs and best.rate < own.rate
     return worse
+
+
+def _in_full(mapping: Mapping) -> str:
+    """The mapping, where its state is, and its memory proportions."""
+    return f"{mapping}, {mapping.state}, {mapping.memory_proportion}"
 
 
 def _compared(seed: int, case: Case, most: int) -> bool:

@@ -46,13 +46,21 @@ def stage_parts(
     count = len(starts)
     ways = tuple(choices) or Choice.as_profiled(costs, starts)
     stashing = costs.training and costs.pipelined
-    if count == 1 and not costs.recompute_alone:
-        ways = (replace(ways[0], recompute=False),)
+    alone = count == 1 and not costs.recompute_alone
+    ways = (
+        *ways[:-1],
+        replace(ways[-1], recompute=False) if alone else at_the_end(costs, ways[-1]),
+    )
     ends = [*(start - 1 for start in starts[1:]), len(costs) - 1]
     return [
         Part(first, last, stash_depth(count, k) if stashing else 0, way)
         for k, (first, last, way) in enumerate(zip(starts, ends, ways, strict=True))
     ]
+
+
+def at_the_end(costs: BlockCosts, choice: Choice) -> Choice:
+    """The choice of a stage that no other follows: it recomputes as it was profiled."""
+    return replace(choice, recompute=costs.recompute)
 
 
 def stash_bytes(costs: BlockCosts, part: Part) -> int:
@@ -367,7 +375,7 @@ def interval_memory(
     exact = plain is None
     if plain is None:
         plain = _exactly(costs, always, own, width)
-        ends = Own.of(costs, choice, True)
+        ends = Own.of(costs, at_the_end(costs, choice), True)
         if own.waits:
             _at_the_end(costs, always, ends, plain)
     return IntervalMemory(
@@ -375,7 +383,7 @@ def interval_memory(
         np.where(inside, gapped, _FULL),
         stash,
         costs.machine.tiles,
-        waiting(costs, 0, choice),
+        waiting(costs, 0, at_the_end(costs, choice)),
         exact,
     )
 
