@@ -21,7 +21,7 @@ from profiler.rebalance import Costs, Prediction, what_if
 _CYCLES = ("forward", "backward", "update", "again", "again_end", "again_final")
 # of `BlockMemory`, by Block
 _BY_BLOCK = (
-    *("always", "updating", "peak_of_backward", "peak_interleaved"),
+    *("always", "updating", "peak_of_backward", "peak_if_again", "peak_interleaved"),
     *("saved", "state", "state_once"),
 )
 _RESIDUALS = ("residual", "residual_at_home")

@@ -406,6 +406,8 @@ def _upper_bound(
     passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
     backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
     passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
+    if len(costs.memory.peak_if_again):
+        passes = np.maximum(passes, costs.memory.peak_if_again.max(axis=1))
     most = _running_maximum(passes, first, last)
     most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
