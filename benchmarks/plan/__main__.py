@@ -23,6 +23,7 @@ from benchmarks.plan.two_workers import measure
 from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
 from planner import Mapping
+from profiler.units import per_second
 
 
 def main() -> int:
@@ -87,10 +88,10 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
         own, best = plan.own, plan.best
         runs = own is not None and own.runs
         gain = f"{best.rate / own.rate - 1:+.1%}" if own is not None and runs else ""
-        rate = "" if own is None else f"{own.rate:,.0f}" if runs else own.obtained.problem
+        rate = "" if own is None else f"{per_second(own.rate)}" if runs else own.obtained.problem
         cells = (
             *(public.name, public.ipus, own.mapping if own is not None else "", rate),
-            *(_in_full(best.mapping), f"{best.rate:,.0f}", gain),
+            *(_in_full(best.mapping), f"{per_second(best.rate)}", gain),
             *(plan.compiles + plan.cached, f"{spent:.0f}"),
         )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
