@@ -1,6 +1,6 @@
 """What two workers leave of a plan's time, by the CPU time of each process.
 
-    python -m benchmarks.plan --two-workers vit-16
+    python -m benchmarks.plan --two-workers bert-large
 
 By CPU time, since a loaded machine's clock says little: alone all of it is this process'. With two
 workers this process' own time, and that of each task in a worker, are laid out as if each process
@@ -20,12 +20,25 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.plan.public import PUBLIC
 from ipu_exec.planning import asking
 from ipu_exec.planning.asking import Asked, plan_call
 from ipu_exec.planning.workers import Processes, Task
 from ipu_exec.session.first_call import FirstCall
 from planner import Plan
 
+# BERT-Large over 8 IPUs as `examples.bert_pretraining --large --half` has it, planned onto 16
+BERT_LARGE = replace(
+    PUBLIC["bert-large-16"],
+    name="BERT-Large, 64 sequences",
+    layers=(3,) * 8,
+    micro_batch=1,
+    accumulation=64,
+    replicas=1,
+    proportions=(0.2,) * 8,
+    off_chip=False,
+    in_parts=False,
+)
 _UTIME, _STIME = 11, 12  # of /proc/PID/stat, behind the name
 _WORKERS = 2
 
