@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from planner.mapping import Key, Mapping
 from planner.phased_costs import PhasedCosts
@@ -30,7 +30,7 @@ class Engine(Protocol):
 
     @property
     def rings(self) -> RingsOf:
-        """The cost of a ring of replicas."""
+        """The cost of a ring of replicas, that may be sent to another process."""
 
     @property
     def peak(self) -> float:
@@ -47,3 +47,9 @@ class Engine(Protocol):
 
     def settle(self, mappings: Sequence[Mapping]) -> Iterator[Settled]:
         """Each mapping compiled in full, in order."""
+
+    def each(self, function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """A pure function on each of these arguments, in order."""
+
+    def ahead(self, keys: Sequence[Key], mappings: Sequence[Mapping]) -> None:
+        """What is likely asked for next, to be begun where a worker is idle; no result changes."""

@@ -41,6 +41,7 @@ class StagePlan:
 
     ``recompute`` None: the last stage of a pipeline recomputes as the script's options say.
     ``state_off_chip``: optimiser state waits in streaming memory. ``phase``: that it is in.
+    ``proportion``: memory proportion of its IPU; 0: the mapping's.
     """
 
     ipu: int
@@ -48,6 +49,7 @@ class StagePlan:
     recompute: bool | None = None
     state_off_chip: bool = False
     phase: int = 0
+    proportion: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,30 @@ class Mapping:
         return f"{words}, in parts" if self.in_parts else words
 
     @property
+    def proportions(self) -> dict[int, float]:
+        """The memory proportion of each IPU; empty: as the script says."""
+        if not self.proportion:
+            return {}
+        return {stage.ipu: stage.proportion or self.proportion for stage in self.stages}
+
+    @property
+    def mixes_proportions(self) -> bool:
+        """Whether an IPU has a memory proportion other than most."""
+        return any(stage.proportion for stage in self.stages)
+
+    @property
+    def memory_proportion(self) -> str:
+        """The proportions in words: ``0.2``, or ``0.2, 0.6 on 1,3``; ``script's``."""
+        if not self.proportion:
+            return "script's"
+        others: dict[float, list[int]] = {}
+        for ipu, share in sorted(self.proportions.items()):
+            if share != self.proportion:
+                others.setdefault(share, []).append(ipu)
+        said = [f"{share:g} on {_numbers(ipus)}" for share, ipus in sorted(others.items())]
+        return ", ".join([f"{self.proportion:g}", *said])
+
+    @property
     def _phased(self) -> str:
         return f", {self.phases} phases" if self.in_phases else ""
 
@@ -166,6 +192,10 @@ def _which(flags: list[bool]) -> str:
     if all(flags):
         return "all"
     return ",".join(_runs(flags))
+
+
+def _numbers(ipus: list[int]) -> str:
+    return ",".join(_runs([ipu in ipus for ipu in range(max(ipus) + 1)]))
 
 
 def _runs(flags: list[bool]) -> Iterator[str]:

@@ -45,13 +45,38 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class BlockTiles:
-    """What kinds of Blocks hold on each tile, int64[kind, tile]; ``kind`` of each Block.
+class CodePieces:
+    """Code in pieces: int64[piece, tile], and which programs have each, bool[piece, program].
 
-    ``held``: weights and accumulators while its phase runs. ``peak`` and ``peak_interleaved``: the
-    most of all that is there while it runs. ``always``: what it holds all the time. ``code`` of
-    IPUs, int64[IPU, tile], ``stack`` in each; ``program`` of each Block, equal where they have the
-    same code, and which of these an IPU's code is for, bool[IPU, program].
+    ``vertices``, bool[type, program, tile]: where a type's vertices run, whose code is ``sizes``
+    bytes; ``others``, int64[IPU, tile]: what the compiled IPUs have besides, the stack with it.
+    """
+
+    code: np.ndarray
+    users: np.ndarray
+    vertices: np.ndarray
+    sizes: np.ndarray
+    others: np.ndarray
+
+    def of(self, programs: set[int], ipu: int) -> np.ndarray:
+        """Bytes on each tile of an IPU with these programs: int64[tile]."""
+        here = sorted(programs)
+        of_steps = self.code[self.users[:, here].any(axis=1)].sum(axis=0)
+        of_vertices = self.sizes @ self.vertices[:, here].any(axis=1)
+        nbytes: np.ndarray = of_steps + of_vertices + self.others[min(ipu, len(self.others) - 1)]
+        return nbytes
+
+
+@dataclass(frozen=True)
+class BlockTiles:
+    """Bytes of kinds of Blocks on each tile, int64[kind, tile]; ``kind`` of each Block.
+
+    ``held``, int64[when, pass, kind, tile]: weights and accumulators before (0) and behind (1) the
+    Block in the passes of its stage: forward, again, backward. ``peak``: the most of all that is
+    there while the Block runs, in each pass too; ``peak_interleaved``: in region 1, in any.
+    ``always``: what it holds all the time. ``update``, int64[kind, share, tile]: the most while its
+    weights are updated, whole tensors, what is in parts where state is, and parts taken of whole
+    tensors, as on ``replicas``. ``program`` of each Block, equal where they have the same ``code``.
     """
 
     kind: np.ndarray
@@ -59,10 +84,10 @@ class BlockTiles:
     peak: np.ndarray
     peak_interleaved: np.ndarray
     always: np.ndarray
+    update: np.ndarray
+    replicas: int
     program: np.ndarray
-    code: np.ndarray
-    code_of: np.ndarray
-    stack: int
+    code: CodePieces
 
 
 @dataclass(frozen=True)
@@ -285,24 +310,25 @@ def _streams(cycles: np.ndarray, stage_of: np.ndarray) -> tuple[tuple[int, int],
 # -- memory ---
 
 
-def fullest_tile(costs: PhasedCosts, cut: Cut) -> int:
-    """Bytes of the fullest tile, gaps included, as they are predicted.
+def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
+    """Bytes of the fullest tile, gaps included, as they are predicted on so many replicas.
 
     A stage of several Blocks holds the weights and accumulators of all while each runs, and what
     all of them keep of a micro-batch. An IPU has the code of each kind of Block once.
     """
     tiles, stage_of, ipus = costs.tiles, cut.stage_of(len(costs)), cut.ipus
     ends = [*cut.starts[1:], len(costs)]
-    kept = _kept_of_block(costs)
+    kept, updates = _kept_of_block(costs), _while_updated(costs, replicas)
     most = 0
     alike: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
     for ipu in range(int(ipus.max()) + 1):
         here = np.flatnonzero(ipus[stage_of] == ipu)
         kinds = tiles.kind[here]
-        always = _code(tiles, set(tiles.program[here].tolist()))
+        always = tiles.code.of(set(tiles.program[here].tolist()), ipu)
         counts = np.bincount(kinds, minlength=len(tiles.always))
         always = always + counts @ tiles.always
-        plain = interleaved = np.zeros_like(always)
+        plain = updates[kinds].max(axis=0)
+        interleaved = np.zeros_like(always)
         for stage in np.flatnonzero(ipus == ipu).tolist():
             blocks = np.arange(cut.starts[stage], ends[stage])
             of_kinds = tuple(tiles.kind[blocks].tolist())
@@ -319,10 +345,36 @@ def fullest_tile(costs: PhasedCosts, cut: Cut) -> int:
 
 
 def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most that a stage holds: int64[tile] of region 0 and of region 1.
+
+    While a Block runs, those that did hold what is left behind them, the others what they come
+    with.
+    """
     kinds = tiles.kind[blocks]
-    held, others = tiles.held[kinds].sum(axis=0), kept[blocks].sum() - kept[blocks]
-    beside = held - tiles.held[kinds] + others[:, None] // tiles.held.shape[1]
-    return (tiles.peak[kinds] + beside).max(axis=0), tiles.peak_interleaved[kinds].max(axis=0)
+    before, behind = tiles.held[:, :, kinds]
+    earlier, later = (_sums_of_earlier(one) for one in (behind[:2], before[:2]))
+    later = later[:, -1:] + before[:2, -1:] - later - before[:2]
+    backward = _sums_of_earlier(behind[2:, ::-1])[:, ::-1] + _sums_of_earlier(before[2:])
+    waits = kept[blocks].sum() - kept[blocks]
+    beside = np.concatenate([earlier + later, backward]) + waits[:, None] // before.shape[2]
+    most: np.ndarray = (tiles.peak[:, kinds] + beside).max(axis=(0, 1))
+    return most, tiles.peak_interleaved[kinds].max(axis=0)
+
+
+def _sums_of_earlier(held: np.ndarray) -> np.ndarray:
+    """Of [pass, Block, tile]: the sum over the Blocks before each."""
+    sums: np.ndarray = np.cumsum(held, axis=1) - held
+    return sums
+
+
+def _while_updated(costs: PhasedCosts, replicas: int) -> np.ndarray:
+    """Bytes while each kind's weights are updated on so many replicas: int64[kind, tile]."""
+    whole, in_parts, taken = np.moveaxis(costs.tiles.update, 1, 0)
+    if not costs.in_parts or replicas == costs.tiles.replicas:
+        return whole + in_parts + taken
+    share = costs.tiles.replicas / replicas
+    nbytes: np.ndarray = whole + np.ceil((in_parts + taken * (replicas > 1)) * share)
+    return nbytes.astype(np.int64)
 
 
 def _kept_of_block(costs: PhasedCosts) -> np.ndarray:
@@ -335,35 +387,18 @@ def _kept_of_block(costs: PhasedCosts) -> np.ndarray:
     return np.bincount(reads.keeper[rows], reads.nbytes[rows], len(costs)).astype(np.int64)
 
 
-def _code(tiles: BlockTiles, programs: set[int]) -> np.ndarray:
-    """Code for these: that of few compiled IPUs that have it all together, with one stack.
-
-    Too much where several have code in common.
-    """
-    missing, code, used = set(programs), np.zeros(tiles.code.shape[1], dtype=np.int64), 0
-    size = tiles.code.sum(axis=1)
-    while missing:
-        wanted = np.isin(np.arange(tiles.code_of.shape[1]), list(missing))
-        has = (tiles.code_of & wanted).sum(axis=1)
-        ipu = int(np.lexsort((size, -has))[0])  # the most of it, with the least beside it
-        code = code + tiles.code[ipu]
-        missing -= set(np.flatnonzero(tiles.code_of[ipu]).tolist())
-        used += 1
-    return code - max(0, used - 1) * tiles.stack
-
-
 def equal_costs(one: PhasedCosts, other: PhasedCosts) -> bool:
     """Whether two memory proportions give the same costs."""
     if replace(one.key, proportion=0.0) != replace(other.key, proportion=0.0):
         return False
     pairs = [(getattr(one, name), getattr(other, name)) for name in ("work", "once", "update")]
-    pairs += [(getattr(one.tiles, name), getattr(other.tiles, name)) for name in ("peak", "code")]
+    pairs += [(one.tiles.peak, other.tiles.peak), (one.tiles.code.code, other.tiles.code.code)]
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
 def held_most(costs: PhasedCosts) -> int:
     """Bytes that one phase with all Blocks would hold on all IPUs of a replica, all tiles."""
-    return int(costs.tiles.held.sum(axis=1)[costs.tiles.kind].sum())
+    return int(costs.tiles.held.max(axis=(0, 1)).sum(axis=1)[costs.tiles.kind].sum())
 
 
 def shares(prediction: PhasedPrediction, costs: PhasedCosts) -> dict[str, float]:

@@ -27,7 +27,7 @@ from planner.priced import RingsOf
 from planner.question import Question
 
 LIMITS = 8  # of a stage's cycles that are tried
-MARGIN = 0.06  # of a tile: what is predicted beyond it is not compiled
+MARGIN = 0.02  # of a tile: what is predicted beyond it is not compiled
 _AT_LEAST = 3  # of each compile, that are laid out even if they cannot be the best
 _MOST_BLOCKS = 16  # of a stage
 
@@ -78,7 +78,7 @@ def best_cuts(
         best = found.get(where)
         if best is not None and best.samples_per_second >= rate:
             continue
-        fullest = fullest_tile(costs, place.cut)
+        fullest = fullest_tile(costs, place.cut, place.replicas)
         if fullest > (1 + MARGIN) * costs.machine.bytes_per_tile:
             continue
         candidate = candidate_of(place, prediction, fullest)
@@ -98,7 +98,7 @@ def _rate(place: PhasedPlace, cycles: int) -> float:
 
 def least_held(costs: PhasedCosts, question: Question) -> tuple[int, PhasedPlace] | None:
     """Bytes of the fullest tile where it is predicted to be least, and the place; None: none."""
-    every = [(fullest_tile(costs, one.cut), one) for one in places(costs, question)]
+    every = [(fullest_tile(costs, one.cut, one.replicas), one) for one in places(costs, question)]
     return min(every, key=lambda one: one[0], default=None)
 
 
@@ -158,7 +158,7 @@ def predicted_in_phases(costs: PhasedCosts, mapping: Mapping, rings: RingsOf) ->
     starts = tuple(np.cumsum([0, *counts[:-1]]).tolist())
     cut = Cut(starts, tuple(stage.phase for stage in mapping.stages))
     place = PhasedPlace(costs, cut, mapping.replicas, mapping.accumulation)
-    return candidate_of(place, place.predicted(rings), fullest_tile(costs, cut))
+    return candidate_of(place, place.predicted(rings), fullest_tile(costs, cut, mapping.replicas))
 
 
 def places(costs: PhasedCosts, question: Question) -> Iterator[PhasedPlace]:
@@ -240,7 +240,7 @@ def _stages(costs: PhasedCosts, limit: float) -> tuple[int, ...]:
     """First Blocks of stages that take no longer than the limit; 0: a stage has one Block."""
     tiles, machine = costs.tiles, costs.machine
     room = machine.bytes_per_tile * machine.tiles
-    held, cycles = tiles.held.sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
+    held, cycles = tiles.held.max(axis=(0, 1)).sum(axis=1)[tiles.kind], costs.work.sum(axis=0)
     starts, spent, there = [0], 0, 0
     for block in range(len(costs)):
         fits = spent + cycles[block] <= limit and there + held[block] <= room

@@ -38,8 +38,7 @@ def content(plan: Plan) -> dict[str, Any]:
 def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
     """A candidate as ``ipu-run --placement`` takes it."""
     mapping = candidate.mapping
-    ipus = range(mapping.pipeline)
-    shares = {str(ipu): mapping.proportion for ipu in ipus} if mapping.proportion else {}
+    shares = {str(ipu): share for ipu, share in sorted(mapping.proportions.items())}
     promise = {
         "cycles": candidate.cycles,
         "fullest": candidate.fullest,
@@ -207,7 +206,8 @@ def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
     phase = int(said.get("phase", 0))
     if not 0 <= phase < len(blocks):
         raise ValueError(f"phase {phase}")
-    return StagePlan(ipu, stage_blocks, recompute, bool(said["state_off_chip"]), phase)
+    off_chip, proportion = bool(said["state_off_chip"]), _number(said.get("proportion", 0.0))
+    return StagePlan(ipu, stage_blocks, recompute, off_chip, phase, proportion)
 
 
 def _strings(said: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Costs come wave by wave, since what one wave found rules out compiles of the nex
 micro-batch and memory proportion, then the others, then optimiser state in parts; at last the best
 mapping itself, in full, until what leads is what was compiled. What is compiled in a wave does not
 depend on the order in which its results come, so that the answer is the same for any number of
-workers.
+workers. Workers that would be idle begin what the search is likely to ask for next (`_foresee`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from planner.phased_costs import PhasedCosts, equal_costs, held_most
 from planner.phased_search import basis_mapping, best_cuts, most_in_phases, predicted_in_phases
 from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
+from planner.proportions import cheapest, groups, with_own_proportions
 from planner.question import PARTS, RECOMPUTE, STATE, Question
-from planner.search import Found, look_into, predicted, split_onto
+from planner.search import Found, beating, free_in_parts, look_into, predicted, try_split
 from profiler.rebalance import Costs
 from profiler.units import per_second
 
@@ -60,8 +61,11 @@ class _State:
     question: Question
     engine: Engine
     told: Callable[[News], None]
+    keys: Sequence[Key] = ()
     priced: dict[Key, Priced] = field(default_factory=dict)
+    equal: dict[Key, Key] = field(default_factory=dict)  # of which Blocks cost what others' do
     tried: set[Key] = field(default_factory=set)
+    alone: dict[Key, bool] = field(default_factory=dict)  # whether all Blocks fit an IPU
     found: dict[Key, Found] = field(default_factory=dict)
     phased: dict[Key, PhasedCosts] = field(default_factory=dict)
     some: Costs | PhasedCosts | None = None  # of any compile: the Blocks, and the machine
@@ -112,8 +116,8 @@ def plan(
     ``keys``: what may be compiled for costs, the script's own first. ``told`` how far it is. A
     KeyboardInterrupt ends the search with what was found, if anything was.
     """
-    state = _State(question, engine, told)
     keys = [key for key in keys if is_legal(key, question)]
+    state = _State(question, engine, told, keys)
     try:
         own = engine.own()
         phased = own is not None and own.in_phases
@@ -142,12 +146,14 @@ def _in_one_pipeline(state: _State, keys: Sequence[Key], own: Mapping | None) ->
     settled, first = _begin_own(state, own), _first_wave(state.question, keys)
     state.wanted += len(first)
     costs = state.engine.price(first)
+    _foresee(state, first)
     _take_own(state, settled)
     if not _too_late(state, first):
         _look_at(state, first, costs)
     _walk(state, keys, _price)
     _at_once(state, [key for key in keys if not key.accumulates])
     _in_parts(state)
+    _proportions_of_ipus(state)
 
 
 def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:
@@ -232,7 +238,9 @@ def _take_own(state: _State, results: Iterator[Settled]) -> None:
 def _price(state: _State, keys: Sequence[Key]) -> None:
     """Compile for the costs of these keys, and look into what they give, in their order."""
     if keys and not _too_late(state, keys):
-        _look_at(state, keys, state.engine.price(keys))
+        results = state.engine.price(keys)
+        _foresee(state, keys)
+        _look_at(state, keys, results)
 
 
 def _too_late(state: _State, keys: Sequence[Key]) -> bool:
@@ -255,10 +263,12 @@ def _look_at(state: _State, keys: Sequence[Key], results: Iterable[Priced | str]
             continue
         same = next((one for one in state.priced.values() if _equal(one, result)), None)
         if same is not None:
+            state.equal[key] = same.key
             state.left_out.append(f"{key}: Blocks cost what they do with {same.key}")
             continue
         state.priced[key] = result
         _look(state, result)
+        _foresee(state, keys)
         if _too_late(state, keys[number + 1 :]):
             return
 
@@ -288,7 +298,8 @@ def _look(state: _State, priced: Priced) -> None:
         state.candidates.append(candidate)
         state.tell(str(priced.key))
 
-    outcome = look_into(priced, state.question, state.engine.rings, state.best, told)
+    engine = state.engine
+    outcome = look_into(priced, state.question, engine.rings, state.best, told, each=engine.each)
     state.found[priced.key] = outcome
     state.open_rate = max(state.open_rate, outcome.open_rate)
 
@@ -325,13 +336,7 @@ def _walk(
     """
     several = [key for key in keys if key.accumulates]
     while not state.stopped:
-        near = [key for key in state.tried if _is_near(state, key)]
-        wave = [
-            key
-            for key in several
-            if key not in state.tried
-            and any(_are_neighbours(state.question, key, one) for one in near)
-        ]
+        wave = _beside(state, several, [key for key in state.tried if _is_near(state, key)])
         if not wave:
             break
         state.wanted += len(wave)
@@ -342,6 +347,34 @@ def _walk(
             f"{len(left)} more ({_some(left)}): what is next to them is slower than the best by"
             f" more than {1 - _NEAR:.0%}; --micro-batches and --proportions try what they name"
         )
+
+
+def _beside(state: _State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]:
+    """Keys that nobody tried, next to one of these."""
+    return [
+        key
+        for key in keys
+        if key.accumulates
+        and key not in state.tried
+        and any(_are_neighbours(state.question, key, one) for one in near)
+    ]
+
+
+def _foresee(state: _State, wave: Sequence[Key]) -> None:
+    """Tell the engine what is likely asked for behind this wave; it may begin it.
+
+    Neighbours of what is near the best, as long as that stays the best; then what leads, in full.
+    Whatever else comes first is next to the best found, so that its neighbours are asked for.
+    """
+    if state.late():
+        state.engine.ahead((), ())
+        return
+    near = [key for key in state.tried if _is_near(state, key)] or list(wave)
+    found = sorted(near, key=lambda key: _quickest_of(state, key), reverse=True)
+    next_to = [key for key in _beside(state, state.keys, found) if key not in wave]
+    leader = state.best
+    settled = leader is None or leader.own or leader.obtained is not None
+    state.engine.ahead(next_to, () if settled or leader is None else (leader.mapping,))
 
 
 def _are_neighbours(question: Question, key: Key, other: Key) -> bool:
@@ -360,8 +393,13 @@ def _is_near(state: _State, key: Key) -> bool:
     """Whether the best mapping of these costs is near the best that was found by search."""
     found = [one for one in state.candidates if one.runs and not one.own]
     best = max((state.quick(one) for one in found), default=0.0)
-    own = [state.quick(one) for one in found if one.mapping.key == key]
-    return max(own, default=0.0) >= _NEAR * best
+    return _quickest_of(state, key) >= _NEAR * best
+
+
+def _quickest_of(state: _State, key: Key) -> float:
+    """How quick the best mapping is that was found by search with these costs; 0: none."""
+    found = [one for one in state.candidates if one.runs and not one.own]
+    return max((state.quick(one) for one in found if one.mapping.key == key), default=0.0)
 
 
 def _at_once(state: _State, keys: Sequence[Key]) -> None:
@@ -384,23 +422,27 @@ def _at_once(state: _State, keys: Sequence[Key]) -> None:
 
 def _lacks_at_once(state: _State, key: Key) -> bool:
     """Whether a smaller or equal micro-batch does not fit one IPU, even without accumulators."""
-    for one in state.priced.values():
-        smaller = one.key.micro_batch <= key.micro_batch and one.key.shards == key.shards
-        if not smaller or one.key.in_parts or one.key.proportion != key.proportion:
+    for tried in (*state.priced, *state.equal):
+        smaller = tried.micro_batch <= key.micro_batch and tried.shards == key.shards
+        if not smaller or tried.in_parts or tried.proportion != key.proportion:
             continue
+        one = state.priced[state.equal.get(tried, tried)]
         costs = one.costs
         each = costs.gradients[:, None] // costs.machine.tiles
         always = np.maximum(0, costs.memory.always - each)
         alone = replace(costs, memory=replace(costs.memory, always=always))
-        place = Place(replace(one, costs=alone), (0,), 1, 1)
-        if lacking(place) > 0:
-            return True
-        try:
-            split_onto(place, state.question, state.engine.rings)
-        except ValueError:
-            return True
-        return False
+        if one.key not in state.alone:
+            place = Place(replace(one, costs=alone), (0,), 1, 1)
+            state.alone[one.key] = lacking(place) <= 0 and _split(state, place) is not None
+        return not state.alone[one.key]
     return False
+
+
+def _split(state: _State, place: Place) -> Candidate | None:
+    """The quickest split onto a place; None where nothing fits."""
+    arguments = (place, state.question, state.engine.rings, None)
+    (found,) = state.engine.each(try_split, [arguments])
+    return found if isinstance(found, Candidate) else None
 
 
 def _some(keys: Sequence[Key]) -> str:
@@ -435,14 +477,19 @@ def _promising(state: _State) -> list[tuple[float, Key]]:
     """Keys with state in parts that may win, by the samples a second that they may reach."""
     if state.question.objective != "throughput":
         return []
-    found = [
-        (rate, replace(key, in_parts=replicas))
+    known = [
+        (priced, replicas)
         for key, priced in state.priced.items()
         if not key.in_parts and priced.costs.memory.state.any()
         for replicas in _several_replicas(priced, state.question)
         if replace(key, in_parts=replicas) not in state.tried
-        and (rate := _rate_in_parts(state, priced, replicas))
     ]
+    _bound_in_parts(state, known)
+    found = []
+    for priced, replicas in known:
+        rate = state.bounds[priced.key, replicas]
+        if state.best is None or rate > state.best.rate * 1.001:
+            found.append((rate, replace(priced.key, in_parts=replicas)))
     return sorted(found, reverse=True)
 
 
@@ -450,29 +497,49 @@ def _several_replicas(priced: Priced, question: Question) -> list[int]:
     return sorted({place.replicas for place in places(priced, question)} - {1})
 
 
-def _rate_in_parts(state: _State, priced: Priced, replicas: int) -> float:
-    """What state in parts may reach with so many replicas; 0: it cannot beat the best.
-
-    Its parts take neither time nor memory in this bound.
-    """
-    key = priced.key, replicas
-    best = state.best
-    if key not in state.bounds:
-        costs = priced.costs
-        free = replace(
-            costs,
-            cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)),
-            memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
-        )
-        fixed = {**state.question.fixed, "r": replicas}
-        only = replace(state.question, fixed=fixed)
-        outcome = look_into(replace(priced, costs=free), only, state.engine.rings, best, at_least=0)
+def _bound_in_parts(state: _State, wanted: Sequence[tuple[Priced, int]]) -> None:
+    """Find what each may reach with state in parts on so many replicas, where nobody did."""
+    unknown = [(one, count) for one, count in wanted if (one.key, count) not in state.bounds]
+    best, rings = state.best, state.engine.rings
+    arguments = [(one, count, state.question, rings, best) for one, count in unknown]
+    outcomes = state.engine.each(free_in_parts, arguments)
+    for (priced, replicas), outcome in zip(unknown, outcomes, strict=True):
         reached = max((one.samples_per_second for one in outcome.candidates), default=0.0)
-        state.bounds[key] = reached
+        state.bounds[priced.key, replicas] = reached
         if reached <= (best.rate if best is not None else 0.0):
             state.open_rate = max(state.open_rate, outcome.open_rate)
-    rate = state.bounds[key]
-    return rate if best is None or rate > best.rate * 1.001 else 0.0
+
+
+# -- memory proportions IPU by IPU ---
+
+
+def _proportions_of_ipus(state: _State) -> None:
+    """Try splits whose IPUs have memory proportions of their own, of those that were compiled.
+
+    What could win is found with each Block's cheapest costs, whichever IPU has which; that is what
+    stays open where its IPUs' own are worse.
+    """
+    if state.late():
+        return
+    best, rings = state.best, state.engine.rings
+    some = groups(state.priced.values())
+    arguments = [(cheapest(group), state.question, rings, best) for group in some]
+    for group, found in zip(some, state.engine.each(beating, arguments), strict=True):
+        for free in found.candidates:
+            one = with_own_proportions(group, free.mapping, rings)
+            if one is not None:
+                _add(state, one)
+            if one is None or one.cycles > free.cycles:
+                state.open_rate = max(state.open_rate, free.samples_per_second)
+        state.open_rate = max(state.open_rate, found.open_rate)
+    leader = state.best
+    if leader is None:
+        return
+    for group in some:
+        if any(leader.mapping.key == one.key for one in group):
+            own = with_own_proportions(group, leader.mapping, rings)
+            if own is not None:
+                _add(state, own)
 
 
 # -- phases ---
@@ -600,17 +667,13 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if leader.mapping.in_phases:
         _held_in_phases(state, state.candidates[at])
-    elif settled.priced is not None:
+    elif settled.priced is not None and not leader.mapping.mixes_proportions:
         _held_there(state, leader.mapping, settled.priced)
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
-        try:
-            again = split_onto(place, state.question, state.engine.rings)
-        except ValueError:
-            again = None
-        known = {one.mapping for one in state.candidates}
-        if again is not None and again.mapping not in known:
-            state.candidates.append(again)
+        again = _split(state, place)
+        if again is not None:
+            _add(state, again)
     state.tell(f"in full: {leader.mapping}")
 
 
@@ -637,6 +700,7 @@ def _held_there(state: _State, compiled: Mapping, priced: Priced) -> None:
     for at, one in enumerate(state.candidates):
         mapping = one.mapping
         alike = mapping.key == compiled.key and mapping.recomputation == compiled.recomputation
+        alike = alike and not mapping.mixes_proportions
         if alike and one.obtained is None:
             here = predicted(priced, mapping, state.engine.rings)
             state.candidates[at] = replace(one, fullest=here.fullest, memory=here.memory)

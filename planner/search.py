@@ -7,8 +7,9 @@ answer where it fits; otherwise the split is repeated under the memory, with eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,9 @@ from profiler.rebalance.split import fewest_stages
 from profiler.rebalance.verdict import summary
 
 _ENDLESS = 1 << 40  # bytes of a tile
+_AT_ONCE = 3  # places that are split at a time, however many workers there are
 _LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
+Each = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]
 _WORK = (schedules.FORWARD, schedules.BACKWARD, schedules.RECOMPUTE)
 
 
@@ -50,6 +53,11 @@ class Found:
     looked_at: int = 0
 
 
+def one_by_one(function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """`planner.engine.Engine.each` in this process."""
+    return (function(*arguments) for arguments in every)
+
+
 def look_into(
     priced: Priced,
     question: Question,
@@ -57,42 +65,93 @@ def look_into(
     best: Candidate | None = None,
     told: Callable[[Candidate], None] = lambda candidate: None,
     at_least: int = _LOOKED_AT,
+    each: Each = one_by_one,
 ) -> Found:
     """The best split of every place of these costs that could be better than the best.
 
     ``best``: of what was found before; ``told`` of each candidate as it is found. ``at_least`` so
-    many places that promise most are split whatever there is to beat, to compare with.
+    many places that promise most are split whatever there is to beat, to compare with. ``each``
+    (`planner.engine.Engine.each`) splits some of them at a time.
     """
     to_beat = worth(best, question.objective) if best is not None else None
     promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
+    waiting = sorted(promised, key=_in_order, reverse=True)
     candidates: list[Candidate] = []
     failures: list[Failure] = []
     open_rate = 0.0
     too_few = _TooFew(priced, question)
-    for bound, place in sorted(promised, key=_in_order, reverse=True):
-        hopeless = to_beat is not None and bound <= to_beat
-        if hopeless and len(candidates) >= at_least:
-            break
-        if too_few.for_weights_of(place):
-            continue
-        try:
-            beat = to_beat if len(candidates) >= at_least else None
-            candidate = split_onto(place, question, rings, beat)
-        except ValueError as error:
-            failures.append(Failure(place, str(error)))
-            too_few.add(place)
-            continue
-        if candidate is None:
-            continue
-        to_beat = max(to_beat or (), worth(candidate, question.objective))
-        candidates.append(candidate)
-        told(candidate)
-        if not candidate.proven:
-            open_rate = max(open_rate, candidate.samples_per_second / (1 - candidate.gap))
+    while waiting:
+        missing, beat = at_least - len(candidates), None
+        if missing <= 0 and to_beat is not None:
+            beat = to_beat
+            waiting = [one for one in waiting if one[0] > to_beat]
+        wave, waiting = _a_wave(waiting, too_few, missing if missing > 0 else _AT_ONCE)
+        outcomes = each(try_split, [(place, question, rings, beat) for place in wave])
+        for place, outcome in zip(wave, outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+                too_few.add(place)
+            elif outcome is not None:
+                to_beat = max(to_beat or (), worth(outcome, question.objective))
+                candidates.append(outcome)
+                told(outcome)
+                if not outcome.proven:
+                    open_rate = max(open_rate, outcome.samples_per_second / (1 - outcome.gap))
     return Found(tuple(candidates), tuple(failures), open_rate, len(promised))
 
 
-def _in_order(promised: tuple[tuple[float, ...], Place]) -> tuple[float, ...]:
+def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Found:
+    """The splits by these costs that are better than the best."""
+    return look_into(priced, question, rings, best, at_least=0)
+
+
+def free_in_parts(
+    priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
+) -> Found:
+    """What could beat the best with so many replicas if state took neither time nor memory."""
+    costs = priced.costs
+    free = replace(
+        costs,
+        cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)),
+        memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
+    )
+    only = replace(question, fixed={**question.fixed, "r": replicas})
+    return beating(replace(priced, costs=free), only, rings, best)
+
+
+_Promised = tuple[tuple[float, ...], Place]
+
+
+def _a_wave(
+    waiting: list[_Promised], too_few: _TooFew, most: int
+) -> tuple[list[Place], list[_Promised]]:
+    """The next places to be split at a time, and those that wait on.
+
+    Of a number of IPUs there is one: where it fails, the others need not be tried.
+    """
+    wave: list[Place] = []
+    left: list[_Promised] = []
+    for bound, place in waiting:
+        if too_few.for_weights_of(place):
+            continue
+        if len(wave) < most and all(place.pipeline != one.pipeline for one in wave):
+            wave.append(place)
+        else:
+            left.append((bound, place))
+    return wave, left
+
+
+def try_split(
+    place: Place, question: Question, rings: RingsOf, beat: tuple[float, ...] | None
+) -> Candidate | Failure | None:
+    """`split_onto`, or why nothing fits."""
+    try:
+        return split_onto(place, question, rings, beat)
+    except ValueError as error:
+        return Failure(place, str(error))
+
+
+def _in_order(promised: _Promised) -> tuple[float, ...]:
     """The sort key of a place: its promise; of equal ones, the list with more stages is last."""
     bound, place = promised
     return (*bound, -len(place.ipus))
@@ -145,6 +204,8 @@ def split_onto(
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
     costs, choices = place.costs(rings), choices_of(place, question)
+    if len(place.ipus) == 1 and not costs.recompute_alone:
+        costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
     if keeps_are_cheapest(costs) or len(choices) == 1:
         free = best_split(endless, ipus=place.ipus, choices=choices[:1])

@@ -40,7 +40,7 @@ def _row(rank: int, one: Candidate) -> dict[str, object]:
         "accumulation": mapping.accumulation,
         "recompute": mapping.recomputation,
         "state": mapping.state,
-        "proportion": mapping.proportion or "",
+        "proportion": mapping.memory_proportion,
         "rts": "yes" if mapping.in_parts else "no",
         "phases": mapping.phases,
         "samples_per_second": round(one.samples_per_second, 2),
@@ -110,7 +110,7 @@ def _against_others(plan: Plan) -> Iterable[str]:
         "pipelines of {} IPUs": lambda one: one.mapping.pipeline,
         "{} replicas": lambda one: one.mapping.replicas,
         "a micro-batch of {}": lambda one: one.mapping.micro_batch,
-        "a memory proportion of {:g}": lambda one: one.mapping.proportion,
+        "a memory proportion of {}": lambda one: one.mapping.memory_proportion,
         "tensors shared by {} IPUs": lambda one: one.mapping.shards,
     }
     for said, respect in respects.items():

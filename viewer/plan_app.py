@@ -173,7 +173,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),
         *([("phases", f"{mapping.phases}: {mapping.split}")] if mapping.in_phases else []),
         ("micro-batch", f"{mapping.micro_batch} x {mapping.accumulation}"),
-        ("memory proportion", f"{mapping.proportion:g}" if mapping.proportion else "the script's"),
+        ("memory proportion", mapping.memory_proportion),
         ("recompute", mapping.recomputation),
         ("optimiser state", mapping.state),
         ("time", ", ".join(f"{name} {one.shares[name]:.1%}" for name in SHARES)),
@@ -227,7 +227,8 @@ def command_of(plan: Plan, one: Candidate, path: str) -> str:
         **({} if mapping.in_phases else {"rts": "yes" if mapping.in_parts else "no"}),
     }
     words: Sequence[str] = [f"--fix {name}={value}" for name, value in fixed.items()]
-    proportion = [f"--proportions {mapping.proportion:g}"] if mapping.proportion else []
+    shares = sorted(set(mapping.proportions.values()))
+    proportion = [f"--proportions {','.join(f'{one:g}' for one in shares)}"] if shares else []
     return " ".join(
         [
             f"ipu-run --plan {plan.question.ipus} --global-batch {batch}",

@@ -4,7 +4,7 @@ python -m benchmarks.plan --brute-force 20 --blocks 4 --ipus 4
     every mapping compiled
 python -m benchmarks.plan --public bert-large-16 resnet-50-16
     what Graphcore's examples have, compiled in full, and the plan; without names, all of them
-python -m benchmarks.plan --two-workers vit-16
+python -m benchmarks.plan --two-workers bert-large
     what two workers leave of the time of a plan, by the CPU time of each process
 """
 
@@ -19,9 +19,11 @@ from itertools import pairwise
 
 from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
-from benchmarks.plan.two_workers import measure
+from benchmarks.plan.two_workers import BERT_LARGE, measure
 from ipu_exec.errors import Error
 from ipu_exec.planning.asking import Asked, plan_call
+from planner import Mapping
+from profiler.units import per_second
 
 
 def main() -> int:
@@ -56,12 +58,13 @@ def main() -> int:
 
 def _two_workers(name: str) -> int:
     """Print what two workers leave of the time of a plan."""
-    public = PUBLIC[name]
-    alone, here, workers = measure(public.call, public.ipus)
-    each = ", ".join(f"{seconds:.1f}" for seconds in workers)
+    public = BERT_LARGE if name == "bert-large" else PUBLIC[name]
+    alone, two, plan = measure(public.call, public.ipus)
     print(
-        f"{public.name}: alone {alone:.1f} s of CPU; with two workers {here:.1f} here and {each}"
-        f" there: {(here + max(workers, default=0.0)) / alone:.2f} of the time"
+        f"{public.name}: {plan.compiles} compiles, alone {alone.cpu:.1f} s of CPU"
+        f" ({alone.clock:.1f} s by the clock); with two workers {two.path:.1f} s, a core each, and"
+        f" {two.cpu:.1f} s of CPU in all ({two.clock:.1f} s by the clock):"
+        f" {two.path / alone.path:.2f} of the time ({two.clock / alone.clock:.2f} by the clock)"
     )
     return 0
 
@@ -85,10 +88,10 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
         own, best = plan.own, plan.best
         runs = own is not None and own.runs
         gain = f"{best.rate / own.rate - 1:+.1%}" if own is not None and runs else ""
-        rate = "" if own is None else f"{own.rate:,.0f}" if runs else own.obtained.problem
+        rate = "" if own is None else f"{per_second(own.rate)}" if runs else own.obtained.problem
         cells = (
             *(public.name, public.ipus, own.mapping if own is not None else "", rate),
-            *(f"{best.mapping}, {best.mapping.state}", f"{best.rate:,.0f}", gain),
+            *(_in_full(best.mapping), f"{per_second(best.rate)}", gain),
             *(plan.compiles + plan.cached, f"{spent:.0f}"),
         )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
@@ -96,6 +99,11 @@ def _held_against(names: Sequence[str], args: argparse.Namespace) -> int:
             print(f"  {line}", file=sys.stderr, flush=True)
         worse += runs and best.rate < own.rate
     return worse
+
+
+def _in_full(mapping: Mapping) -> str:
+    """The mapping, where its state is, and its memory proportions."""
+    return f"{mapping}, {mapping.state}, {mapping.memory_proportion}"
 
 
 def _compared(seed: int, case: Case, most: int) -> bool:

@@ -91,7 +91,14 @@ def _lamb(module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def _adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
-    return poptorch.optim.AdamW(module.parameters(), lr=1.5e-4, accum_type=HALF)
+    return poptorch.optim.AdamW(
+        module.parameters(),
+        lr=1.5e-4,
+        weight_decay=0.01,
+        bias_correction=False,
+        accum_type=HALF,
+        first_order_momentum_accum_type=HALF,
+    )
 
 
 def _momentum(module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -105,8 +112,9 @@ def _bert(config: bert.BertConfig) -> Callable[[], Example]:
 
 
 def _gpt2(config: gpt2.Gpt2Config) -> Callable[[], Example]:
-    # its loss is summed over pieces of the sequence (enable_sequence_serialized)
-    return lambda: gpt2.example(replace(config, sequence=1024, vocabulary=50272, loss_pieces=8))
+    # enable_sequence_serialized, embedding_serialization_factor
+    sizes = replace(config, sequence=1024, vocabulary=50272, loss_pieces=8, head_parts=4)
+    return lambda: gpt2.example(sizes)
 
 
 def _resnet() -> Example:
@@ -152,6 +160,7 @@ _GPT2_SMALL = Public(
     2048,
     4,
     (0.15,) * 4,
+    off_chip=True,  # --optimizer-state-offchip, by default
     in_parts=True,
 )
 

@@ -25,7 +25,10 @@ class Gpt2Config:
     positions: int = 1024
     sequence: int = 256
     micro_batch: int = 1
-    loss_pieces: int = 1  # of the sequence, whose losses are found one after another
+    # of the sequence, whose losses are found one after another; of several, the share of tokens
+    # that are right is the output, not the scores
+    loss_pieces: int = 1
+    head_parts: int = 1  # of the vocabulary, in which the head's product is computed
 
 
 SMALL = Gpt2Config()
@@ -64,7 +67,7 @@ class Gpt2(nn.Module):
         self.layer = nn.ModuleList(Decoder(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self.register_buffer("order", torch.arange(config.sequence))
-        self.loss_pieces = config.loss_pieces
+        self.loss_pieces, self.head_parts = config.loss_pieces, config.head_parts
 
     def forward(
         self, tokens: torch.Tensor, following: torch.Tensor
@@ -75,15 +78,28 @@ class Gpt2(nn.Module):
             with block(f"layer{number}"):
                 x = poptorch.recomputationCheckpoint(layer(x))
         with block("head"):
-            scores = functional.linear(self.norm(x), self.word.weight)
-            return scores, self._loss(scores.flatten(0, 1), following.flatten())
+            scores, wanted = self._scores(self.norm(x)), following.flatten()
+            if self.loss_pieces > 1:
+                return self._in_pieces(scores.flatten(0, 1), wanted)
+            return scores, functional.cross_entropy(scores.flatten(0, 1).float(), wanted)
 
-    def _loss(self, scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        if self.loss_pieces == 1:
-            return functional.cross_entropy(scores.float(), following)
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        if self.head_parts == 1:
+            return functional.linear(x, self.word.weight)
+        by_output = poptorch.MatMulSerializationMode.OutputChannels
+        return poptorch.serializedMatMul(x, self.word.weight.t(), by_output, self.head_parts)
+
+    def _in_pieces(
+        self, scores: torch.Tensor, following: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The share of tokens that are right, and the loss."""
+        right, losses = [], []
         pieces = zip(scores.chunk(self.loss_pieces), following.chunk(self.loss_pieces), strict=True)
-        losses = [functional.cross_entropy(some, wanted).float() for some, wanted in pieces]
-        return poptorch.identity_loss(torch.stack(losses).mean(), reduction="none")
+        for some, wanted in pieces:
+            right.append((some.argmax(-1) == wanted).float().mean())
+            losses.append(functional.cross_entropy(some, wanted).float())
+        loss = poptorch.identity_loss(torch.stack(losses).mean(), reduction="none")
+        return torch.stack(right).mean(), loss
 
 
 def example(config: Gpt2Config) -> Example:

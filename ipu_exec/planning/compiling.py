@@ -142,7 +142,6 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
     )
     locations = options.locations
     state = replace(locations.state, sharded=mapping.in_parts)
-    shares = dict.fromkeys(range(mapping.pipeline), mapping.proportion)
     return replace(
         options,
         strategy=_strategy(mapping, stages),
@@ -151,7 +150,7 @@ def options_of(options: CompileOptions, mapping: Mapped) -> CompileOptions:
         replicas=mapping.replicas,
         shards=mapping.shards,
         locations=replace(locations, state=state, replicas=mapping.replicas),
-        memory_proportions=shares if mapping.proportion else options.memory_proportions,
+        memory_proportions=mapping.proportions or options.memory_proportions,
         auto_round_ipus=True,
     )
 
@@ -231,7 +230,7 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
     Where optimiser state is off the chip in some stages, the profile's header says in which.
     """
     location = "TensorLocations.locationOptimizer"
-    shares = {str(ipu): mapping.proportion for ipu in range(mapping.pipeline)}
+    shares = {str(ipu): share for ipu, share in mapping.proportions.items()}
     if mapping.key.keeps:
         settings = {name: settings[name] for name in settings if name != _AGAIN}
     return {
@@ -239,7 +238,7 @@ def settings_of(settings: Mapping[str, Any], mapping: Mapped) -> dict[str, Any]:
         "replicationFactor": mapping.replicas,
         f"{location}.onChipStorage": not all(stage.state_off_chip for stage in mapping.stages),
         f"{location}.replicatedTensorSharding": mapping.in_parts,
-        **({"availableMemoryProportion": shares} if mapping.proportion else {}),
+        **({"availableMemoryProportion": shares} if shares else {}),
     }
 
 

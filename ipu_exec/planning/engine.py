@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ipu_exec.compiler.options import CompileOptions
@@ -50,6 +51,20 @@ class Made:
     compiled: Compiled | str
 
 
+@dataclass(frozen=True)
+class RingsOnTarget:
+    """The cost of the all-reduce of gradients on a machine (`planner.priced.RingsOf`)."""
+
+    target: Target
+
+    def __call__(self, shards: int, pipeline: int, replicas: int) -> Rings:
+        """For each IPU of a replica."""
+        return _rings(self.target, shards, pipeline, replicas)
+
+
+_rings = lru_cache(maxsize=None)(rings_of)
+
+
 class Compiles:
     """`planner.engine.Engine` over a captured model."""
 
@@ -62,7 +77,7 @@ class Compiles:
         self._kept = KeptCosts() if keep else None
         self._settings = captured.call.options.flat()
         self.cached = 0
-        self._rings: dict[tuple[int, int, int], Rings] = {}
+        self.rings = RingsOnTarget(self.target)
 
     @property
     def target(self) -> Target:
@@ -74,13 +89,6 @@ class Compiles:
         """The peak in float16, which no other type exceeds."""
         machine = self.target
         return 2.0 * machine.macs_fp16 * machine.tiles * machine.clock_hz
-
-    def rings(self, shards: int, pipeline: int, replicas: int) -> Rings:
-        """The cost of the all-reduce of gradients for each IPU of a replica."""
-        where = (shards, pipeline, replicas)
-        if where not in self._rings:
-            self._rings[where] = rings_of(self.target, *where)
-        return self._rings[where]
 
     def own(self) -> Mapped | None:
         """The script's own mapping; None where it is none that a plan could have."""
@@ -107,6 +115,26 @@ class Compiles:
         """Each mapping compiled in full, in order."""
         results = self._compiled(self._wanted(one.key, one) for one in mappings)
         return map(_settled, mappings, results)
+
+    def each(self, function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """A function of the planner on each of these arguments, in order."""
+        return self._workers.run(Task(function, arguments) for arguments in every)
+
+    def ahead(self, keys: Sequence[Key], mappings: Sequence[Mapped]) -> None:
+        """What is likely asked for next: idle workers begin it, the mappings first."""
+        self._workers.ahead(self._likely(keys, mappings))
+
+    def _likely(self, keys: Sequence[Key], mappings: Sequence[Mapped]) -> Iterator[Task]:
+        """Tasks for these, made when a worker is idle; what the disk has needs none."""
+        for mapping in mappings:
+            yield from self._new(self._wanted(mapping.key, mapping))
+        for key in keys:
+            yield from self._new(self._basis(key))
+
+    def _new(self, wanted: _Wanted | str) -> Iterator[Task]:
+        if isinstance(wanted, str) or (self._kept and self._kept.get(wanted.name)):
+            return
+        yield self._compile(wanted)
 
     def _graph_or_reason(self, key: Key) -> Graph | str:
         try:
@@ -142,8 +170,11 @@ class Compiles:
         if kept is not None:
             self.cached += 1
             return Known(kept)
+        return self._compile(wanted)
+
+    def _compile(self, wanted: _Wanted) -> Task:
         arguments = (wanted.graph, wanted.options, wanted.key, wanted.settings, wanted.name)
-        return try_compile, arguments
+        return Task(try_compile, arguments, wanted.name)
 
     def _kept_if_new(self, result: Made | Compiled | str) -> Compiled | str:
         if not isinstance(result, Made):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.bodies import Body, Move, ProgramStep
-from ipu_exec.compiler.code_on_tiles import STACK_BYTES
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.profile_header import cycle_error
@@ -17,6 +16,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
 from ipu_exec.graph import Graph
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, Target, header
+from ipu_exec.planning.phased_code import code_pieces
 from planner import Key
 from planner.phased_costs import (
     BACKWARD,
@@ -41,6 +41,10 @@ _DIRECTIONS = {
     schedules.RECOMPUTE: BACKWARD,
     schedules.BACKWARD: BACKWARD,
 }
+# `BlockTiles.held`'s passes: the tasks in which a stage computes, and those around them
+_COMPUTES = {schedules.FORWARD: 0, schedules.RECOMPUTE: 1, schedules.BACKWARD: 2}
+_RUNS = {**_COMPUTES, schedules.ENTER: 0, schedules.RETURN: 1, schedules.LEAVE: 2}
+_PASSES = len(_COMPUTES)
 _LOADS = (Purpose.REMOTE_LOAD, Purpose.COPY)
 _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 _EXCHANGES = (records.DO_EXCHANGE, records.GLOBAL_EXCHANGE, records.SYNC)
@@ -256,8 +260,10 @@ class _Reader:
     def _tiles(self) -> BlockTiles:
         """What Blocks hold on the tiles, and the code of IPUs."""
         target = self.executable.target
-        peaks = np.zeros((2, self.blocks, target.tiles), dtype=np.int64)
-        held = np.zeros((self.blocks, target.tiles), dtype=np.int64)
+        rows = _PASSES * self.blocks  # a pass' Blocks after another's
+        peaks = np.zeros((2, rows, target.tiles), dtype=np.int64)
+        held = np.zeros((2, rows, target.tiles), dtype=np.int64)
+        update = np.zeros((self.blocks, 3, target.tiles), dtype=np.int64)
         always = np.zeros((self.blocks, target.tiles), dtype=np.int64)
         ipus = range(self.placement.num_ipus)
         code = np.zeros((len(ipus), target.tiles), dtype=np.int64)
@@ -270,49 +276,98 @@ class _Reader:
             else:
                 always[variable.stage] += variable.tile_bytes
         for ipu, variables in of_ipu.items():
-            stage_at = self._stages(ipu)
+            row_at = self._rows(ipu, _RUNS)
             for region in (0, 1):
                 there = [v for v in variables if v.interleaved == region]
-                _peaks_of_stages(there, stage_at, peaks[region])
-            for variable in self._entering(variables, stage_at):
-                held[variable.stage] += variable.tile_bytes
-        return self._of_kinds((held, peaks[0], peaks[1], always), code)
+                _peaks_of_rows(there, row_at, peaks[region])
+            self._around(variables, self._rows(ipu, _COMPUTES), held)
+            plain = [v for v in variables if not v.interleaved]
+            _peaks_by_share(plain, self._update_at(ipu), update)
+        by_pass = (_PASSES, self.blocks, target.tiles)
+        return self._of_kinds(
+            held.reshape(2, *by_pass),
+            peaks[0].reshape(by_pass),
+            peaks[1].reshape(by_pass).max(axis=0),
+            always,
+            update,
+            code,
+        )
 
-    def _stages(self, ipu: int) -> np.ndarray:
-        """The stage of each position of an IPU, -1 for what is of none."""
+    def _rows(self, ipu: int, passes: Mapping[int, int]) -> np.ndarray:
+        """What runs at each position of an IPU: pass x Blocks + Block; -1: none of them.
+
+        ``passes`` of the tasks that count.
+        """
         bodies = [body for body in self.executable.tree.bodies if body.ipu == ipu]
-        runs = (*_DIRECTIONS, schedules.ENTER, schedules.RETURN, schedules.LEAVE)
-        stages = [body.stage if body.task in runs else -1 for body in bodies]
-        return np.repeat(np.array(stages), [len(body.steps) for body in bodies])
+        rows = [
+            passes[body.task] * self.blocks + body.stage if body.task in passes else -1
+            for body in bodies
+        ]
+        return np.repeat(np.array(rows), [len(body.steps) for body in bodies])
 
-    def _entering(
-        self, variables: Sequence[records.Variable], stage_at: np.ndarray
-    ) -> list[records.Variable]:
-        """A stage's weights and accumulators, each once, as they are for its micro-batches."""
-        found: dict[tuple[int, int], records.Variable] = {}
-        for variable in variables:
-            stays = variable.role in (Role.WEIGHT, Role.ACCUMULATOR) and variable.stage >= 0
-            if stays and (stage_at[variable.start : variable.stop] == variable.stage).any():
-                found[variable.tensor, variable.stage] = variable
-        return list(found.values())
+    def _update_at(self, ipu: int) -> np.ndarray:
+        """The Block whose weight is updated at each position of an IPU, -1 for none."""
+        blocks: list[int] = []
+        for body in self.executable.tree.bodies:
+            if body.ipu == ipu and body.task == schedules.UPDATE:
+                blocks += [self._updates_block(step) for step in body.steps]
+            elif body.ipu == ipu:
+                blocks += [-1] * len(body.steps)
+        return np.array(blocks)
 
-    def _of_kinds(self, columns: tuple[np.ndarray, ...], code: np.ndarray) -> BlockTiles:
-        """Blocks that hold the same are one kind. ``columns``: [Block, tile], as `BlockTiles`'."""
+    def _around(
+        self, variables: Sequence[records.Variable], row_at: np.ndarray, held: np.ndarray
+    ) -> None:
+        """Add weights and accumulators at the beginning of each row, and behind it."""
+        first = np.flatnonzero(np.diff(row_at, prepend=-2))
+        last = np.append(first[1:], len(row_at)) - 1
+        for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+            row = int(row_at[begin])
+            for variable in variables if row >= 0 else ():
+                if variable.role not in (Role.WEIGHT, Role.ACCUMULATOR):
+                    continue
+                if variable.stage == row % self.blocks:
+                    held[0, row] += variable.tile_bytes * (variable.start <= begin < variable.stop)
+                    held[1, row] += variable.tile_bytes * (
+                        variable.start <= end < variable.stop - 1
+                    )
+
+    def _of_kinds(
+        self,
+        held: np.ndarray,
+        peak: np.ndarray,
+        interleaved: np.ndarray,
+        always: np.ndarray,
+        update: np.ndarray,
+        code: np.ndarray,
+    ) -> BlockTiles:
+        """Blocks that hold the same are one kind; arrays over Blocks as `BlockTiles`' over kinds.
+
+        ``code`` of the IPUs, int64[IPU, tile].
+        """
         kinds: dict[bytes, int] = {}
         kind = np.zeros(self.blocks, dtype=np.int64)
         first: list[int] = []
         for block in range(self.blocks):
-            digest = b"".join(column[block].tobytes() for column in columns)
+            columns = [held[:, :, block], peak[:, block], interleaved[block], always[block]]
+            columns.append(update[block])
+            digest = b"".join(column.tobytes() for column in columns)
             if digest not in kinds:
                 kinds[digest] = len(kinds)
                 first.append(block)
             kind[block] = kinds[digest]
         program = self._programs()
-        code_of = np.zeros((len(code), int(program.max()) + 1), dtype=bool)
-        code_of[np.array(self.placement.ipus), program] = True
-        held, peak, interleaved, always = (column[first] for column in columns)
+        pieces = code_pieces(self.executable, program, self._updates_block, code)
         return BlockTiles(
-            kind, held, peak, interleaved, always, program, code, code_of, STACK_BYTES
+            kind,
+            held[:, :, first],
+            peak[:, first],
+            interleaved[first],
+            always[first],
+            update[first],
+            self.replicas,
+            program,
+            pieces,
         )
 
     def _programs(self) -> np.ndarray:
@@ -338,21 +393,49 @@ class _Reader:
         return exchanged / total if total else 0.0, flops, error
 
 
-def _peaks_of_stages(
-    variables: Iterable[records.Variable], stage_at: np.ndarray, peaks: np.ndarray
-) -> None:
-    """The most bytes live on each tile while each stage runs, into ``peaks``, [stage, tile]."""
-    changes: dict[int, list[tuple[int, np.ndarray]]] = {}
+def _levels(
+    variables: Iterable[records.Variable], row_at: np.ndarray, tiles: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Bytes live on each tile by share (`_share`), int64[share, tile], wherever they change.
+
+    With the row that runs there.
+    """
+    changes: dict[int, list[tuple[int, int, np.ndarray]]] = {}
     for variable in variables:
-        changes.setdefault(variable.start, []).append((1, variable.tile_bytes))
-        changes.setdefault(variable.stop, []).append((-1, variable.tile_bytes))
-    begins = np.flatnonzero(np.diff(stage_at, prepend=-2)).tolist()
-    level = np.zeros(peaks.shape[1], dtype=np.int64)
+        share = _share(variable)
+        changes.setdefault(variable.start, []).append((share, 1, variable.tile_bytes))
+        changes.setdefault(variable.stop, []).append((share, -1, variable.tile_bytes))
+    begins = np.flatnonzero(np.diff(row_at, prepend=-2)).tolist()
+    level = np.zeros((3, tiles), dtype=np.int64)
     for at in sorted({*changes, *begins}):
-        for sign, nbytes in changes.get(at, ()):
-            level += sign * nbytes
-        if at < len(stage_at) and stage_at[at] >= 0:
-            np.maximum(peaks[stage_at[at]], level, out=peaks[stage_at[at]])
+        for share, sign, nbytes in changes.get(at, ()):
+            level[share] += sign * nbytes
+        if at < len(row_at) and row_at[at] >= 0:
+            yield int(row_at[at]), level
+
+
+def _share(variable: records.Variable) -> int:
+    """Of a variable in an update: 0 whole, 1 in parts if state is, 2 a part beside its whole."""
+    if variable.role in (Role.WEIGHT, Role.ACCUMULATOR):
+        return 0
+    return 2 if variable.name.endswith("/accumulator/part") else 1
+
+
+def _peaks_of_rows(
+    variables: Iterable[records.Variable], row_at: np.ndarray, peaks: np.ndarray
+) -> None:
+    """The most bytes live on each tile while each row runs, into ``peaks``, [row, tile]."""
+    for row, level in _levels(variables, row_at, peaks.shape[1]):
+        np.maximum(peaks[row], level.sum(axis=0), out=peaks[row])
+
+
+def _peaks_by_share(
+    variables: Iterable[records.Variable], row_at: np.ndarray, peaks: np.ndarray
+) -> None:
+    """Where most is live while a row runs, how much of each share, into [row, share, tile]."""
+    for row, level in _levels(variables, row_at, peaks.shape[2]):
+        more = level.sum(axis=0) > peaks[row].sum(axis=0)
+        peaks[row] = np.where(more, level, peaks[row])
 
 
 def _made(graph: Graph) -> dict[int, tuple[int, int]]:

@@ -78,7 +78,7 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
         cells = (
             *(mapping.shards, mapping.pipeline, mapping.replicas, mapping.split),
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
-            f"{mapping.proportion:g}" if mapping.proportion else "script's",
+            mapping.memory_proportion,
             per_second(one.rate),
             f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
         )

@@ -12,20 +12,36 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from types import ModuleType
 from typing import Any, Protocol
 
 from ipu_exec.errors import Error
 
 _TRIES = 3
+_SERVER = "forkserver"
 LOCAL = "local"
 WITHOUT_RAY = "--ray takes Ray, which is not installed here: pip install 'ipuscope[cluster]'"
 
-Task = tuple[Callable[..., Any], tuple[Any, ...]]
+
+@dataclass(frozen=True)
+class Task:
+    """A function and its arguments; ``name``: of its result, where it may be begun ahead."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,12 @@ class Workers(Protocol):
         Where there are workers, every task has begun, or waits for one, when this returns.
         """
 
+    def ahead(self, tasks: Iterator[Task]) -> None:
+        """What may be begun while a worker would be idle, in place of what was said before.
+
+        `run` takes the result of a task of that name; nobody may ever ask for it.
+        """
+
     def close(self) -> None:
         """Release the workers."""
 
@@ -54,35 +76,82 @@ class Here:
     def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
         """Run them one after another."""
         for task in tasks:
-            yield task.result if isinstance(task, Known) else _call(*task)
+            yield task.result if isinstance(task, Known) else _call(task.function, task.arguments)
+
+    def ahead(self, tasks: Iterator[Task]) -> None:
+        """Nobody is idle here."""
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-class Processes:
-    """Worker processes on this machine. They import the engine, and never the user's script."""
+class _Pool:
+    """Workers that are given tasks; while this process waits, idle ones begin what may be next."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool: ProcessPoolExecutor | None = None
+        self._running: set[Future[Any]] = set()
+        self._begun: dict[str, Future[Any]] = {}  # ahead
+        self._next: Iterator[Task] = iter(())
 
     def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
         """Run all at once; tasks of a killed worker are repeated."""
         waiting = [
-            task if isinstance(task, Known) else (task, self._submit(task)) for task in tasks
+            task if isinstance(task, Known) else (task, self._future(task)) for task in tasks
         ]
         return map(self._result, waiting)
+
+    def ahead(self, tasks: Iterator[Task]) -> None:
+        """Begin these, in order, whenever a worker is idle."""
+        self._next = tasks
+
+    def _future(self, task: Task) -> Future[Any]:
+        return self._begun.pop(task.name, None) or self._started(task)
+
+    def _started(self, task: Task) -> Future[Any]:
+        future = self._submit(task)
+        self._running.add(future)
+        return future
+
+    def _submit(self, task: Task) -> Future[Any]:
+        raise NotImplementedError
 
     def _result(self, waiting: Known | tuple[Task, Future[Any]]) -> Any:
         if isinstance(waiting, Known):
             return waiting.result
         task, future = waiting
+        self._wait(future)
+        return self._value(task, future)
+
+    def _value(self, task: Task, future: Future[Any]) -> Any:
+        return future.result()
+
+    def _wait(self, future: Future[Any]) -> None:
+        """Wait for a result, and begin what may be next while a worker is idle."""
+        while not future.done():
+            self._running = {one for one in self._running if not one.done()}
+            idle = len(self._running) < self.count
+            task = next(self._next, None) if idle else None
+            if task is None:
+                wait({*self._running, future}, return_when=FIRST_COMPLETED)
+            elif task.name not in self._begun:
+                self._begun[task.name] = self._started(task)
+
+
+class Processes(_Pool):
+    """Worker processes on this machine. They import the engine, and never the user's script."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._pool: ProcessPoolExecutor | None = None
+        begin_server()
+
+    def _value(self, task: Task, future: Future[Any]) -> Any:
         for _ in range(_TRIES - 1):
             try:
                 return future.result()
             except (BrokenProcessPool, CancelledError):
-                future = self._submit(task)
+                future = self._started(task)
         try:
             return future.result()
         except (BrokenProcessPool, CancelledError) as error:
@@ -94,10 +163,9 @@ class Processes:
     def _submit(self, task: Task) -> Future[Any]:
         with _without_main():
             if self._pool is None:
-                spawn = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.count, spawn, initializer=_begin)
+                self._pool = ProcessPoolExecutor(self.count, _context(), initializer=_begin)
             try:
-                return self._pool.submit(task[0], *task[1])
+                return self._pool.submit(task.function, *task.arguments)
             except BrokenProcessPool:
                 self._anew()
                 return self._submit(task)
@@ -108,9 +176,30 @@ class Processes:
         self._pool = None
 
     def close(self) -> None:
-        """End the processes; waiting tasks are not started."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the processes, and with them what nobody asked for in the end."""
+        if self._pool is None:
+            return
+        processes = list(self._pool._processes.values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if not all(future.done() for future in self._running):
+            for process in processes:
+                process.terminate()
+        self._pool.shutdown(wait=True)
+
+
+def _context() -> BaseContext:
+    """Workers are forked from a server that has imported the engine, where the system can."""
+    forks = _SERVER in multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context(_SERVER if forks else "spawn")
+
+
+def begin_server() -> None:
+    """Have the process that workers are forked from import the engine, while others go on."""
+    context = _context()
+    if context.get_start_method() == _SERVER:
+        context.set_forkserver_preload(["ipu_exec.planning.engine"])
+        with _without_main():
+            forkserver.ensure_running()
 
 
 def _begin() -> None:
@@ -135,7 +224,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-class Cluster:
+class Cluster(_Pool):
     """Ray's workers, on a cluster or ("local") on this machine. Ray does all the rest."""
 
     def __init__(self, address: str, count: int | None = None) -> None:
@@ -153,18 +242,17 @@ class Cluster:
             logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
         )
+        super().__init__(int(ray.cluster_resources().get("CPU", 1)))
+        # Ray repeats the tasks of a killed worker
+        self._remote = ray.remote(max_retries=_TRIES)(_call)
 
-    def run(self, tasks: Iterable[Task | Known]) -> Iterator[Any]:
-        """Run all at once; Ray repeats the tasks of a killed worker."""
-        remote = self._ray.remote(max_retries=_TRIES)(_call)
-        waiting = [task if isinstance(task, Known) else remote.remote(*task) for task in tasks]
-        return map(self._result, waiting)
+    def _submit(self, task: Task) -> Future[Any]:
+        future: Future[Any] = self._remote.remote(task.function, task.arguments).future()
+        return future
 
-    def _result(self, waiting: Any) -> Any:
-        if isinstance(waiting, Known):
-            return waiting.result
+    def _value(self, task: Task, future: Future[Any]) -> Any:
         try:
-            return self._ray.get(waiting)
+            return future.result()
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from error
 

@@ -289,6 +289,9 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
         always=times(memory.always, 1),
         peak=times(memory.peak, 0),
         peak_of_backward=times(memory.peak_of_backward, 0),
+        peak_if_again=times(memory.peak_if_again, 0)
+        if len(memory.peak_if_again)
+        else memory.peak_if_again,
         peak_interleaved=times(memory.peak_interleaved, 0),
         saved=np.ceil(memory.saved * moved).astype(np.int64),
         carried=replace(

@@ -73,6 +73,9 @@ class BlockMemory:
     # the same without copies of tied weights on their way; empty if none travels
     residual_at_home: np.ndarray = field(default_factory=_no_code)
     carried: Carried = field(default_factory=Carried)
+    # the backward's peak if the stage ran the Block's forward again just before: all that is saved
+    # is there until its last use. int64[Block, tile]; empty: unknown
+    peak_if_again: np.ndarray = field(default_factory=_no_code)
 
     @cached_property
     def any_saved(self) -> bool:

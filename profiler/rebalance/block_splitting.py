@@ -233,6 +233,9 @@ def _memory_in_two(
         always=halves.rest(memory.always, always),
         peak=np.insert(memory.peak, block, memory.peak[:, block], axis=1),
         peak_of_backward=halves.both(memory.peak_of_backward),
+        peak_if_again=halves.both(memory.peak_if_again)
+        if len(memory.peak_if_again)
+        else memory.peak_if_again,
         ran_again=halves.both(memory.ran_again),
         peak_of_copies=halves.both(memory.peak_of_copies),
         updating=halves.rest(memory.updating, memory.updating[block] // 2),

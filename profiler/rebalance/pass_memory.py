@@ -30,11 +30,13 @@ class PassMemory:
     peak_of_copies: np.ndarray
     updating: np.ndarray
     peak_interleaved: np.ndarray
+    peak_if_again: np.ndarray
 
     @classmethod
     def none(cls, blocks: int, tiles: int) -> PassMemory:
         """The memory of Blocks that hold nothing."""
-        backward, copies, updating, interleaved = np.zeros((4, blocks, tiles), dtype=np.int64)
+        each = np.zeros((5, blocks, tiles), dtype=np.int64)
+        backward, copies, updating, interleaved, if_again = each
         return cls(
             np.zeros((len(Pass), blocks, tiles), dtype=np.int64),
             backward,
@@ -42,6 +44,7 @@ class PassMemory:
             copies,
             updating,
             interleaved,
+            if_again,
         )
 
 
@@ -62,12 +65,23 @@ class Touched:
     shared_weights: Sequence[SharedWeight]
     _peaks: dict[bytes, _Peak] = field(default_factory=dict, repr=False)
 
-    def peak(self, rows: np.ndarray, spots: np.ndarray, arrived: Sequence[_Arrived] = ()) -> _Peak:
-        """The peak of live bytes of these variables on each tile, arrivals included."""
+    def peak(
+        self,
+        rows: np.ndarray,
+        spots: np.ndarray,
+        arrived: Sequence[_Arrived] = (),
+        there: np.ndarray | None = None,
+    ) -> _Peak:
+        """The peak of live bytes of these variables on each tile, arrivals included.
+
+        ``there``, bool[row]: live from the first spot on.
+        """
         first = int(spots[0])
         offset = self.steps.begin[self.steps.ipu[first]]
         start = self.variables.start[rows] + offset - first
         stop = self.variables.stop[rows] + offset - first
+        if there is not None:
+            start = np.where(there, np.minimum(start, 0), start)
         region1 = self.variables.interleaved[rows]
         spots = spots - first
         alive = (stop > 0) & (start <= spots[-1])
@@ -111,6 +125,7 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
         memory.peak_of_backward[block] = plain
         made_here = touched.saved[rows] & (touched.variables.block[rows] == block)
         memory.peak[kind, block] = touched.peak(rows[~made_here], spots)[0]
+        memory.peak_if_again[block] = touched.peak(rows, spots, there=made_here)[0]
         memory.peak_of_copies[block] = _more_with_copies(touched, block, rows, spots, plain)
     _add_updating(memory, touched, rows_of_passes)
     return memory

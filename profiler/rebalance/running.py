@@ -45,6 +45,8 @@ class Own:
         again = np.where((recomputes & ~ran_again)[:, None], forward, again)
         again = np.where(recomputes[:, None], again, 0)
         otherwise = backward + memory.saved[some]
+        if len(memory.peak_if_again):
+            otherwise = np.where(recomputes[:, None], memory.peak_if_again[some], otherwise)
         as_profiled = (recomputes == ran_again)[:, None]
         backward = np.where(as_profiled, memory.peak_of_backward[some], otherwise)
         if choice.offload:

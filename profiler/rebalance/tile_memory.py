@@ -46,13 +46,21 @@ def stage_parts(
     count = len(starts)
     ways = tuple(choices) or Choice.as_profiled(costs, starts)
     stashing = costs.training and costs.pipelined
-    if count == 1 and not costs.recompute_alone:
-        ways = (replace(ways[0], recompute=False),)
+    alone = count == 1 and not costs.recompute_alone
+    ways = (
+        *ways[:-1],
+        replace(ways[-1], recompute=False) if alone else at_the_end(costs, ways[-1]),
+    )
     ends = [*(start - 1 for start in starts[1:]), len(costs) - 1]
     return [
         Part(first, last, stash_depth(count, k) if stashing else 0, way)
         for k, (first, last, way) in enumerate(zip(starts, ends, ways, strict=True))
     ]
+
+
+def at_the_end(costs: BlockCosts, choice: Choice) -> Choice:
+    """The choice of a stage that no other follows: it recomputes as it was profiled."""
+    return replace(choice, recompute=costs.recompute)
 
 
 def stash_bytes(costs: BlockCosts, part: Part) -> int:
@@ -382,7 +390,7 @@ def interval_memory(
     exact = plain is None
     if plain is None:
         plain = _exactly(costs, always, own, width)
-        ends = Own.of(costs, choice, True)
+        ends = Own.of(costs, at_the_end(costs, choice), True)
         if own.waits:
             _at_the_end(costs, always, ends, plain)
     return IntervalMemory(
@@ -390,7 +398,7 @@ def interval_memory(
         np.where(inside, gapped, FULL),
         stash,
         costs.machine.tiles,
-        waiting(costs, 0, choice),
+        waiting(costs, 0, at_the_end(costs, choice)),
         exact,
     )
 
@@ -413,6 +421,8 @@ def _upper_bound(
     passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
     backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
     passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
+    if len(costs.memory.peak_if_again):
+        passes = np.maximum(passes, costs.memory.peak_if_again.max(axis=1))
     most = _running_maximum(passes, first, last)
     most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.plan.brute_force import Case
 from ipu_exec.errors import Error
-from ipu_exec.planning.workers import Cluster, Here, Processes
+from ipu_exec.planning.workers import Cluster, Here, Processes, Task
 from planner import Plan
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
@@ -42,18 +43,18 @@ def two() -> Iterator[Processes]:
 
 
 def test_results_come_in_the_order_of_the_tasks(two: Processes) -> None:
-    tasks = [(square, (number,)) for number in range(5)]
+    tasks = [Task(square, (number,)) for number in range(5)]
     assert list(two.run(tasks)) == list(Here().run(tasks)) == [0, 1, 4, 9, 16]
 
 
 def test_a_killed_worker_costs_another_try(two: Processes, tmp_path: Path) -> None:
     mark = str(tmp_path / "mark")
-    assert list(two.run([(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
+    assert list(two.run([Task(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
 
 
 def test_a_task_that_kills_every_worker_is_an_error(two: Processes) -> None:
     with pytest.raises(Error, match="died 3 times"):
-        list(two.run([(always_killed, ())]))
+        list(two.run([Task(always_killed, ())]))
 
 
 def same(one: Plan, other: Plan) -> bool:
@@ -70,7 +71,29 @@ def test_ray_gives_the_same_answer(tmp_path: Path) -> None:
     cluster = Cluster("local", 2)
     try:
         mark = str(tmp_path / "mark")
-        assert list(cluster.run([(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
+        assert list(cluster.run([Task(killed_once, (n, mark)) for n in range(3)])) == [1, 2, 3]
     finally:
         cluster.close()
     assert same(CASE.plan(ray="local", workers=2), CASE.plan())
+
+
+def count_of(path: str, seconds: float = 0.0) -> int:
+    """How often it was called with this path, after so many seconds."""
+    with open(path, "a") as calls:
+        calls.write(".")
+    time.sleep(seconds)
+    return len(Path(path).read_text())
+
+
+def test_what_is_begun_ahead_is_taken_once_asked_for(two: Processes, tmp_path: Path) -> None:
+    foreseen, never = (str(tmp_path / name) for name in ("foreseen", "never"))
+    two.ahead(
+        iter([Task(count_of, (foreseen,), "foreseen"), Task(count_of, (never, 600.0), "never")])
+    )
+    assert list(two.run([Task(count_of, (str(tmp_path / "first"), 1.0))])) == [1]
+    deadline = time.monotonic() + 60
+    while not Path(never).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert Path(foreseen).read_text() == "." and Path(never).exists()
+    assert list(two.run([Task(count_of, (foreseen,), "foreseen")])) == [1]
+    assert Path(foreseen).read_text() == "."

@@ -1,0 +1,132 @@
+"""Code that Blocks bring to an IPU, as pieces that several may have in common.
+
+A compile with one Block a stage says what each Block's bodies and its weights' updates need; an IPU
+with other Blocks has each piece of theirs once, as the compiler outlines phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import Body, ProgramStep
+from ipu_exec.compiler.code_on_tiles import (
+    CALL_INSTRUCTIONS,
+    INSTRUCTION_BYTES,
+    CodeOfIpu,
+    SharedCode,
+)
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering.plan import Plan
+from planner.phased_costs import CodePieces
+from profiler import schedules
+
+_OF_A_STAGE = (
+    *(schedules.FORWARD, schedules.RECOMPUTE, schedules.BACKWARD),
+    *(schedules.ENTER, schedules.RETURN, schedules.LEAVE),
+    *(schedules.STREAM_IN, schedules.STREAM_OUT),
+)
+
+
+class _Pieces(CodeOfIpu):
+    """The pieces of code of some steps: bytes on each tile by key, and vertex types by tile."""
+
+    def __init__(self, shared: SharedCode, tiles: int) -> None:
+        super().__init__(shared, tiles, _not_added)
+        self.bytes: dict[Any, np.ndarray] = {}
+        self.calls = 0
+
+    def _step(self, body: Body, step: ProgramStep, step_id: int) -> tuple[int, ...]:
+        op = self.graph.ops[step.op] if step.op >= 0 else None
+        key = self.digests.of(step, op)
+        if key in self.bytes:
+            return key
+        sizes = self._sizes(key, step)
+        code = np.zeros_like(self.control) + sizes.control
+        for _, _, nbytes in sizes.rest:
+            code = code + nbytes
+        self.bytes[key] = code
+        for vertices in step.vertices:
+            there = self.on_tile.get(vertices.type, np.zeros(len(code), dtype=bool))
+            self.on_tile[vertices.type] = there | (vertices.count > 0)
+        return key
+
+    def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
+        self.bytes[id(plan), -1] = constants
+
+    def _call(self, op: int) -> None:
+        self.calls += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+
+
+def _not_added(*_: Any, **__: Any) -> None:
+    return None
+
+
+def code_pieces(
+    executable: Executable,
+    program: np.ndarray,
+    updates_block: Callable[[ProgramStep], int],
+    on_ipus: np.ndarray,
+) -> CodePieces:
+    """The pieces of each program, of one of its Blocks; ``program`` of each Block.
+
+    ``on_ipus``: code of the compiled IPUs, int64[IPU, tile], that gives what is no Block's.
+    """
+    tiles, shared = executable.target.tiles, SharedCode(executable.graph, True)
+    programs = int(program.max()) + 1
+    found = []
+    for number in range(programs):
+        pieces = _Pieces(shared, tiles)
+        for body in _bodies(executable, int(np.argmax(program == number)), updates_block):
+            pieces.body(body, 0)
+        found.append(pieces)
+    code, users = _by_users(found, tiles)
+    types = sorted({name for one in found for name in one.on_tile})
+    nowhere = np.zeros(tiles, dtype=bool)
+    masks = [[one.on_tile.get(name, nowhere) for one in found] for name in types]
+    sizes = np.array([vertex_info(name)[0] for name in types], dtype=np.int64)
+    vertices = np.array(masks, dtype=bool).reshape(len(types), programs, tiles)
+    none = CodePieces(code, users, vertices, sizes, np.zeros_like(on_ipus))
+    where = np.array(executable.placement.ipus)
+    others = [
+        nbytes - none.of(set(program[where == ipu].tolist()), ipu)
+        for ipu, nbytes in enumerate(on_ipus)
+    ]
+    return replace(none, others=np.array(others))
+
+
+def _bodies(
+    executable: Executable, block: int, updates_block: Callable[[ProgramStep], int]
+) -> Iterator[Body]:
+    """The bodies of a Block's stage, and what updates its weights."""
+    for body in executable.tree.bodies:
+        if body.task in _OF_A_STAGE and body.stage == block:
+            yield body
+        elif body.task == schedules.UPDATE:
+            steps = tuple(step for step in body.steps if updates_block(step) == block)
+            if steps:
+                yield replace(body, steps=steps)
+
+
+def _by_users(found: list[_Pieces], tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces that the same programs have, as one: int64[piece, tile], bool[piece, program]."""
+    have: dict[Any, list[int]] = {}
+    for number, pieces in enumerate(found):
+        for key in pieces.bytes:
+            have.setdefault(key, []).append(number)
+    together: dict[tuple[int, ...], np.ndarray] = {}
+    for key, programs in have.items():
+        nbytes = found[programs[0]].bytes[key]
+        sharers = tuple(programs)
+        together[sharers] = together.get(sharers, np.zeros(tiles, dtype=np.int64)) + nbytes
+    for number, pieces in enumerate(found):
+        alone = (number,)
+        together[alone] = together.get(alone, np.zeros(tiles, dtype=np.int64)) + pieces.calls
+    users = np.zeros((len(together), len(found)), dtype=bool)
+    for row, group in zip(users, together, strict=True):
+        row[list(group)] = True
+    return np.array(list(together.values())), users
