@@ -136,6 +136,7 @@ def _sections(report: Report) -> list[Section]:
             report.pipeline_cycles(0, 0),
             report.stages,
             fold=report.target.num_ipus > pipeline.FEW,
+            shards=analysis.shards_of(report),
         )
         sections += [
             Section(
@@ -304,8 +305,9 @@ def _source(row: Any) -> str:
 
 def _about(report: Report) -> str:
     meta, target = report.meta, report.target
+    ipus = target.num_ipus * analysis.shards_of(report)
     return (
-        f"{meta['kind']}, {meta['state']} · {target.num_ipus} × {target.name},"
+        f"{meta['kind']}, {meta['state']} · {ipus} × {target.name},"
         f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
         f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
         f" {meta['writer']}. All times are predictions of the modelled machine."
