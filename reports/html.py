@@ -238,7 +238,10 @@ def _lanes(report: Report) -> pipeline.Lanes:
 
     def of(steps: Executed) -> pipeline.Lanes:
         cycles = report.pipeline_cycles(0, 0)
-        return pipeline.lanes(tasks, steps, cycles, report.stages, fold=fold, path=path)
+        shards = analysis.shards_of(report)
+        return pipeline.lanes(
+            tasks, steps, cycles, report.stages, fold=fold, path=path, shards=shards
+        )
 
     lanes = of(Executed.nothing())
     if not pipeline.drawable(report, 0, 0, lanes.ipus):
@@ -312,8 +315,9 @@ def _source(row: Any) -> str:
 
 def _about(report: Report) -> str:
     meta, target = report.meta, report.target
+    ipus = target.num_ipus * analysis.shards_of(report)
     return (
-        f"{meta['kind']}, {meta['state']} · {target.num_ipus} × {target.name},"
+        f"{meta['kind']}, {meta['state']} · {ipus} × {target.name},"
         f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
         f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
         f" {meta['writer']}. All times are predictions of the modelled machine."

@@ -141,7 +141,7 @@ def longest_stage(
         shorter = [np.where(one <= most, one, INFINITE) for one in (early, final)]
         ramps = ramps_at_least([shorter[0]] * (stages - 1) + [shorter[1]], weights)
         less = (known - fixed - ramps) // weights.main
-        if less >= most - most // 64:
+        if less >= most - most // 64 or most <= 1:  # as good as it gets: no stage is shorter
             return most
         most = max(1, less)
 

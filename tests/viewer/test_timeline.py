@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -119,6 +120,16 @@ def test_every_ipu_is_drawn_once_however_lanes_are_arranged(
         here = lanes.task_rows.of(lane)
         rows = lanes.tasks.iloc[lanes.task_rows.source[here]]
         assert set(rows["ipu"]) == {ipu}
+
+
+def test_profiles_are_named_apart() -> None:
+    training, inference = Path("/runs/demo/training"), Path("/runs/demo/inference")
+    assert common.apart([training, inference]) == ["training", "inference"]
+    assert common.apart([Path("/a/one/training"), Path("/b/two/training")]) == [
+        "one/training",
+        "two/training",
+    ]
+    assert common.apart([training, training]) == ["training", "training"]
 
 
 def test_a_wait_says_what_the_update_waits_for_meanwhile(

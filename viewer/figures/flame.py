@@ -74,7 +74,7 @@ def drawn(
         "parents": ["" if one is None else one or "all" for one in parents],
         "labels": [
             units.plain(
-                _fitting(name.removeprefix(_COPIES), one.width / whole)
+                _fitting(_short(name), one.width / whole)
                 if flame
                 else units.shortened(name, _LABEL)
             )
@@ -103,6 +103,13 @@ def drawn(
     margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
     small = {"minsize": 10, "mode": "hide"}
     return figure.update_layout(theme.layout(max(200, height), margin=margin, uniformtext=small))
+
+
+def _short(name: str) -> str:
+    """``IPU 3 ↔ 2, 4`` for ``copies of IPU 3 with IPU 2 and 4``; any other name as it is."""
+    if not name.startswith(_COPIES):
+        return name
+    return name.removeprefix(_COPIES).replace(" with IPU ", " ↔ ").replace(" and ", ", ")
 
 
 def _fitting(name: str, share: float) -> str:

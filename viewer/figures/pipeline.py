@@ -783,6 +783,7 @@ def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) ->
             "angleref": "previous",
             "size": np.tile([0, 9, 0], len(x)),
             "color": theme.limit,
+            "line": {"width": 0},  # else plotly draws one in the page's colour
         },
         name="critical path",
         legendgroup="critical path",
@@ -902,6 +903,7 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
                 "size": np.where(first & (np.arange(len(times)) > 0), 12, 0),
                 "angleref": "previous",
                 "color": theme.text,
+                "line": {"width": 0},
             },
             name=f"micro-batch {micro_batch}",
             hoverinfo="skip",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
@@ -252,14 +253,22 @@ def controls(view: View, *children: Children) -> Children:
     """A page's controls; with two profiles, which one is the first of them."""
     which: list[Children] = []
     if len(view.profiles) > 1:
-        names = [
-            (str(at), f"{'AB'[at]}: {view.profiles.get(at).path.parent.name}")
-            for at in range(len(view.profiles))
-        ]
+        folders = [view.profiles.get(at).path.parent for at in range(len(view.profiles))]
+        names = [(str(at), f"{'AB'[at]}: {name}") for at, name in enumerate(apart(folders))]
         which = [choice(view, "profile", "profile", names, "0", wide=True)]
     else:
         which = [hidden(view, "profile", "0")]
     return html.Div([*which, *children], className="controls")
+
+
+def apart(folders: Sequence[Path]) -> list[str]:
+    """The ends of paths, as short as tells one from another: ``training`` or ``first/training``."""
+    longest = max(len(folder.parts) for folder in folders)
+    for length in range(1, longest + 1):
+        ends = ["/".join(folder.parts[-length:]) for folder in folders]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [folder.name for folder in folders]
 
 
 def unit_switch(view: View) -> Children:
