@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,11 @@ class Unit:
         """Cycles to load the coefficients of one block."""
         rate = COEFFICIENT_BYTES_PER_CYCLE * (2 if self.wide_load else 1)
         return self.in_group * self.out_group * self.item_bytes // rate
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """Multiply-accumulates a cycle at most: a row of all channels takes 4 cycles, fp32 8."""
+        return self.in_group * self.out_group // (4 if self.half else 8)
 
 
 def unit_for(machine: Machine, dtype: str) -> Unit:
@@ -313,6 +319,20 @@ def reduction_stages(depth: int) -> tuple[int, ...]:
     left = _partials_after(depth, 1 if depth < 16 else 2 if depth < 125 else 3)[0]
     edges = (depth, *left, 1)
     return tuple(int(ceil_div(a, b)) for a, b in itertools.pairwise(edges) if a > b)
+
+
+@lru_cache(maxsize=16)
+def reduction_radices(most: int) -> np.ndarray:
+    """`reduction_stages` of 0 to ``most`` partials: int64[most + 1, 3], 1 where there is no stage.
+
+    A table for planners, which ask for many depths at once.
+    """
+    table = np.ones((most + 1, 3), np.int64)
+    for depth in range(most + 1):
+        stages = reduction_stages(depth)
+        table[depth, : len(stages)] = stages
+    table.setflags(write=False)
+    return table
 
 
 def _partials_after(depth: int, stages: int) -> tuple[tuple[int, ...], float]:
