@@ -402,12 +402,9 @@ def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[W
             by_amp.append((by_rows, ("nx1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
         vertical = "vmac" if half and problem.groups > 1 else "hmac"
-        slic = (
-            half
-            and machine.target.architecture != "ipu1"
-            and problem.in_channels <= 4
-            and problem.groups > 1
-        )
+        # it slides over its input by one or two columns; weights lie without gaps
+        slic = half and problem.in_channels <= 4 and problem.stride[1] <= 2
+        slic = slic and problem.dilation == (1, 1)
         others.append((problem, (vertical, *(("slic",) if slic else ()))))
     together = [(one, ("1x1",) if plain else ("nx1",)) for one in combined(problem, operand.dtype)]
     unit = amp.unit_for(machine, operand.dtype)

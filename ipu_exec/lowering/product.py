@@ -177,7 +177,24 @@ def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) ->
     """
     if method in ("1x1", "nx1"):
         return max(1, unit.in_group // filter_height), max(unit.out_group, problem.out_chunk)
+    if method == "slic":
+        channels = GROUPS_TOGETHER // group_grain(problem, method)
+        return channels, channels
     return 1, 1
+
+
+def group_grain(problem: Problem, method: str) -> int:
+    """Convolution groups that are never split: those that the vertex takes at once.
+
+    SLIC takes one group of four channels, two of two or four of one ([PL,
+    lib/poplin/ConvVertexType.cpp], getConvVertexSLICCandidates).
+    """
+    if method == "vmac":
+        return GROUPS_TOGETHER
+    channels = max(problem.in_channels, problem.out_channels)
+    if method == "slic":
+        return 4 if channels == 1 else 2 if channels == 2 else 1
+    return 1
 
 
 def vertex_cycles(
@@ -198,8 +215,13 @@ def vertex_cycles(
     if method == "1x1":
         return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups, passes)
     if method == "slic":  # it reads zeros between the inputs, which others leave out
-        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
+        blocks = ceil_div(groups, group_grain(problem, method))
         return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
+    lanes = 4 if unit.half else 2
+    if method == "vmac":  # it multiplies all of them, wherever zeros lie
+        return amp.vmac_cycles(
+            unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
+        )
     # several kernel rows at a time are multiplied with zeros between the input's rows, too
     skipped = 1 if filter_height > 1 else problem.field_stride[0]
     segments, width = ceil_div(segments, skipped), ceil_div(width, problem.field_stride[1])
@@ -207,13 +229,8 @@ def vertex_cycles(
         return amp.conv_nx1_cycles(
             unit, segments, width, *problem.kernel, gi, go, groups, filter_height, passes
         )
-    lanes = 4 if unit.half else 2
     if method == "hmac":
-        return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
-    if method == "vmac":
-        return amp.vmac_cycles(
-            unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
-        )
+        return amp.hmac_cycles(unit, segments, width, problem.taps, ins, groups * outs)
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
 
 
@@ -381,13 +398,18 @@ def _best_of(
         width = np.tile(np.broadcast_to(width, rows.shape), 2)
         rows = np.append(rows, np.full(rows.shape, field))
     f = ceil_div(field, rows)
-    groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
+    group = group_grain(problem, method)
+    groups = ceil_div(ceil_div(problem.groups, group), g) * group
+    ins = ceil_div(in_groups, i) * grain_in
     outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
     candidates = _Candidates(
         method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g, k
     )
     cycles, temporary = _estimate(problem, machine, unit, candidates)
-    cycles = np.where(temporary <= allowed, np.floor(cycles), np.inf)
+    possible = temporary <= allowed
+    if method == "slic":  # a vertex has one group of input and of output channels
+        possible &= (ins == grain_in) & (outs == grain_out)
+    cycles = np.where(possible, np.floor(cycles), np.inf)
     least_cycles = np.flatnonzero(cycles == cycles.min())
     at = int(least_cycles[np.argmin(temporary[least_cycles])])
     if not np.isfinite(cycles[at]):
@@ -409,8 +431,8 @@ def _parallel_splits(
     most = tiles if in_columns else 16
     kernels = _divisions(problem.kernel[0], tiles) if method in BY_KERNEL_ROWS else np.array([1])
     axes = (
-        _divisions(problem.groups, tiles),
-        _divisions(problem.width, most) if method == "nx1" else np.array([1]),
+        _divisions(int(ceil_div(problem.groups, group_grain(problem, method))), tiles),
+        _divisions(problem.width, most) if method in BY_KERNEL_ROWS else np.array([1]),
         _divisions(max(1, outs), tiles),
         _divisions(ins, tiles),
         kernels[(kernels == 1) | (ceil_div(problem.kernel[0], kernels) >= height)],
@@ -470,7 +492,7 @@ def _estimate(
     exchange_in = moved / np.where(o % 2 == 0, 8, 4)
     exchange_weights = weights * (1 - 1 / f) / 4
     if method == "slic":  # what it reads between and around its inputs
-        padding = padding_elements(problem, method, height, rows, width, ins, groups)
+        padding = _counted_padding(problem, rows, width) * ins * groups
         exchange_in = exchange_in + padding * item / np.where(o % 2 == 0, 8, 4)
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     outputs = rows * width * outs * groups  # without padding
@@ -487,6 +509,24 @@ def _estimate(
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials + zeros, reducing)
     return cycles, temporary
+
+
+def _counted_padding(problem: Problem, rows: Array, width: Array) -> Array:
+    """Zeros of a channel that the planner counts for a SLIC vertex.
+
+    It spreads the *output's* part by the input's dilation, which is more than a tile receives
+    ([PL, lib/poplin/ConvModel.cpp], truncateDilateAndPadInput).
+    """
+    high = np.minimum(rows, problem.image_rows)
+    extents = problem.image_rows, problem.width
+    spread = []
+    for axis, (part, real) in enumerate(((high, problem.in_rows), (width, problem.in_cols))):
+        reach = (problem.kernel[axis] - 1) * problem.dilation[axis] + 1
+        wanted = (extents[axis] - 1) * problem.stride[axis] + reach
+        edges = np.maximum(0, wanted - ((real - 1) * problem.field_stride[axis] + 1))
+        whole = -problem.kernel[1] % SLIC_WINDOW if axis == 1 else 0
+        spread.append((part + whole - 1) * problem.field_stride[axis] + 1 + edges)
+    return (spread[0] * spread[1] - high * width) * rows / high
 
 
 def _zeros(
@@ -521,7 +561,10 @@ def _ordering_cycles(
         atom = atom_bytes(problem, unit, method, height, "input")
         cycles = np.maximum(cycles, each / 4 + transform_cycles(each, atom))
     results = problem.groups * problem.segments * problem.width * problem.out_channels
-    return cycles + ceil_div(results, used) * item * problem.output_copy
+    copied = problem.output_copy
+    if method in ("slic", "vmac", "hmac"):  # fewer channels together than the next layer takes
+        copied = max(copied, 1.25 / min(8, grains(problem, unit, method, height)[1] * item))
+    return cycles + ceil_div(results, used) * item * copied
 
 
 def _finishing_cycles(
@@ -610,7 +653,7 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
         width,
         blocks(problem.in_channels, splits.ins, grain_in)[i],
         blocks(problem.out_channels, splits.outs, grain_out)[o],
-        blocks(problem.groups, splits.groups)[g],
+        blocks(problem.groups, splits.groups, group_grain(problem, splits.method))[g],
         blocks(problem.kernel[0], splits.kernel)[k] * problem.kernel[1],
     )
     busy = used & (np.minimum.reduce(vectors) > 0)

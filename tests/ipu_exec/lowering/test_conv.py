@@ -291,11 +291,13 @@ def test_slic_takes_four_channels_at_once() -> None:
 
 
 def test_groups_are_put_together_to_fill_the_unit() -> None:
-    """MK1 has no SLIC: AMP does a depthwise convolution, 16 groups at once with zeros between."""
-    on = Machine(TARGETS["mk1"], 1216)
-    depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on)
-    assert "nx1" in depthwise.note
-    assert depthwise.flops == 2 * 4 * 32 * 112 * 112 * 9
+    """SLIC is for fp16: AMP does a depthwise convolution of fp32, with zeros between groups."""
+    for name in ("mk1", "mk2"):
+        on = Machine(TARGETS[name], 1216)
+        assert "slic" in lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on).note
+        depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float32"), on)
+        assert "nx1" in depthwise.note
+        assert depthwise.flops == 2 * 4 * 32 * 112 * 112 * 9
     assert [p.groups for p in conv.combined(conv.Problem(6, 10, 10, 4, 4, (3, 3)), "float16")] == [
         3
     ]
