@@ -52,7 +52,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     try:
         split = quickest(costs, ipus)
     except ValueError as error:
-        near = nearest_in_words(costs, range(ipus))
+        near = nearest_in_words(costs, range(ipus), levers=True)
         raise Error(f"--num-ipus {ipus}: {error}{near}") from error
     if split.prediction.problems:
         samples = costs.samples * costs.micro_batches

@@ -11,13 +11,14 @@ tiles unless said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
 from profiler import liveness, units
+from profiler.enums import Role
 from profiler.liveness import Intervals
 
 CODE = (  # categories of what must lie in region 0
@@ -30,10 +31,67 @@ CODE = (  # categories of what must lie in region 0
 CODE_REGION = "region 0 (the only place for code)"
 MOST_NAMED = 5  # things on a tile that does not fit
 
+# What bytes are for, from the model's own to the machine's: (name, roles or categories)
+KINDS = (
+    ("weights and buffers", (Role.WEIGHT, Role.BUFFER)),
+    ("optimiser state", (Role.OPTIMISER_STATE,)),
+    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT)),
+    ("activations and inputs", (Role.ACTIVATION, Role.INPUT)),
+    ("stash", (Role.STASH,)),
+    ("temporaries", (Role.TEMPORARY,)),
+    ("constants", ("constant",)),
+    ("vertex code and state", ("vertexCode", "vertexInstanceState", "vertexFieldData")),
+    ("control code and stack", ("controlCode", "controlId", "controlTable", "stack")),
+    ("exchange code", ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode")),
+    ("streams", ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader")),
+    ("other", ()),
+)
+_KIND_OF = {word: at for at, (_, words) in enumerate(KINDS) for word in words}
 
-def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The `MOST_NAMED` largest of (name, bytes); of equal ones, by name."""
-    return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
+
+def kind_of(category: str, role: str) -> int:
+    """The index into ``KINDS`` of a variable of this category and role."""
+    return _KIND_OF.get(role, _KIND_OF.get(category, len(KINDS) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is live on a tile at one step, the largest first. Units: bytes."""
+
+    always_live: int
+    kinds: tuple[tuple[str, int], ...]  # (name of ``KINDS``, bytes), all of them
+    largest: tuple[tuple[str, int], ...]  # (variable's name, bytes), `MOST_NAMED` at the most
+
+    def in_words(self) -> str:
+        """In three sentences, as an error of memory says it."""
+        kinds = "; ".join(f"{name} {units.size(size)}" for name, size in self.kinds)
+        things = "; ".join(f"{name} {units.size(size)}" for name, size in self.largest)
+        count = "five largest things" if len(self.largest) == MOST_NAMED else "largest things"
+        return (
+            f"{_kib(self.always_live)} are always live. By kind: {kinds}. The {count} there:"
+            f" {things}"
+        )
+
+
+def contents(
+    names: Sequence[str],
+    categories: Sequence[str],
+    roles: Sequence[str],
+    sizes: Sequence[int],
+    always_live: int,
+) -> Contents:
+    """The contents of a tile from its variables that are live then. Units: bytes."""
+    by_kind = [0] * len(KINDS)
+    for category, role, size in zip(categories, roles, sizes, strict=True):
+        by_kind[kind_of(category, role)] += size
+    kinds = ((name, size) for (name, _), size in zip(KINDS, by_kind, strict=True) if size)
+    named = _falling(zip(names, sizes, strict=True))[:MOST_NAMED]
+    return Contents(always_live, _falling(kinds), named)
+
+
+def _falling(sizes: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """(name, bytes), the largest first; of equal ones, by name."""
+    return tuple(sorted(sizes, key=lambda one: (-one[1], one[0])))
 
 
 def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
@@ -42,13 +100,6 @@ def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
         return f"needs {units.count(bytes_over, 'byte')} more than the {_kib(limit)} of {what}"
     needed = _kib(limit + bytes_over).removesuffix(" KiB")
     return f"needs {needed} of {_kib(limit)} of {what}"
-
-
-def what_fills(named: tuple[tuple[str, int], ...], always_live: int) -> str:
-    """What lies on a tile that does not fit, in two sentences. Units: bytes."""
-    things = "; ".join(f"{name} {units.size(size)}" for name, size in named)
-    count = "five largest things" if len(named) == MOST_NAMED else "largest things"
-    return f"{_kib(always_live)} are always live. The {count} there: {things}"
 
 
 def _kib(size: int) -> str:
@@ -66,8 +117,7 @@ class Overflow:
     what: str  # "tile memory", or the region that is too small
     limit: int
     bytes_over: int
-    always_live: int  # of what counts there
-    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
+    contents: Contents  # of what counts there
 
 
 @dataclass(frozen=True, slots=True)

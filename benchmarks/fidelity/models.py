@@ -59,6 +59,10 @@ def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
         return ipu_exec.optim.LARS(model.parameters(), **types)
     if "LAMB" in row.case:
         return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **types, **first)
+    if "RMSprop" in row.case:
+        return ipu_exec.optim.RMSprop(
+            model.parameters(), lr=1e-3, momentum=0.9, use_tf_variant=True, **types
+        )
     if "Adam" in row.case:
         return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **types, **first)
     return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **types, **velocity)
@@ -133,21 +137,55 @@ def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...
 
 
 def bert(row: Row) -> Compiled:
-    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0."""
+    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0.
+
+    Or, as [MLP] has it, attentions and feed-forward networks one by one, the last of them beside
+    the head.
+    """
     from examples.models import bert as source
 
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
+    halves = halves_per_stage(row)
     config = replace(
         base,
         sequence=number(row.case, r"sequence (\d+)"),
         masked=number(row.case, r"(\d+) masked", base.masked),
         micro_batch=batch,
+        vocabulary=number(row.case, r"vocabulary (\d+)", base.vocabulary),
+        halves=bool(halves),
+        head_parts=number(row.case, r"head in (\d+) parts", 1),
     )
-    place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
+    if halves:
+        place_halves(options, halves)
+    else:
+        place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
     return compile_training(
         row, source.Bert(config), options, in_type(row, source.inputs(config, batch))
     )
+
+
+def halves_per_stage(row: Row) -> list[tuple[int, int, int]]:
+    """(IPU, attentions, feed-forward networks) of each stage behind the embedding's; or none."""
+    listed = re.search(r"attention\+feed-forward per IPU ([\d:+/]+)", row.case)
+    if listed is None:
+        return []
+    stages = re.findall(r"(\d+):(\d+)\+(\d+)", listed[1])
+    return [(int(ipu), int(attentions), int(networks)) for ipu, attentions, networks in stages]
+
+
+def place_halves(options: ipu_exec.Options, halves: Sequence[tuple[int, int, int]]) -> None:
+    """The embedding on IPU 0, then the stages of ``halves``, the head in the last one."""
+    stages = [ipu_exec.Stage("embedding").ipu(0)]
+    attention, network = 0, 0
+    for at, (ipu, attentions, networks) in enumerate(halves):
+        blocks = [f"attention{k}" for k in range(attention, attention + attentions)]
+        blocks += [f"feed_forward{k}" for k in range(network, network + networks)]
+        attention, network = attention + attentions, network + networks
+        last = ["head"] if at == len(halves) - 1 else []
+        stages.append(ipu_exec.Stage(*blocks, *last).ipu(ipu))
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
 
 
 def gpt2(row: Row) -> Compiled:
@@ -178,24 +216,56 @@ def nano_gpt(row: Row) -> Compiled:
 
 
 def vit(row: Row) -> Compiled:
-    """ViT-B/16 at 224 pixels."""
+    """ViT-B/16 at 224 pixels, as [EX, vision/vit/pytorch] has it: dropout, and in pretraining
+    also that of the attention's weights, a layer more before the classifier and checkpoints within
+    four layers.
+    """
     from examples.models import vit as source
 
     options, batch = configured(row)
-    example = source.example(False)
-    place(options, layers_per_ipu(row, len(example.blocks) - 2), "patches", "classifier", False)
-    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+    config = replace(source.BASE, dropout=0.1, separate=True)
+    if "pretraining" in row.case:
+        config = replace(
+            config,
+            attention_dropout=0.1,
+            representation=True,
+            middle_checkpoints=(1, 4, 7, 10),
+        )
+    example = source.example_of(config)
+    place(options, layers_per_ipu(row, config.layers), "patches", "classifier", False)
+    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
 
 
 def efficientnet(row: Row) -> Compiled:
-    """EfficientNet-B0 at 224 pixels with batch norm; Blocks are shared out evenly."""
+    """EfficientNet at its own image size, in Graphcore's variants too: groups of more channels,
+    another expansion, group norm ([EX, applications/tensorflow/cnns/training/configs.yml]).
+    """
     from examples.models import efficientnet as source
-    from examples.models import split
 
     options, batch = configured(row)
-    example = source.example(False)
-    options.setExecutionStrategy(split(example, ipus(row)))
-    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+    base = source.B4 if row.case.startswith("EfficientNet-B4") else source.B0
+    config = replace(
+        base,
+        expansion=number(row.case, r"expansion (\d+)", 6),
+        group_channels=number(row.case, r"groups of (\d+)", 1),
+        norm=group_norm(row) or nn.BatchNorm2d,
+    )
+    example = source.example_of(config)
+    layers = len(example.blocks) - 2
+    place(options, layers_per_ipu(row, layers), "stem", "classifier", False, "inverted")
+    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
+
+
+def images(batch: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of eight bits, and their classes."""
+    pixels = torch.zeros(batch, 3, side, side, dtype=torch.uint8)
+    return pixels, torch.zeros(batch, dtype=torch.long)
+
+
+def group_norm(row: Row) -> Callable[[int], nn.Module] | None:
+    """The norm of so many groups that the row names."""
+    groups = number(row.case, r"group norm of (\d+)", 0)
+    return (lambda channels: nn.GroupNorm(groups, channels)) if groups else None
 
 
 def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
@@ -211,20 +281,22 @@ RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """ResNet on images of the row's size.
+    """ResNet on images of the row's size, and ResNeXt of 32 groups of 4 channels.
 
-    Batch norm; recomputation, proportion and partials of the public configuration.
+    Recomputation, proportion and partials of the public configuration.
     """
     from examples.models import resnet as source
 
-    depth = number(row.case, r"ResNet-(\d+)")
+    depth = number(row.case, r"ResNe(?:X)?t-(\d+)")
     if depth not in source.LAYERS:
         raise CannotRun(
             f"no ResNet of {depth} layers is written; there are {sorted(source.LAYERS)}"
         )
     options, batch = configured(row)
     size = number(row.case, r"(\d+) px")
-    model = source.ResNet(source.LAYERS[depth], bottleneck=depth >= 50)
+    grouped = {"groups": 32, "group_channels": 4} if "ResNeXt" in row.case else {}
+    norm = group_norm(row) or nn.BatchNorm2d
+    model = source.ResNet(source.LAYERS[depth], depth >= 50, norm=norm, **grouped)
     if "recompute" in row.case:
         options._Popart.set("autoRecomputation", 4)  # RecomputeAll
         for index, layer in enumerate(model.residual):
@@ -236,10 +308,7 @@ def resnet(row: Row) -> Compiled:
     if ipus(row) > 1:
         counts = layers_per_ipu(row, len(model.residual), "residual blocks")
         place(options, counts, "stem", "classifier", False, "residual")
-    images = torch.zeros(batch, 3, size, size, dtype=torch.uint8)
-    return compile_training(
-        row, EightBit(model), options, (images, torch.zeros(batch, dtype=torch.long))
-    )
+    return compile_training(row, EightBit(model), options, images(batch, size))
 
 
 class EightBit(nn.Module):
@@ -264,7 +333,8 @@ MODELS: dict[str, Callable[[Row], Compiled]] = {
     "GPT2": gpt2,
     "nanoGPT": nano_gpt,
     "ViT": vit,
-    "EfficientNet-B0": efficientnet,
+    "EfficientNet-": efficientnet,
     "ResNet-": resnet,
+    "ResNeXt-": resnet,
 }
 """By how the row's case begins."""

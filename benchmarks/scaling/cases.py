@@ -43,16 +43,22 @@ PIPELINED = (
     " {accumulation}; micro-batch 16; residual blocks per IPU 3/4/4/5; proportion 0.15; momentum;"
     " recompute"
 )
-# The encoder's attentions and feed-forward networks are placed one by one in the submission: these
-# are the nearest whole layers. Its last layers lie beside the head on IPU 0, here the first do.
+# The encoder's attentions and feed-forward networks are placed one by one (att_ffn_placement), its
+# last ones beside the head on IPU 0; the head's product is in parts
+# (embedding_serialization_vocab_steps).
 BERT = (
     "BERT-Large pretraining sequence 512; 76 masked; micro-batch 2;"
     " gradient accumulation {accumulation}; {replicas} replicas of {ipus} IPUs;"
-    " encoder layers per IPU {layers}; proportion {proportion}; LAMB"
+    " attention+feed-forward per IPU {halves}; vocabulary 30912; head in 4 parts;"
+    " proportion {proportion}; LAMB"
 )
 STATE = "; optimiser state {where} with replicated tensor sharding"
-FOUR = {"ipus": 4, "layers": "4/7/6/7", "proportion": "0.23"}
-EIGHT = {"ipus": 8, "layers": "1/2/3/4/3/4/3/4", "proportion": "0.20/0.25"}
+FOUR = {"ipus": 4, "halves": "1:7+6/2:6+7/3:7+6/0:4+5", "proportion": "0.23"}
+EIGHT = {
+    "ipus": 8,
+    "halves": "1:2+2/2:3+3/3:4+3/4:3+4/5:4+3/6:3+4/7:4+3/0:1+2",
+    "proportion": "0.20/0.25",
+}
 BOW = (
     "BERT-Large pretraining {phase}; gradient accumulation {accumulation}; {replicas} replicas of 4"
     " IPUs; encoder layers per IPU 3/7/7/7; proportion {proportion}; LAMB"

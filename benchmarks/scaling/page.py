@@ -41,8 +41,8 @@ The configurations are those of the submission ([MLP],
 Graphcore/benchmarks/resnet/implementations/tensorflow/configs.yml and
 Graphcore/benchmarks/bert/implementations/popart/configs/mk2): accumulation falls as the pod grows,
 so that an update has less work to hide its all-reduce behind. ResNet-50's batch norms take their
-statistics over two replicas, as there. BERT's attentions and feed-forward networks were placed one
-by one there; here whole layers lie where most of their parts did. A pipeline of 4 IPUs for
+statistics over two replicas, as there. BERT's attentions and feed-forward networks are placed one
+by one, and its head's product is in four parts. A pipeline of 4 IPUs for
 ResNet-50 is a public configuration of which no throughput was found.
 
 BERT-Large on Bow is Graphcore's own table ([GCP], PyTorch, SDK 3.2 and 3.3) in its public

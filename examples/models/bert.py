@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import ipu_exec as poptorch
-from examples.models import Example, integers, numbered
+from examples.models import Example, integers
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class BertConfig:
     masked: int = 20  # tokens a sequence that the head predicts
     micro_batch: int = 1
     dropout: float = 0.1
+    # a layer's attention and its feed-forward network are Blocks of their own
+    halves: bool = False
+    head_parts: int = 1  # of the vocabulary, in which the head's product is computed
 
 
 BASE = BertConfig()
@@ -93,13 +96,20 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
+        return self.feed_forward(self.attend(x, mask))
+
+    def attend(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.attention_norm(x + self.dropout(self.attention(x, mask)))
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = functional.gelu(self.intermediate(x))
         return self.output_norm(x + self.dropout(self.output(inner)))
 
 
 class Bert(nn.Module):
-    """Blocks: ``embedding``, ``layer0`` ..., ``head``."""
+    """Blocks: ``embedding``, ``layer0`` ..., ``head``; with halves, ``attention0``,
+    ``feed_forward0`` ... in place of the layers.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -113,7 +123,9 @@ class Bert(nn.Module):
         self.next = nn.Linear(config.hidden, 2)
 
     def blocks(self) -> tuple[str, ...]:
-        return ("embedding", *numbered("layer", self.layer), "head")
+        names = ("attention", "feed_forward") if self.config.halves else ("layer",)
+        layers = (f"{name}{k}" for k in range(len(self.layer)) for name in names)
+        return ("embedding", *layers, "head")
 
     def forward(
         self,
@@ -127,17 +139,33 @@ class Bert(nn.Module):
         with poptorch.Block("embedding"):
             x = self.embedding(tokens, types)
             mask = (1.0 - visible[:, None, None, :].to(x.dtype)) * -10000.0
-        for number, layer in enumerate(self.layer):
-            with poptorch.Block(f"layer{number}"):
-                x = poptorch.recomputationCheckpoint(layer(x, mask))
+        for number in range(len(self.layer)):
+            x = self._encoded(number, x, mask)
         with poptorch.Block("head"):
             hidden = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
             hidden = self.transform_norm(functional.gelu(self.transform(hidden)))
-            scores = functional.linear(hidden, self.embedding.word.weight, self.bias)
+            scores = self._scores(hidden)
             second = self.next(torch.tanh(self.pooler(x[:, 0])))
             loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
             loss = loss + functional.cross_entropy(second.float(), follows)
             return scores, poptorch.identity_loss(loss, reduction="none")
+
+    def _encoded(self, number: int, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        layer = self.layer[number]
+        if not self.config.halves:
+            with poptorch.Block(f"layer{number}"):
+                return poptorch.recomputationCheckpoint(layer(x, mask))
+        with poptorch.Block(f"attention{number}"):
+            x = layer.attend(x, mask)
+        with poptorch.Block(f"feed_forward{number}"):
+            return poptorch.recomputationCheckpoint(layer.feed_forward(x))
+
+    def _scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight, parts = self.embedding.word.weight, self.config.head_parts
+        if parts == 1:
+            return functional.linear(hidden, weight, self.bias)
+        by_output = poptorch.MatMulSerializationMode.OutputChannels
+        return poptorch.serializedMatMul(hidden, weight.t(), by_output, parts) + self.bias
 
 
 def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:

@@ -18,7 +18,7 @@ from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import Overflow, what_fills, what_it_needs
+from profiler.memory import Overflow, what_it_needs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Executable:
         if over is None:
             return
         needs = what_it_needs(over.bytes_over, over.limit, over.what)
-        filled = what_fills(over.largest, over.always_live)
+        filled = over.contents.in_words()
         shared = self.options.replicas > 1
         where = (
             f"the profile is {profile_path}"

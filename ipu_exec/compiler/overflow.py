@@ -9,7 +9,7 @@ import numpy as np
 
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import CODE, Overflow, WorstTile, including_gaps, largest, worst_tile
+from profiler.memory import CODE, Overflow, WorstTile, contents, including_gaps, worst_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,18 @@ def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
 
 
 def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
-    """The worst tile's overflow, with its always-live bytes and largest live variables."""
+    """The worst tile's overflow, with what is live there then."""
     tile, at = worst.tile, worst.position
     counted = [v for v in ipu.variables if not worst.of_code or v.category in CODE]
     live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
-    always = sum(int(v.tile_bytes[tile]) for v in live if v.always_live)
-    named = largest((v.name, int(v.tile_bytes[tile])) for v in live)
-    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, always, named)
+    held = contents(
+        [v.name for v in live],
+        [v.category for v in live],
+        [v.role for v in live],
+        [int(v.tile_bytes[tile]) for v in live],
+        sum(int(v.tile_bytes[tile]) for v in live if v.always_live),
+    )
+    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, held)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.memory import CODE, Overflow, WorstTile, largest, worst_tile
+from profiler.memory import CODE, Overflow, WorstTile, contents, worst_tile
 from profiler.report import Report
 
 
@@ -25,12 +25,12 @@ def overflows(report: Report) -> list[Overflow]:
 
 
 def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
-    """The overflow with the bytes that are always live, and the largest live items."""
+    """The overflow with what is live there then."""
     variables = report.ipu_variables(ipu)
     counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
     size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)
     rows = np.flatnonzero(variables.live(worst.position) & (size > 0))
-    names = report.variables.loc[variables.id[rows], "name"].tolist()
+    held = report.variables.loc[variables.id[rows]]
     return Overflow(
         ipu,
         worst.tile,
@@ -38,6 +38,11 @@ def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarr
         worst.what,
         worst.limit,
         worst.bytes_over,
-        int(size[variables.always_live].sum()),
-        largest(zip(names, size[rows].tolist(), strict=True)),
+        contents(
+            held["name"].tolist(),
+            held["category"].tolist(),
+            held["role"].tolist(),
+            size[rows].tolist(),
+            int(size[variables.always_live].sum()),
+        ),
     )

@@ -10,7 +10,7 @@ from profiler.advise.levers import LEAST_SHARDED, Basis, elements
 from profiler.advise.relief import in_words, relief_on
 from profiler.enums import Role
 from profiler.insights.finding import Insight
-from profiler.memory import what_fills, what_it_needs
+from profiler.memory import what_it_needs
 from profiler.rebalance import Assignment, Costs, what_if
 from profiler.rebalance.choice import Choice
 from profiler.report import Report
@@ -36,7 +36,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
             Insight(
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
                 f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
-                f" {what_fills(over.largest, over.always_live)}.",
+                f" {over.contents.in_words()}.",
                 action if ways else f"{_LESS}{parts}",
                 f"/liveness?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,

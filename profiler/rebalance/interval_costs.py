@@ -166,7 +166,7 @@ def _memory(
         # nothing: stages that are too full are not looked at.
         wide = known_width
         if width > known_width:
-            wide = min(len(costs), max(width, 2 * known_width, _LEAST_WIDTH))
+            wide = min(len(costs), max(width + width // 6, 2 * known_width, _LEAST_WIDTH))
         table = interval_memory(roomy, wide, choice, enough)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler import units
@@ -36,22 +36,26 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
     return best
 
 
-def refusal(costs: Costs, ipus: Sequence[int]) -> str:
-    """The nearest split, where and by how much it does not fit, and what would make it fit."""
+def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
+    """The nearest split, where and by how much it does not fit, and what would make it fit.
+
+    With ``levers`` the way out is said as `ipu-run --with` takes it, else as `ipu-report rebalance`
+    does.
+    """
     near = nearest(costs, ipus)
     sizes = "-".join(str(last - first + 1) for first, last in near.spans(len(costs)))
     worst = min(_verdicts(costs, near), key=lambda one: one.free)
-    return f"the nearest, {sizes}: IPU {worst.ipu} {worst}; {_remedy(costs, near)}"
+    return f"the nearest, {sizes}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
 
 
-def nearest_in_words(costs: Costs, ipus: Sequence[int]) -> str:
+def nearest_in_words(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
     """`refusal` as the end of a sentence; empty where memory is not the obstacle."""
     if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
         return ""
-    return f". {units.sentence(refusal(costs, ipus))}"
+    return f". {units.sentence(refusal(costs, ipus, levers))}"
 
 
-def _remedy(costs: Costs, near: Assignment) -> str:
+def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
     over = {one.ipu for one in _verdicts(costs, near) if one.answer is Answer.OVER}
     theirs = [k for k, ipu in enumerate(near.ipus) if ipu in over]
     own = Choice.as_profiled(costs, near.starts)
@@ -69,7 +73,8 @@ def _remedy(costs: Costs, near: Assignment) -> str:
             replace(choice, **change) if k in theirs else choice for k, choice in enumerate(own)
         )
         if choices != own and _fits(costs, replace(near, choices=choices)):
-            return f"{words} would make it fit (--recompute choose --offload choose)"
+            asked = as_levers(change) if levers else "--recompute choose --offload choose"
+            return f"{words} would make it fit ({asked})"
     more = (*near.ipus, max(near.ipus) + 1)
     if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
         return "one IPU more would do"
@@ -85,6 +90,12 @@ def _remedy(costs: Costs, near: Assignment) -> str:
         "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
         " micro-batch, or a lower memory proportion"
     )
+
+
+def as_levers(change: Mapping[str, bool]) -> str:
+    """The change in every stage, as `ipu-run` takes it."""
+    words = {"recompute": "recompute=yes", "offload": "state=off-chip"}
+    return f"--with {','.join(words[name] for name in words if name in change)}"
 
 
 def _too_large(costs: Costs, split: Assignment) -> str:

@@ -27,7 +27,7 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
     memory_of_all,
 )
-from profiler.rebalance.least_update import fixed_cycles, least_copies, least_update
+from profiler.rebalance.least_update import least_update, narrows
 from profiler.rebalance.many_splits import (
     assignment_cycles,
     counted_micro_batches,
@@ -35,6 +35,7 @@ from profiler.rebalance.many_splits import (
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import TooManyWays, least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import ipu_bytes
+from profiler.rebalance.update_bounds import fixed_cycles, least_copies
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 from profiler.units import listed
 
@@ -117,7 +118,9 @@ def best_split(
         free = least_bottleneck(costs, wanted, allowed, together, memory=False)
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
-    near = _better_neighbours(costs, assignment, together)
+    near = assignment
+    if not narrows(costs, near) or len(costs) * wanted <= _WHOLE_SCHEDULES:
+        near = _better_neighbours(costs, assignment, together)
     searched = least_update(costs, near, allowed, together, least)
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))

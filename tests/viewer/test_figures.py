@@ -16,6 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
 from profiler.executed import Executed
+from profiler.memory import KINDS
 from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
@@ -388,8 +389,8 @@ def test_what_an_ipu_does_stands_out_from_the_page(one: theme.Theme) -> None:
         assert theme.contrast(colour, one.card) >= 3, activity.name
         fill = activity.colour(one)
         assert theme.contrast(theme.text_on(fill), fill) >= 4.5, activity.name
-    for name, _, light, dark in memory.KINDS:
-        assert theme.contrast(dark if one.name == "dark" else light, one.card) >= 3, name
+    for at, (name, _) in enumerate(KINDS):
+        assert theme.contrast(memory.fill(at, one), one.card) >= 3, name
 
 
 def test_colours_diverge_where_a_tile_has_too_much() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from profiler.analysis.hierarchy import MIXED, Node, Path
+from profiler.memory import KINDS, kind_of
 from viewer.figures import units
-from viewer.figures.memory import KINDS, kind_of
+from viewer.figures.memory import fill
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme
 
 FORMS = ("flame", "treemap")
@@ -140,8 +141,7 @@ def memory_colour(kind: str, theme: Theme) -> str:
     """The colour of a variable's role, or of the category of memory that belongs to the program."""
     if kind == MIXED:
         return theme.muted
-    _, _, light, dark = KINDS[kind_of(kind, kind)]
-    return dark if theme.name == "dark" else light
+    return fill(kind_of(kind, kind), theme)
 
 
 def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from profiler.enums import Role
+from profiler.memory import KINDS, kind_of
 from viewer.figures import units
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
@@ -31,43 +31,21 @@ HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 
-# What bytes are for, from the model's own to the machine's: (name, roles or categories, light,
-# dark)
-KINDS = (
-    ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
-    ("optimiser state", (Role.OPTIMISER_STATE,), "#3a93c9", "#8fd0f5"),
-    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#bf8300", "#f0b23a"),
-    ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
-    ("stash", (Role.STASH,), "#7d9c1f", "#c9e86e"),
-    ("temporaries", (Role.TEMPORARY,), "#cc4f8f", "#e07bb0"),
-    ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
-    (
-        "vertex code and state",
-        ("vertexCode", "vertexInstanceState", "vertexFieldData"),
-        "#5b6776",
-        "#8d9aab",
-    ),
-    (
-        "control code and stack",
-        ("controlCode", "controlId", "controlTable", "stack"),
-        "#87919e",
-        "#6f7b89",
-    ),
-    (
-        "exchange code",
-        ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode"),
-        "#d55e00",
-        "#f07c32",
-    ),
-    (
-        "streams",
-        ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader"),
-        "#a39400",
-        "#f4ec7a",
-    ),
-    ("other", (), "#8f959d", "#74808e"),
+# The fills of `profiler.memory.KINDS`, in their order: (light, dark)
+FILLS = (
+    ("#0072b2", "#3d9be0"),
+    ("#3a93c9", "#8fd0f5"),
+    ("#bf8300", "#f0b23a"),
+    ("#009e73", "#2cbf93"),
+    ("#7d9c1f", "#c9e86e"),
+    ("#cc4f8f", "#e07bb0"),
+    ("#8c6bb1", "#b49ad3"),
+    ("#5b6776", "#8d9aab"),
+    ("#87919e", "#6f7b89"),
+    ("#d55e00", "#f07c32"),
+    ("#a39400", "#f4ec7a"),
+    ("#8f959d", "#74808e"),
 )
-_KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
 
 # Up to what a tile has, and beyond it.
 _VIRIDIS = (
@@ -81,9 +59,10 @@ _USED = {"light": "#bf8300", "dark": "#f0b23a"}
 _JUST_OVER, _FAR_OVER = "#f4511e", "#7f0000"
 
 
-def kind_of(category: str, role: str) -> int:
-    """The index into ``KINDS`` for a row of `Report.memory`."""
-    return _KIND_OF.get(role, _KIND_OF.get(category, len(KINDS) - 1))
+def fill(kind: int, theme: Theme) -> str:
+    """The colour of a kind of `profiler.memory.KINDS`."""
+    light, dark = FILLS[kind]
+    return dark if theme.name == "dark" else light
 
 
 def heat_map(
@@ -414,7 +393,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
     grouped = memory.assign(kind=kind).groupby(["kind", "ipu"])["bytes"].sum()
     labels = [f"IPU {ipu}" for ipu in ipus]
     figure = go.Figure()
-    for at, (name, _, light, dark) in enumerate(KINDS):
+    for at, (name, _) in enumerate(KINDS):
         values = np.array([int(grouped.get((at, ipu), 0)) for ipu in ipus])
         if not values.any():
             continue
@@ -423,7 +402,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
             y=labels,
             x=values / MIB,
             orientation="h",
-            marker={"color": dark if theme.name == "dark" else light, "line": {"width": 0}},
+            marker={"color": fill(at, theme), "line": {"width": 0}},
             customdata=[units.size(value) for value in values],
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
@@ -466,7 +445,7 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
             y=[KINDS[at][0] for at in order],
             orientation="h",
             marker={
-                "color": [KINDS[at][3 if theme.name == "dark" else 2] for at in order],
+                "color": [fill(at, theme) for at in order],
                 "line": {"width": 0},
             },
             text=[f" {units.size(size[at])}" for at in order],
@@ -514,7 +493,7 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
             base=start[variables_of_kind],
             x=(stop - start)[variables_of_kind],
             y=[labels[i] for i in variables_of_kind],
-            marker={"color": KINDS[at][3 if theme.name == "dark" else 2], "line": {"width": 0}},
+            marker={"color": fill(at, theme), "line": {"width": 0}},
             customdata=[
                 f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}"
                 for i in variables_of_kind

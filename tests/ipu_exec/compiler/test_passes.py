@@ -294,6 +294,7 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
         "IPU 0, tile ",
         "of 624 KiB of tile memory",
         "five largest",
+        "By kind: optimiser state ",  # AdamW's two moments of each weight
         "layers.1.weight",
         error.profile_path,
         "ipu-run --num-ipus 4 SCRIPT",  # it needs over twice a tile

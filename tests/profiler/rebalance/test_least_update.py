@@ -10,19 +10,24 @@ import numpy as np
 import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
-from profiler.rebalance import Assignment, Costs, best_split, what_if
+from profiler.rebalance import Assignment, Costs, best_split, boxes, what_if
 from profiler.rebalance import least_update as search
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Ties
+from profiler.rebalance.interval_costs import interval_costs
+from profiler.rebalance.least_ramps import least_ramps
 from profiler.rebalance.many_splits import ManySplits, total_cycles
+from profiler.rebalance.partial_splits import LeastUpdate, Search
 from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.split import (
     ALL_CHOICES,
     at_least,
+    longest,
     one_an_ipu,
     quickest_split,
     returning,
 )
+from profiler.rebalance.stage_ways import StageWays
 from profiler.rebalance.tile_memory import ipu_bytes
 
 
@@ -234,6 +239,85 @@ def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPa
         open_ones += not split.proven
         assert split.proven or "not proven" in split.why[0]
     assert open_ones > 10
+
+
+def boxed(costs: Costs, ipus: tuple[int, ...], choices: Sequence[Choice]) -> boxes.Boxes | None:
+    """The boxes of all splits that fit, before any is looked at."""
+    starts = min(
+        (one for one in _all(costs, ipus, choices) if _fits(costs, one)),
+        key=lambda one: one.starts,
+        default=None,
+    )
+    if starts is None:
+        return None
+    table = interval_costs(costs, len(ipus), choices, longest(costs))
+    partial = Search(costs, table, ipus, (), 0)
+    known = LeastUpdate(starts, _quick(costs, starts), 0)
+    return boxes.Boxes(partial, known)
+
+
+@pytest.mark.parametrize("ways", [2, 1000])
+def test_the_bound_of_boxes_is_never_above_the_least(
+    ways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few ways are kept and boxes looked at; all of them leave no more than the gap."""
+    monkeypatch.setattr(boxes, "_WAYS", ways)
+    monkeypatch.setattr(boxes, "_CELLS", 9)
+    monkeypatch.setattr(boxes, "_LEAST_CELLS", 4)
+    random, narrowed = np.random.default_rng(ways), 0
+    for _ in range(40):
+        count = int(random.integers(4, 8))
+        stages = int(random.integers(3, 5))
+        costs = model(random, count, stages, float(random.choice([0, 1.4])))
+        if not (costs.training and costs.pipelined) or costs.streams.across:
+            continue
+        ipus, choices = tuple(range(stages)), ALL_CHOICES[: 1 + 2 * int(random.random() < 0.3)]
+        own = (Choice.profiled(costs),) if len(choices) == 1 else choices
+        wanted, left = least_total(costs, ipus, own), boxed(costs, ipus, own)
+        if wanted is None or left is None:
+            continue
+        for effort in (0, 2_000, 1 << 60):
+            found = left.narrowed(effort)
+            assert found.bound <= wanted <= found.total
+            assert found.total == _quick(costs, _with_choices(costs, found.assignment))
+        assert ways < 1000 or found.bound >= found.total * 0.999 - 1
+        narrowed += 1
+    assert narrowed > 15
+
+
+def _with_choices(costs: Costs, split: Assignment) -> Assignment:
+    own = (Choice.profiled(costs),) * len(split.starts)
+    return replace(split, choices=split.choices or own)
+
+
+def test_the_least_ramps_are_never_above_those_of_a_split() -> None:
+    """On a grid of one cell, of few and of many: the finer, the nearer."""
+    random = np.random.default_rng(7)
+    for _ in range(60):
+        count, stages = int(random.integers(4, 8)), int(random.integers(2, 5))
+        costs = random_costs(random, count, 4, stages=min(stages, count), micro_batches=40)
+        table = interval_costs(costs, stages, (Choice.profiled(costs),), longest(costs))
+        within = Search(costs, table, tuple(range(stages)), (), 0).everything
+        least = min(_ramps(within.stages, starts, count) for starts in all_starts(count, stages))
+        bounds = [least_ramps(within.stages, count, cells).whole for cells in (1, 25, 40_000)]
+        assert bounds == sorted(bounds) and bounds[-1] <= least
+        assert bounds[-1] >= 0.98 * least
+
+
+def _ramps(stages: Sequence[StageWays], starts: tuple[int, ...], count: int) -> int:
+    """The ramps of a split, but for a forward that is longer than any later stage."""
+    ends = (*starts[1:], count)
+    rows = [
+        int(np.flatnonzero((one.first == first) & (one.behind == end))[0])
+        for one, first, end in zip(stages, starts, ends, strict=True)
+    ]
+    pairs = [*zip(stages, rows, strict=True)]
+    forward = np.array([one.forward[row] for one, row in pairs])
+    backward = np.array([one.backward[row] for one, row in pairs])
+    from_each = np.maximum.accumulate((forward + backward)[::-1])[::-1]
+    filling = np.maximum.accumulate(forward)[:-1].sum()
+    flushing = np.maximum.accumulate(backward)[:-1].sum()
+    return int(filling + flushing + 2 * from_each[1:].sum())
 
 
 def test_the_example_of_five_blocks_is_least() -> None:

@@ -16,11 +16,12 @@ import ipu_exec as poptorch
 from benchmarks.rebalance import bert_pod16
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, bert
+from ipu_exec.levers import parse
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
 from profiler.rebalance.carried import Carried
 from profiler.rebalance.cuts import Ties
-from profiler.rebalance.refusal import nearest, nearest_in_words, refusal
+from profiler.rebalance.refusal import as_levers, nearest, nearest_in_words, refusal
 from profiler.rebalance.running import Edges
 from profiler.rebalance.split import ALL_CHOICES
 from profiler.rebalance.tile_memory import (
@@ -239,3 +240,16 @@ def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) ->
     words = refusal(short, costs.ipus)
     assert "does not fit by" in words and "on tile" in words and "most of it" in words
     assert nearest_in_words(short, costs.ipus)[2:].lower() == words.lower()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"offload": True}, "--with state=off-chip"),
+        ({"recompute": True}, "--with recompute=yes"),
+        ({"offload": True, "recompute": True}, "--with recompute=yes,state=off-chip"),
+    ],
+)
+def test_a_way_out_is_said_as_ipu_run_takes_it(change: dict[str, bool], words: str) -> None:
+    assert as_levers(change) == words
+    assert parse(words.removeprefix("--with "))  # as ipu-run reads it
