@@ -69,6 +69,13 @@ _NOT_HONOURED = {
         "groups are of neighbouring channels, as PyTorch has them, and cost what those cost",
     ),
 }
+# The same for Poplar's engine options: the value that is modelled, and what happens instead.
+_ENGINE_NOT_HONOURED = {
+    "opt.internalExchangeOptimisationTarget": (
+        "cycles",
+        "exchanges are those that take the fewest cycles, so code of exchanges may be more here",
+    ),
+}
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
 
@@ -1059,6 +1066,7 @@ class Options(_Group):
             engine["autoReport.all"] = "true"
         overrides = dict(self._Popart.engineOptions)
         overrides |= _engine_options_of(os.environ if environment is None else environment)
+        _warn_of_engine_options(overrides)
         engine |= overrides
         everything = _engine_flag(engine, "autoReport.all", False)
         graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
@@ -1195,6 +1203,15 @@ def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
             f" {text!r}"
         )
     return options
+
+
+def _warn_of_engine_options(engine: Mapping[str, Any]) -> None:
+    for name, (modelled, instead) in _ENGINE_NOT_HONOURED.items():
+        if str(engine.get(name, modelled)).lower() != modelled:
+            warnings.warn(
+                f"the engine option {name} is recorded in the profile, but not honoured: {instead}",
+                stacklevel=2,  # said once, whoever asks for the options
+            )
 
 
 def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -25,6 +25,7 @@ from planner.priced import Place, Priced, is_legal, lacking, places
 from planner.question import PARTS, RECOMPUTE, STATE, Question
 from planner.search import Found, look_into, predicted, split_onto
 from profiler.rebalance import Costs
+from profiler.units import per_second
 
 MOST_IN_PARTS = 6  # compiles of optimiser state in parts
 _A_WAVE = 3  # of them at a time
@@ -426,7 +427,7 @@ def _in_parts(state: _State) -> None:
         state.open_rate = max(state.open_rate, left[0][0])
         state.left_out.append(
             f"{len(left)} ways to keep state in parts ({_some([key for _, key in left])}): at the"
-            f" most {left[0][0]:,.0f} samples/s"
+            f" most {per_second(left[0][0])} samples/s"
         )
 
 

@@ -257,7 +257,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
         (str(k), str(ipu), ", ".join(costs.names[first : last + 1]), f"{cycles:,}")
         for k, ((first, last), ipu, cycles) in enumerate(stages)
     ]
-    change = f"{then / now - 1:+.1%}"
+    change = units.minus(f"{then / now - 1:+.1%}")
     note = (
         f"It takes {then:,} cycles {analysis.turn(report)} instead of {now:,} ({change})."
         f" {sentence(best.verdict)}."

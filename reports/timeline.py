@@ -121,6 +121,26 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
     return longest
 
 
+def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """For each column between ``edges``, the activity that takes most of it; waiting if none is.
+
+    For columns of many tasks each; arguments as for `longest_task`, ``code`` their activities.
+    """
+    columns = len(edges) - 1
+    most, found = np.zeros(columns), np.full(columns, ACTIVITIES.index(IDLE))
+    for activity_code in np.unique(code):
+        those = np.flatnonzero(code == activity_code)
+        total = np.concatenate([[0], np.cumsum(end[those] - start[those])])
+        at = np.searchsorted(start[those], edges, side="right") - 1
+        begun = those[at.clip(0)]
+        inside = np.minimum(edges - start[begun], end[begun] - start[begun])
+        until = np.where(at >= 0, total[at.clip(0)] + inside, 0)
+        taken = np.diff(until)
+        larger = taken > most
+        found[larger], most[larger] = activity_code, taken[larger]
+    return found
+
+
 def activity(kind: str, direction: str) -> int:
     """The index into ``ACTIVITIES`` for a task of `Report.tasks`."""
     if direction in _BY_DIRECTION:
@@ -153,7 +173,7 @@ def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
 
 
 def phase_header(phases: list[str], cells: np.ndarray, columns: int) -> str:
-    """Phases over their columns: ``├─ramp-up─┤├──steady──┤``."""
+    """Phases over their columns: ``├─ramp-up─┤├──steady──┤``; "" if none has room for its name."""
     bounds = [*cells.tolist(), columns]
     runs: list[tuple[str, int, int]] = []
     for phase, first, stop in zip(phases, bounds[:-1], bounds[1:], strict=True):
@@ -161,14 +181,20 @@ def phase_header(phases: list[str], cells: np.ndarray, columns: int) -> str:
             runs[-1] = (phase, runs[-1][1], stop)
         elif stop > first:
             runs.append((phase, first, stop))
+    if not any(_has_room(phase, stop - first) for phase, first, stop in runs):
+        return ""
     return "".join(_bracket(phase, stop - first) for phase, first, stop in runs)
 
 
+def _has_room(name: str, width: int) -> bool:
+    return len(name) <= width - 2
+
+
 def _bracket(name: str, width: int) -> str:
+    """A phase over its columns, without its name where that would have to be cut."""
     if width < 3:
         return "│".ljust(width)
-    inside = width - 2
-    return "├" + name[:inside].center(inside, "─") + "┤"
+    return "├" + (name if _has_room(name, width) else "").center(width - 2, "─") + "┤"
 
 
 def ruler(cells: np.ndarray, width: int, labels: list[str]) -> str:
@@ -208,11 +234,9 @@ def timeline(
     label = max(len("slowest"), len(f"IPU {tasks['ipu'].max()}{each}")) + 1
     drawn = grid(start, end, max(8, width - label))
     columns = len(drawn.edges) - 1
+    header = phase_header(cycles["phase"].tolist(), drawn.cells, columns)
     lines: list[Line] = [
-        (
-            ("".ljust(label), ""),
-            (phase_header(cycles["phase"].tolist(), drawn.cells, columns), "dim"),
-        ),
+        *([(("".ljust(label), ""), (header, "dim"))] if header else []),
         (
             ("cycle".ljust(label), "dim"),
             (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim"),
@@ -225,16 +249,16 @@ def timeline(
             tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
         )
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
-        longest = longest_task(
-            tasks_of_lane["start"].to_numpy(np.int64),
-            tasks_of_lane["end"].to_numpy(np.int64),
-            drawn.edges,
-        )
+        begin, stop = (tasks_of_lane[name].to_numpy(np.int64) for name in ("start", "end"))
+        batch = tasks_of_lane["micro_batch"].to_numpy()
+        if len(cycles) > columns:  # a column is many tasks: of none of them in particular
+            code, longest = most_of(begin, stop, code, drawn.edges), np.arange(columns)
+            batch = np.full(columns, -1)
+        else:
+            longest = longest_task(begin, stop, drawn.edges)
         seen.update(code[longest[longest >= 0]].tolist())
         name = "  I/O" if over else f"IPU {ipu}{each}"  # its I/O tiles, beneath it
-        lines.append(
-            ((name.ljust(label), ""), *lane(longest, code, tasks_of_lane["micro_batch"].to_numpy()))
-        )
+        lines.append(((name.ljust(label), ""), *lane(longest, code, batch)))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]

@@ -335,10 +335,11 @@ GROUPS = (
             "_Popart": (
                 ACCEPTED,
                 (
-                    "recorded; obeyed are engineOptions, autoRecomputation, two patterns"
-                    " (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams and"
+                    "recorded; obeyed are engineOptions' autoReport.*, autoRecomputation, two"
+                    " patterns (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams and"
                     " enableExplicitIR; groupNormStridedChannelGrouping warns: groups are of"
-                    " neighbouring channels, as PyTorch has them, and cost what those cost"
+                    " neighbouring channels, as PyTorch has them, and cost what those cost; so does"
+                    " the engine option opt.internalExchangeOptimisationTarget"
                 ),
             ),
             "Jit": (ACCEPTED, "models are captured by running them"),

@@ -1,8 +1,8 @@
 """Answers the server has already given, cached in memory and in the user's cache directory.
 
-An answer depends only on the profiles, the code and the request. Slow ones are cached
-(`profiler.kept`), so that a page seen before costs next to nothing, however large the profile; what
-a first visit needs is prepared while the user reads the first page.
+An answer depends only on the profiles, the code, the script that may be compiled and the request.
+Slow ones are cached (`profiler.kept`), so that a page seen before costs next to nothing, however
+large the profile; what a first visit needs is prepared while the user reads the first page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -99,7 +99,7 @@ def keep(app: Dash, profiles: Profiles) -> Answers:
     def known() -> Response | None:
         if request.method != "POST" or not request.path.endswith(_PATH):
             return None
-        name = _name(request.get_json(silent=True))
+        name = _name(request.get_json(silent=True), profiles.checks.script)
         if name is None:
             return None
         try:
@@ -138,8 +138,11 @@ def _whole(answer: bytes) -> bool:
     return isinstance(said, dict) and set(said) <= {"response", "multi"}
 
 
-def _name(body: Any) -> str | None:
-    """The key that identifies a callback's request; None if it is not one."""
+def _name(body: Any, script: Sequence[str] = ()) -> str | None:
+    """The key that identifies a callback's request; None if it is not one.
+
+    ``script``: what the viewer may compile; pages have more where there is one.
+    """
     if not isinstance(body, dict) or not isinstance(body.get("output"), str):
         return None
     if any(name in body["output"] for name in _LIVE):
@@ -150,6 +153,7 @@ def _name(body: Any) -> str | None:
         "inputs": _values(body.get("inputs") or [], frame),
         "state": _values(body.get("state") or [], frame),
         "changed": body.get("changedPropIds") or [],
+        "script": list(script),
     }
     return kept.name_of(json.dumps(said, sort_keys=True))
 

@@ -25,6 +25,8 @@ from dash import (
 
 from profiler import ProfileError, Report, analysis, records
 from profiler.advise import Relief, relief
+from profiler.rebalance.verdict import Answer
+from profiler.units import sentence
 from viewer import guard as guards
 from viewer.answers import Preparation, keep
 from viewer.figures import theme as themes
@@ -298,26 +300,32 @@ def _head(view: View) -> Any:
         html.P(" · ".join(parts)),
     ]
     if meta["state"] == "out of memory":
-        children.append(_too_full(view))
-        children.append(_relief(view))
+        children.append(_out_of_memory(view))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
     return children
 
 
+def _out_of_memory(view: View) -> Any:
+    """Where memory runs out, and what frees most there."""
+    return html.Div(
+        [_too_full(view), *_relief(view)], className="message error", role="alert", id="too-full"
+    )
+
+
 def _too_full(view: View) -> Any:
-    """Where memory runs out: the worst tile, its step, and how many other IPUs are too full."""
+    """The worst tile, its step, and how many other IPUs are too full."""
     report = view.report
     peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
     over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
     if not len(over):
-        return common.message("Out of memory: the compile stopped.", "error")
+        return html.P("Out of memory: the compile stopped.")
     worst = over.iloc[0]
     ipu, tile, step = (int(worst[name]) for name in ("ipu", "tile", "step"))
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
     words = (
-        f"Out of memory: tile {tile} of IPU {ipu} needs {units.size(int(worst['bytes']))},"
+        f" tile {tile} of IPU {ipu} needs {units.size(int(worst['bytes']))},"
         f" {units.size(-int(worst['free']))} ({-int(worst['free']):,} bytes) more than it has, at"
         f" step {step} ({worst['name']}).{more} "
     )
@@ -328,10 +336,10 @@ def _too_full(view: View) -> Any:
         dcc.Link("what is live at that step", href=f"/liveness?{live}"),
         dcc.Link("other splits", href="/rebalance"),
     ]
-    return html.Div([words, *common.separated(links)], className="message error", role="alert")
+    return html.P([html.B("Out of memory:"), words, *common.separated(links)])
 
 
-def _relief(view: View) -> Any:
+def _relief(view: View) -> list[Any]:
     """What frees most memory on the worst tile, each with a link to its effect."""
 
     def made() -> list[Relief]:
@@ -340,18 +348,25 @@ def _relief(view: View) -> Any:
         except ValueError:
             return []
 
-    reliefs = view.profiles.made(view.report, "relief", made)
+    reliefs = view.profiles.made(view.report, "relief", made)[:_MOST_RELIEFS]
+    if not reliefs:
+        return []
     rows = [
         html.Li(
-            [
-                dcc.Link(one.title, href=one.where),
-                f": frees {units.size(one.freed)}, then {one.fits} ",
-                html.Code(one.command),
-            ]
+            [dcc.Link(sentence(one.title), href=one.where), _relieved(one), html.Code(one.command)]
         )
-        for one in reliefs[:_MOST_RELIEFS]
+        for one in reliefs
     ]
-    return html.Ol(rows, id="relief", className="insights")
+    return [html.P("What frees most of it:", className="then"), html.Ol(rows, id="relief")]
+
+
+def _relieved(one: Relief) -> str:
+    """What a change frees, whether the model then fits, and what that costs in cycles."""
+    about = "about " if one.estimate else ""
+    then = "it fits then" if one.fits == Answer.FITS.value else f"then {one.fits}"
+    longer = f"{units.cycles(abs(one.cycles))} cycles {'more' if one.cycles > 0 else 'less'}"
+    cost = f"; {longer} for as many samples" if one.cycles else ""
+    return f" frees {about}{units.size(one.freed)}; {then}{cost} · "
 
 
 def _register(app: Dash, profiles: Profiles) -> None:

@@ -30,7 +30,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
 }
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
-_NO_MODULE = "no module"
+_NO_MODULE, _NO_STAGE = "no module", "no stage"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
@@ -139,7 +139,7 @@ def _leaves(
         "operator": np.where(has_op, operators["name"].astype(str), _whole_copies(rows["name"])),
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
-        "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), "no stage"),
+        "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
         # In place of a module, where there is none and no operator either.
         "otherwise": np.where(has_op | (module != ""), "", rows["otherwise"].astype(str)),
         "kind": rows["kind"].astype(str),
@@ -149,7 +149,7 @@ def _leaves(
     keys = list(dict.fromkeys(["module", "otherwise", *dims, "kind"]))
     table = pd.DataFrame(columns).groupby(keys, as_index=False, sort=False)[["value"]].sum()
     names = [_names(dim, table, together) for dim in dims]
-    table["path"] = [_joined(parts) for parts in zip(*names, strict=True)]
+    table["path"] = _without_no_stage([_joined(parts) for parts in zip(*names, strict=True)])
     return table[["path", "value", "kind"]]
 
 
@@ -160,6 +160,17 @@ def _joined(parts: Iterable[Path]) -> Path:
         if not names or names[-1] != name:
             names.append(name)
     return tuple(names)
+
+
+def _without_no_stage(paths: list[Path]) -> list[Path]:
+    """Paths that do not end in "no stage", unless others with the same beginning have a stage."""
+    with_stage = {path[:-1] for path in paths if path[-1] != _NO_STAGE}
+    return [
+        path[:-1]
+        if len(path) > 1 and path[-1] == _NO_STAGE and path[:-1] not in with_stage
+        else path
+        for path in paths
+    ]
 
 
 def _names(dimension: str, table: pd.DataFrame, together: bool) -> list[Path]:

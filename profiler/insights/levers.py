@@ -42,6 +42,11 @@ def _change(levers: Levers) -> dict[str, str]:
     return {"with": levers.argument}
 
 
+def _where(basis: Basis) -> str:
+    """The page that has all levers, where Blocks can be moved; else that of time."""
+    return "/rebalance" if basis.can_split else "/pipeline"
+
+
 def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     title, detail, waits = _words(basis, one)
     estimate = " (an estimate)" if one.estimate else ""
@@ -50,7 +55,7 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
         title,
         f"{detail} As many samples take {cycles:,} cycles less{estimate}.",
         "write this",
-        "/pipeline",
+        _where(basis),
         cycles,
         change=_change(one.levers),
         estimate=one.estimate,
@@ -119,7 +124,7 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
         f" {basis.turn} instead of {present.samples:,}. As many samples take {cycles:,} cycles less"
         f" than the {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
         "write this",
-        "/pipeline",
+        _where(basis),
         cycles,
         change=_change(one.levers),
         estimate=one.estimate,

@@ -269,7 +269,7 @@ def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
     rate, now = best.outcome.samples_per_second, _present(advised)
     if rate <= now:
         return [say("Nothing that was compiled is faster than the profile.")]
-    times = f", {rate / now:.2f} times the profile's {now:,.0f}" if now else ""
+    times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
     words = best.levers.argument
     command = f": ipu-run --with {words}" if words else ""
     return [

@@ -303,11 +303,25 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
         change(Options())
 
 
+@pytest.mark.parametrize("where", ["options", "environment"])
+def test_an_engine_option_that_is_not_honoured_says_so(where: str) -> None:
+    options, name = Options(), "opt.internalExchangeOptimisationTarget"
+    environment = {}
+    if where == "options":
+        options._Popart.set("engineOptions", {name: "memory"})
+    else:
+        environment = {"POPLAR_ENGINE_OPTIONS": json.dumps({name: "memory"})}
+    with pytest.warns(UserWarning, match=f"{name} is recorded in the profile, but not honoured: "):
+        options.profiling(environment)
+
+
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
     options = Options().syncPattern(poptorch.SyncPattern.Full).broadcastBuffers(False)
     poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
     options._Popart.set("groupNormStridedChannelGrouping", False)
+    options._Popart.set("engineOptions", {"opt.internalExchangeOptimisationTarget": "cycles"})
+    options.profiling({})
     assert not recwarn.list
 
 

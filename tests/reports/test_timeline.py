@@ -20,6 +20,7 @@ from reports.timeline import (
     lane,
     legend,
     longest_task,
+    most_of,
     phase_header,
     ruler,
     short,
@@ -73,6 +74,23 @@ def test_every_column_has_the_task_that_fills_most_of_it(
             assert overlap[task] == overlap.max()
 
 
+@given(durations, durations)
+def test_a_column_of_many_tasks_has_the_activity_that_fills_most_of_it(
+    lengths: list[int], columns: list[int]
+) -> None:
+    end = np.cumsum(lengths)
+    start, code = end - lengths, np.arange(len(lengths)) % 3
+    edges = np.concatenate([[0], np.cumsum(columns)])
+    for first, last, found in zip(
+        edges[:-1], edges[1:], most_of(start, end, code, edges), strict=True
+    ):
+        overlap = (np.minimum(end, last) - np.maximum(start, first)).clip(0)
+        sums = np.bincount(code, weights=overlap, minlength=3)
+        assert (timeline.ACTIVITIES[found] is timeline.IDLE) == (sums.max() <= 0)
+        if sums.max() > 0:
+            assert sums[found] == sums.max()
+
+
 def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
     tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
     assert lane(tasks, code, np.array([7, 7, -1])) == (
@@ -89,6 +107,13 @@ def test_phases_are_bracketed_over_their_columns() -> None:
     )
     assert header == "├─────ramp-up──────┤├─steady─┤│ "
     assert len(header) == 32
+
+
+def test_a_phase_without_room_for_its_name_has_none_of_it() -> None:
+    cells = np.array([0, 9, 14])
+    assert phase_header(["ramp-up", "steady", "update"], cells, 15) == "├ramp-up┤├───┤│"
+    assert phase_header(["steady", "ramp-down", "steady"], cells, 15)[9:14] == "├───┤"
+    assert phase_header(["steady", "ramp-down"], np.array([0, 5]), 10) == ""
 
 
 def test_a_ruler_drops_labels_that_do_not_fit() -> None:

@@ -13,7 +13,7 @@ from tests.synthetic import synthetic_profile
 from viewer import answers
 from viewer.app import PAGES, create_app
 from viewer.first_answers import FirstAnswers
-from viewer.pages import summary
+from viewer.pages import rebalance, summary
 
 WHERE = {"theme": "light", "width": 1000}
 
@@ -54,6 +54,16 @@ def test_a_second_opening_gives_the_same_answers_without_asking_the_report(
     for name in ("_slices", "_over_tiles", "_tasks"):
         monkeypatch.setattr(Report, name, refuse)
     assert all_answers(open_report(path)) == before
+
+
+def test_a_viewer_with_a_script_has_the_check_that_one_without_it_had_not(path: Path) -> None:
+    def layout(script: tuple[str, ...]) -> str:
+        first = FirstAnswers(create_app(open_report(path), script=script))
+        return first.ask(dict(first.of_page(rebalance.PAGE, WHERE))["layout"])
+
+    assert "rebalance-check" not in layout(())
+    assert "train.py" in layout(("train.py",))
+    assert "rebalance-check" not in layout(())
 
 
 def test_a_profile_that_is_written_anew_has_other_answers(path: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
 from viewer.figures import host, lod, memory, pipeline, rebalance, theme, trace, units, waterfall
 from viewer.figures.units import Clock
-from viewer.pages import selection
+from viewer.pages import hits, selection, timeline
+from viewer.profiles import Profiles
 
 
 @pytest.fixture(scope="module")
@@ -361,13 +362,38 @@ def test_a_search_steps_through_its_hits_and_round(report: Report) -> None:
     name = str(steps.loc[steps["step"] >= 0, "name"].iloc[0])
     slices, _ = trace.matches(rows, name)
     window, starts = None, []
-    for _ in range(slices + 1):
-        window = trace.next_hit(rows, name, (-1.0, -1.0) if window is None else window, True)
-        assert window is not None
+    for number in range(slices + 1):
+        hit = hits.in_rows(rows, name, (-1.0, -1.0) if window is None else window, True)
+        assert hit is not None
+        window = hit.around(window)
         starts.append(window)
+        cycle, row = map(float, hit.at.split(","))
+        position = rows.rows.at(round(row), cycle + rows.origin)
+        assert trace.number_of_hit(rows, name, position) == (number % slices + 1, slices)
     assert starts[0] == starts[slices]
     assert starts[:slices] == sorted(starts[:slices])
-    assert trace.next_hit(rows, "no such name", None, True) is None
+    assert hits.in_rows(rows, "no such name", None, True) is None
+
+
+def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> None:
+    """It finds what it finds in the rows of the steps, and those that have it are not faint."""
+    rows = trace.flat(report.executed(0, iteration=0), report.target.ipus_per_replica)
+    name = str(report.steps(0, iteration=0).query("step >= 0")["name"].iloc[0])
+    profiles = Profiles([report])
+    found = hits.executed(profiles, report, 0, 0, rows, name)
+    assert (len(found), found.cycles) == trace.matches(rows, name)
+    here: tuple[float, float] | None = (-1.0, -1.0)
+    for _ in range(3):
+        one, other = (
+            hits.in_rows(rows, name, here, True),
+            hits.in_tasks(found, rows, here, True),
+        )
+        assert one == other and one is not None
+        here = one.around(here)
+    tasks = timeline._tasks_as_steps(report, 0, 0, [0, 1])
+    coarse = trace.flat(tasks, report.target.ipus_per_replica)
+    faint = trace._codes(coarse, name, found.names) == trace._FAINT
+    assert 0 < faint.sum() < len(faint) and (trace._codes(coarse, name, ()) == trace._FAINT).all()
 
 
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])

@@ -14,7 +14,7 @@ from tests.synthetic import synthetic_profile
 from viewer.figures import counters, flame, marks, pipeline, theme, trace
 from viewer.figures.marks import Selection
 from viewer.figures.units import Clock
-from viewer.pages import common, query, selection, timeline
+from viewer.pages import common, query, selection, timeline, waits
 from viewer.pages import flame as flame_page
 from viewer.pages import pipeline as pipeline_page
 from viewer.pages.timeline import Arrangement
@@ -119,6 +119,19 @@ def test_every_ipu_is_drawn_once_however_lanes_are_arranged(
         here = lanes.task_rows.of(lane)
         rows = lanes.tasks.iloc[lanes.task_rows.source[here]]
         assert set(rows["ipu"]) == {ipu}
+
+
+def test_a_wait_says_what_the_update_waits_for_meanwhile(
+    report: Report, profiles: Profiles
+) -> None:
+    path = waits.chain(profiles, report, 0, 0)
+    at = int((path.end - path.start).argmax())
+    begin, end = int(path.start[at]), int(path.end[at])
+    ((_, said),) = timeline.meanwhile(profiles, report, 0, 0, begin, end)
+    assert said[0] == f"IPU {path.ipu[at]}, for 100.0% of it: "
+    assert f"from={begin}&to={end}" in said[1].href
+    assert timeline.meanwhile(profiles, report, 0, None, begin, end) == []
+    assert timeline.meanwhile(profiles, report, 0, 0, -20, -10) == []
 
 
 def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles) -> None:

@@ -58,6 +58,6 @@
   new MutationObserver(() => {
     if (waiting) { return; }
     waiting = true;
-    setTimeout(() => { waiting = false; repair(); }, 60);
+    setTimeout(() => { waiting = false; repair(); window.ipuscopeTimeline?.frames(); }, 60);
   }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ['aria-selected', 'aria-hidden', 'data-title'] });
 })();

@@ -37,6 +37,24 @@
       const inside = at >= axis._offset - 1 && at <= axis._offset + axis._length + 1;
       tick.style.visibility = inside ? '' : 'hidden';
     });
+    frame(plot);
+  }
+
+  // -- the slice that was clicked: a frame around it, which moves with the figure ------------------------
+  function frame(plot) {
+    const meta = metaOf(plot), full = plot._fullLayout, pinned = document.querySelector('[data-pin]');
+    const row = Math.round(Number(value('at').split(',')[1])), box = plot.querySelector('.svg-container');
+    let drawn = plot.querySelector('.chosen-slice');
+    if (!meta.rows || !pinned || !box || !full?.xaxis || !(row >= 0)) { drawn?.remove(); return; }
+    const [begin, end] = pinned.dataset.pin.split(',').map(Number), [low, high] = windowOf(plot);
+    const x = (cycle) => full.xaxis._length * Math.min(1, Math.max(0, (cycle - low) / ((high - low) || 1)));
+    const [bottom, top] = full.yaxis.range.map(Number);
+    const y = (at) => full.yaxis._length * Math.min(1, Math.max(0, (at - top) / (bottom - top)));
+    if (end < low || begin > high || y(row + 0.45) <= y(row - 0.45)) { drawn?.remove(); return; }
+    if (!drawn) { drawn = document.createElement('div'); drawn.className = 'chosen-slice'; box.append(drawn); }
+    const wide = Math.max(4, x(end) - x(begin));
+    Object.assign(drawn.style, { left: full.xaxis._offset + x(begin) - (wide > x(end) - x(begin) ? 2 : 0) + 'px',
+      width: wide + 'px', top: full.yaxis._offset + y(row - 0.45) + 'px', height: y(row + 0.45) - y(row - 0.45) + 'px' });
   }
 
   function follow(plot) {
@@ -227,5 +245,5 @@
     if (plot && value('select')) { put(metaOf(plot).page, 'select', ''); }
   }
 
-  window.ipuscopeTimeline = { move, fit, mark, measure, pin, clear };
+  window.ipuscopeTimeline = { move, fit, mark, measure, pin, clear, frames: () => figures().forEach(frame) };
 })();

@@ -12,7 +12,7 @@ window.dash_clientside.viewer = {
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme,
-             width: Math.max(600, window.innerWidth - 252) };
+             width: Math.max(320, window.innerWidth - (window.innerWidth > 860 ? 252 : 68)) };
   },
 
   // Every parameter of the page into the address, without a step in the browser's history.

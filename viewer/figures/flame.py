@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -10,12 +11,15 @@ from profiler.analysis.hierarchy import MIXED, Node, Path
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
 from viewer.figures.memory import fill
-from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme
+from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
 FORMS = ("flame", "treemap")
 SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the names of a path
 _ROW = 26  # pixels of a level
 _LABEL = 60  # characters
+_COPIES = "copies of "  # what all in "copy between IPUs" begin with
+_CHARACTER, _PADDING, _LEAST = 7.0, 8, 4  # pixels; characters that still say something
+_WIDTH = 1150  # pixels of a figure as wide as a page of 1,440
 # How the causes of `critical_path.CAUSES` are drawn.
 _BY_CAUSE = {
     "compute": "compute",
@@ -63,24 +67,33 @@ def drawn(
     whole = max(1, nodes[0].width)
     parents = [id_of(one.path[:-1]) if one.path else None for one in nodes]
     names = ["all" if not one.path else one.path[-1] for one in nodes]
+    marker = _marker(nodes, theme, bytes_of, compared)
+    flame = form != "treemap"
     what = {
         "ids": [id_of(one.path) or "all" for one in nodes],
         "parents": ["" if one is None else one or "all" for one in parents],
-        "labels": [units.plain(units.shortened(name, _LABEL)) for name in names],
+        "labels": [
+            units.plain(
+                _fitting(name.removeprefix(_COPIES), one.width / whole)
+                if flame
+                else units.shortened(name, _LABEL)
+            )
+            for name, one in zip(names, nodes, strict=True)
+        ],
         "values": [one.width for one in nodes],
         "customdata": [_hover(one, whole, words, compared) for one in nodes],
         "hovertemplate": "%{customdata}<extra></extra>",
         "branchvalues": "total",
         "sort": True,
         "level": id_of(at) or "all",
-        "marker": _marker(nodes, theme, bytes_of, compared),
-        "textfont": {"size": 12},
+        "marker": marker,
+        "textfont": {"size": 12, "color": _text_colours(marker["colors"], theme, compared)},
         "outsidetextfont": {"size": 12, "color": theme.card},  # of what all is in
         "pathbar": {"visible": bool(at), "thickness": 24, "textfont": {"size": 12}},
         "textinfo": "label+percent root",
     }
     depth = max(len(one.path) for one in nodes) - len(at) + 1
-    if form == "treemap":
+    if not flame:
         trace = go.Treemap(**what, tiling={"pad": 2})
         height = 620
     else:
@@ -90,6 +103,22 @@ def drawn(
     margin = {"l": 8, "r": 8, "t": 30 if at else 8, "b": 8}
     small = {"minsize": 10, "mode": "hide"}
     return figure.update_layout(theme.layout(max(200, height), margin=margin, uniformtext=small))
+
+
+def _fitting(name: str, share: float) -> str:
+    """A name cut to what fits into its share of a row; "" where nothing that says anything does.
+
+    (plotly leaves out what does not fit.)
+    """
+    room = int((share * _WIDTH - _PADDING) / _CHARACTER)
+    return units.shortened(name, min(room, _LABEL)) if room >= min(_LEAST, len(name)) else ""
+
+
+def _text_colours(fills: Any, theme: Theme, compared: bool) -> list[str]:
+    """The more readable of black and white on each part; compared, fills are -1 to 1."""
+    if compared:
+        return [text_on(between(_DIVERGING[theme.name], (1 + share) / 2)) for share in fills]
+    return [text_on(one) for one in fills]
 
 
 def _hover(node: Node, whole: int, words: Callable[[float], str], compared: bool) -> str:
@@ -106,7 +135,7 @@ def _hover(node: Node, whole: int, words: Callable[[float], str], compared: bool
     return units.text_of(lines)
 
 
-def _marker(nodes: list[Node], theme: Theme, bytes_of: bool, compared: bool) -> dict[str, object]:
+def _marker(nodes: list[Node], theme: Theme, bytes_of: bool, compared: bool) -> dict[str, Any]:
     line = {"width": 0.5, "color": theme.card}
     if not compared:
         colour = memory_colour if bytes_of else activity_colour

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KIB = 1024
 MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
-OTHER = "#d55e00"  # what is of the other of two profiles
+OTHER = "#cc4f8f"  # what is of the other of two profiles
 MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
@@ -95,7 +95,7 @@ def heat_map(
             y=y,
             zmin=0 if to_limit or over else least / KIB,
             zmax=top,
-            colorscale=_colours(most, limit),
+            colorscale=colours_to(most, limit),
             colorbar={
                 "title": {"text": "KiB a tile", "side": "right", "font": {"size": 12}},
                 "thickness": 14,
@@ -323,13 +323,13 @@ def tiles(
     return figure
 
 
-def _colours(most: float, limit: float) -> Any:
+def colours_to(most: float, limit: float) -> list[tuple[float, str]]:
     """Viridis up to the limit, then darkening reds if ``most`` exceeds it."""
     if most <= limit:
-        return "Viridis"
+        return list(_VIRIDIS)
     part = limit / most
-    below = [[position * part, colour] for position, colour in _VIRIDIS]
-    return [*below, [part, _JUST_OVER], [1.0, _FAR_OVER]]
+    below = [(position * part, colour) for position, colour in _VIRIDIS]
+    return [*below, (part, _JUST_OVER), (1.0, _FAR_OVER)]
 
 
 def chip(
@@ -351,7 +351,7 @@ def chip(
             customdata=number,
             zmin=0 if to_limit else None,
             zmax=max(limit, most) if to_limit else None,
-            colorscale=_colours(most, limit) if to_limit else "Viridis",
+            colorscale=colours_to(most, limit) if to_limit else "Viridis",
             xgap=1,
             ygap=1,
             colorbar={

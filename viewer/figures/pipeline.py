@@ -49,6 +49,7 @@ LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
 _MOST_STAGES = 48  # of stages
 _DIGIT = 7  # pixels
+_BOLD, _SMALL = 8.0, 6.0  # pixels of a character in a lane's name, and in the lines below it
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
 _LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
@@ -322,7 +323,7 @@ def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
     here = stages[stages["ipu"] == lane.shown]
     lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
     if len(lines) > 2:
-        lines = [f"stages {shortened(', '.join(str(stage) for stage in here['stage']), 24)}"]
+        lines = [f"stages {ends_of([str(stage) for stage in here['stage']], 24)}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
     return f"<b>{lane.name}</b>{small}"
 
@@ -896,10 +897,14 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     ]
 
 
-def _label_length(lanes: Lanes) -> int:
-    """Length in characters of the longest line in the lanes' labels."""
-    lines = [re.sub("<[^>]*>", "", line) for label in lanes.labels for line in label.split("<br>")]
-    return max((len(html.unescape(line)) for line in lines), default=6)
+def _label_width(lanes: Lanes) -> int:
+    """About how wide the widest line in the lanes' labels is, in pixels."""
+    widest = 6 * _BOLD
+    for label in lanes.labels:
+        for at, line in enumerate(label.split("<br>")):
+            words = html.unescape(re.sub("<[^>]*>", "", line))
+            widest = max(widest, len(words) * (_SMALL if at else _BOLD))
+    return round(widest)
 
 
 def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
@@ -914,7 +919,7 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
         # top: legend, phases, cycle numbers; bottom: the axis
         height * count + 160,
         barmode="overlay",
-        margin={"l": 34 + 7 * _label_length(lanes), "r": 16, "t": 104, "b": 48},
+        margin={"l": 34 + _label_width(lanes), "r": 16, "t": 104, "b": 48},
         legend={
             "orientation": "h",
             "yref": "container",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from viewer.figures.theme import Theme
+from viewer.figures.memory import colours_to
+from viewer.figures.theme import Theme, between, text_on
 from viewer.figures.units import percent, rows_of, shortened, size
 
 if TYPE_CHECKING:
@@ -62,34 +63,49 @@ def _cells(
     edges = np.unique(np.round(np.concatenate([columns - 0.5, columns + 0.5]), 6))
     column = np.searchsorted(edges, np.round(columns - 0.5, 6))[at]
     shape = (int(row.max()) + 1, len(edges) - 1)
-    values, numbers = np.full(shape, np.nan), np.full(shape, "", dtype=object)
+    most = max(1.0, float(share.max(initial=0)))  # of memory it may be more than all of it
+    colours = colours_to(most, 1.0)
+    values = np.full(shape, np.nan)
     about = np.full((*shape, 2), "", dtype=object)
     values[row, column] = 100 * share
     about[row, column, 0] = [_about(one) for one in rows_of(ipus)]
     about[row, column, 1] = ipus["number"].to_numpy()
-    if len(ipus) <= _MOST_NUMBERS:
-        numbers[row, column] = [f"{100 * one:.0f}" for one in share]
     figure.add_heatmap(
         x=edges,
         y=np.arange(shape[0] + 1),
         z=values,
-        text=numbers,
         customdata=about,
-        texttemplate="%{text}",
-        textfont={"size": 11},
         hovertemplate="%{customdata[0]}<extra></extra>",
         hoverongaps=False,
-        colorscale="Viridis",
+        colorscale=colours,
         zmin=0,
-        zmax=100,
+        zmax=100 * most,
         xgap=2,
         ygap=2,
         colorbar={
-            "title": {"text": title, "side": "right"},
+            "title": {"text": title, "side": "right", "font": {"size": 12}},
+            "tickfont": {"size": 11},
             "ticksuffix": "%",
             "thickness": 12,
             "outlinewidth": 0,
         },
+    )
+    if len(ipus) <= _MOST_NUMBERS:
+        fills = [between(colours, one / most) for one in share.tolist()]
+        _numbers(figure, share, fills, x, row)
+
+
+def _numbers(
+    figure: go.Figure, share: np.ndarray, fills: list[str], x: np.ndarray, row: np.ndarray
+) -> None:
+    """The share in each cell, in per cent, black or white as is more readable on its fill."""
+    figure.add_scatter(
+        x=x,
+        y=row + 0.5,
+        text=[f"{100 * one:.0f}" for one in share],
+        mode="text",
+        textfont={"size": 12, "color": [text_on(fill) for fill in fills]},
+        hoverinfo="skip",
     )
 
 

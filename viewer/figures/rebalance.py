@@ -105,11 +105,11 @@ def stages(
     top = max(profiled, int(prediction.stage_cycles.max())) * 1.04 * clock.scale
     figure.update_layout(
         theme.layout(
-            84 + 40 * len(labels),
+            104 + 40 * len(labels),
             barmode="overlay",
             bargap=0.22,
             uniformtext={"minsize": 9, "mode": "hide"},
-            margin={"l": 64, "r": 16, "t": 26, "b": 44},
+            margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
             xaxis={
                 "title": {"text": f"{clock.unit} a micro-batch (hatched: recomputation and stash)"},
                 "range": [0, top],

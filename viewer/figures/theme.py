@@ -9,9 +9,11 @@ lightness increases throughout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
@@ -57,6 +59,14 @@ def contrast(one: str, other: str) -> float:
 def text_on(colour: str) -> str:
     """White or nearly black, whichever is more readable on the colour."""
     return max("#ffffff", "#06080b", key=lambda text: contrast(text, colour))
+
+
+def between(scale: Sequence[tuple[float, str]], share: float) -> str:
+    """The colour at ``share`` (0..1) of a scale of positions and colours, as plotly mixes it."""
+    places = [place for place, _ in scale]
+    stops = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for _, colour in scale]
+    mixed = [np.interp(share, places, part) for part in zip(*stops, strict=True)]
+    return "#" + "".join(f"{round(float(part)):02x}" for part in mixed)
 
 
 ACTIVITIES = (

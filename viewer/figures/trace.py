@@ -6,6 +6,7 @@ visible, but faint.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -257,14 +258,16 @@ def trace(
     pixels: int = PIXELS,
     find: str = "",
     path: CriticalPath | None = None,
+    have: Collection[str] = (),
 ) -> go.Figure:
     """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
-    ``path`` is the critical path by row.
+    ``path`` is the critical path by row; ``have``: names that are not faint either, of tasks that
+    have such a step.
     """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
-    code = _codes(rows, find)
+    code = _codes(rows, find, have)
     finest = float(lod.FINEST)
     canvas = _drawn(rows, clock, low, high, pixels, code, finest)
     if (coarser := canvas.coarser(finest)) > finest:
@@ -360,32 +363,44 @@ def by_activity(spent: Spent) -> list[tuple[str, int, int]]:
 
 def next_hit(
     rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
-) -> tuple[int, int] | None:
-    """The window around the next slice, or the previous one, whose name contains ``find``.
+) -> int | None:
+    """The position in ``rows.rows`` of the next slice named so, or of the previous one.
 
-    The search starts at the middle of ``window`` and wraps around. The new window is as wide as
-    ``window``, or forty times the slice when everything is shown. Returns None if no slice has the
-    name.
+    Its name contains ``find``. The search starts at the middle of ``window`` and wraps around. None
+    if no slice has the name.
     """
-    wanted = _wanted(rows, find)
-    if wanted is None:
-        return None
-    hits = np.flatnonzero(wanted[rows.label[rows.rows.source]])
+    hits, middles = _hits(rows, find)
     if not len(hits):
         return None
-    middles = (rows.rows.start[hits] + rows.rows.end[hits]) / 2 - rows.origin
-    order = np.argsort(middles, kind="stable")
-    middles, hits = middles[order], hits[order]
     here = -1.0 if window is None else (window[0] + window[1]) / 2
     at = (
         int(np.searchsorted(middles, here + 1, side="right"))
         if forward
         else int(np.searchsorted(middles, here - 1, side="left")) - 1
     ) % len(hits)
-    length = int(rows.rows.end[hits[at]] - rows.rows.start[hits[at]])
-    width = 40 * length if window is None else max(window[1] - window[0], length)
-    low = max(0, int(middles[at] - width / 2))
-    return low, int(low + width)
+    return int(hits[at])
+
+
+def number_of_hit(rows: Trace, find: str, position: int) -> tuple[int, int]:
+    """Which of the slices with that name the one at a position is, from 1 on, and of how many.
+
+    0 if its name is another.
+    """
+    hits, _ = _hits(rows, find)
+    at = np.flatnonzero(hits == position)
+    return (int(at[0]) + 1 if len(at) else 0), len(hits)
+
+
+def _hits(rows: Trace, find: str) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the slices whose name contains the words, and their middles, by time."""
+    wanted = _wanted(rows, find)
+    if wanted is None:
+        none = np.zeros(0, dtype=np.int64)
+        return none, none
+    hits = np.flatnonzero(wanted[rows.label[rows.rows.source]])
+    middles = (rows.rows.start[hits] + rows.rows.end[hits]) / 2 - rows.origin
+    order = np.argsort(middles, kind="stable")
+    return hits[order], middles[order]
 
 
 def matches(rows: Trace, find: str) -> tuple[int, int]:
@@ -417,15 +432,17 @@ def _row(
     return np.full(len(start), row), start, end, code, label, none if step is None else step
 
 
-def _wanted(rows: Trace, find: str) -> np.ndarray | None:
+def _wanted(rows: Trace, find: str, have: Collection[str] = ()) -> np.ndarray | None:
     """Mask of the labels that contain the words, ignoring case; None if there is no search."""
     words = find.strip().lower()
-    return np.array([words in label.lower() for label in rows.labels] or [False]) if words else None
+    if not words:
+        return None
+    return np.array([words in name.lower() or name in have for name in rows.labels] or [False])
 
 
-def _codes(rows: Trace, find: str) -> np.ndarray | None:
+def _codes(rows: Trace, find: str, have: Collection[str]) -> np.ndarray | None:
     """The rows' codes, with slices that do not match made faint; None if there is no search."""
-    wanted = _wanted(rows, find)
+    wanted = _wanted(rows, find, have)
     return (
         None
         if wanted is None
@@ -454,12 +471,16 @@ def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list
     return lines
 
 
+_OF_IPU = re.compile(r"^IPU \d+ ")
 _HOST_WAYS = {"copyFromHost": "from the host", "copyToHost": "to the host"}
 
 
 def _last(name: str) -> str:
-    """The part of a name that a bar shows: the last, or the last two for a transfer step."""
-    parts = name.rsplit("/", 3)
+    """The part of a name that a bar shows: the last, or the last two for a transfer step.
+
+    The IPU is that of the row.
+    """
+    parts = _OF_IPU.sub("", name).rsplit("/", 3)
     if parts[-1] not in ("begin", "mid", "end") or len(parts) < 3:
         return parts[-1]
     way = _HOST_WAYS.get(parts[-3])

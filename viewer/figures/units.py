@@ -16,6 +16,7 @@ __all__ = [
     "count",
     "cycles",
     "ends_of",
+    "minus",
     "percent",
     "plain",
     "rows_of",
@@ -29,6 +30,11 @@ __all__ = [
 def plain(words: object) -> str:
     """A name escaped for plotly, which would take ``<`` and ``&`` for markup."""
     return str(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def minus(number: str) -> str:
+    """A number's text with the minus sign that plotly's figures and the grids write."""
+    return number.replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def _row(one: Verified, blocks: int) -> Any:
     numbers = (
         f"{predicted.total:,}",
         f"{one.cycles:,}" if one.cycles else "",
-        f"{predicted.total / one.cycles - 1:+.2%}" if one.cycles else "",
+        units.minus(f"{predicted.total / one.cycles - 1:+.2%}") if one.cycles else "",
         units.size(max(predicted.fullest)),
         units.size(max(one.fullest)) if one.fullest else "",
     )

@@ -159,7 +159,8 @@ def _measures(a: Report, b: Report) -> Any:
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
-        cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
+        both = [_said(value, row.unit) for value in (row.a, row.b)]
+        cells = [*both, _change(row.difference, row.unit), ratio]
         rows.append(
             html.Tr(
                 [
@@ -197,13 +198,19 @@ def _waits(a: Report, b: Report) -> Any:
 
 def _wait_cells(row: Any) -> list[Any]:
     cause, where, *cycles, share = row
-    words = [cause, where, *(f"{value:,.0f}" for value in cycles)]
-    words.append(units.percent(share) if share == share else "")
+    *both, difference = cycles
+    words = [cause, where, *(f"{value:,.0f}" for value in both), _change(difference, "")]
+    words.append(units.minus(units.percent(share)) if share == share else "")
     return [_cell(html.Td, one, at) for at, one in enumerate(words)]
 
 
 def _cell(kind: Any, words: str, at: int) -> Any:
     return kind(words, className="n" if at > 1 else "")
+
+
+def _change(value: float, unit: str) -> str:
+    """A difference with its sign, as the table of operators has it."""
+    return ("+" if value > 0 else "") + units.minus(_said(value, unit))
 
 
 def _said(value: float, unit: str) -> str:

@@ -58,7 +58,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Live bytes over tiles and program steps",
             "liveness-heat",
-            note="Gaps excluded. Click a point to see what is live there.",
+            note=_gaps(view.report) + "Click a point to see what is live there.",
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
@@ -76,6 +76,13 @@ def layout(view: View) -> Any:
             height=260,
         ),
     ]
+
+
+def _gaps(report: Report) -> str:
+    """What is not counted; of a model that does not fit, where that is."""
+    if report.meta["state"] == "out of memory":
+        return "Without gaps, with which it does not fit: Memory has both. "
+    return "Gaps excluded. "
 
 
 def _over_time(view: View) -> list[Any]:

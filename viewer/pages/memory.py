@@ -43,6 +43,7 @@ _VERTICES = (
 def layout(view: View) -> Any:
     """The page; its callbacks draw the figures."""
     tiles = view.report.target.tiles_per_ipu
+    too_full = view.report.meta["state"] == "out of memory"  # by its extent, gaps included
     return [
         common.controls(
             view,
@@ -53,7 +54,7 @@ def layout(view: View) -> Any:
                 "gaps",
                 "count",
                 (("without", "used"), ("with", "extent, with gaps")),
-                "without",
+                "with" if too_full else "without",
             ),
             common.switch(
                 view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"

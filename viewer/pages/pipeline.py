@@ -5,6 +5,8 @@ It shows what each IPU does when, and which one the others wait for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
@@ -161,13 +163,22 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, run, iteration, arrangement = asked(*of)
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
         clock = Clock(report.target.clock_hz, common.unit_of(unit))
-        return task_details(report, lanes, timeline.point_of(at), clock)
+        point = timeline.point_of(at)
+        path = partial(timeline.meanwhile, profiles, report, run, iteration)
+        return task_details(report, lanes, point, clock, path)
 
 
 def task_details(
-    report: Report, lanes: Lanes, point: tuple[float, float] | None, clock: Clock
+    report: Report,
+    lanes: Lanes,
+    point: tuple[float, float] | None,
+    clock: Clock,
+    meanwhile: Callable[[int, int], list[tuple[str, Any]]] = lambda begin, end: [],
 ) -> Any:
-    """The task at a point of the lanes, with links to its steps, operators and memory."""
+    """The task at a point of the lanes, with links to its steps, operators and memory.
+
+    ``meanwhile`` has more to say of a wait between two cycles.
+    """
     position = None if point is None else figures.task_at(lanes, *point)
     if point is None or position is None:
         return common.message("Click a task in the pipeline.")
@@ -182,6 +193,8 @@ def task_details(
     ]
     if task["micro_batch"] >= 0:
         rows.append(("micro-batch", str(task["micro_batch"])))
+    if task["kind"] == "idle":
+        rows += meanwhile(begin, end)
     if task["phase"]:
         rows.append(("pipeline cycle", f"{task['pipeline_cycle']}, {task['phase']}"))
     margin = max(1, (end - begin) // 20)

@@ -21,8 +21,8 @@ NAME = "pod"
 _MOST_LINKS = 200
 _BY = {
     "busy": ("busy", "busy"),
-    "memory": ("memory", "memory of the fullest tile"),
-    "links": ("link_bytes", "bytes over links, of the most"),
+    "memory": ("memory", "fullest tile"),
+    "links": ("link_bytes", "of most bytes"),
 }
 _COLUMNS = (
     Column("between", "between", width=110),

@@ -208,9 +208,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def levers(profile: Any, _: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         costs = costs_of(profiles, report)
-        advised = profiles.made(
-            report, "advised", lambda: advise_on(Basis(report, costs), splits=False)
-        )
+        advised = profiles.made(report, "advised", lambda: advise_on(Basis(report, costs)))
         return _levers(report, advised)
 
     @app.callback(
@@ -296,7 +294,7 @@ def _numbers(
             "samples a second",
             now.samples_per_second,
             wanted.samples_per_second,
-            lambda v: f"{v:,.0f}",
+            per_second,
             1,
         ),
         ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
@@ -311,7 +309,13 @@ def _numbers(
                 [
                     html.B(words(after)),
                     html.Span(
-                        [name, " ", html.Span(f"{change:+.1%}" if kind else "", className=kind)]
+                        [
+                            name,
+                            " ",
+                            html.Span(
+                                units.minus(f"{change:+.1%}") if kind else "", className=kind
+                            ),
+                        ]
                     ),
                 ]
             )

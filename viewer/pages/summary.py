@@ -10,6 +10,7 @@ from dash import Dash, Output, dcc, html
 from profiler import Report, analysis, confidence, records
 from profiler.analysis.critical_path import waterfall
 from profiler.analysis.instances import shared
+from profiler.analysis.stages import ipu_costs
 from profiler.executed import Executed
 from profiler.insights import Insight
 from profiler.insights.kept_insights import known_insights
@@ -41,7 +42,7 @@ def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
     children: list[Any] = [*common.predicted(view)]
-    children.append(_numbers(report, clock))
+    children.append(_numbers(view.profiles, report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
     children.append(common.filled("summary-insights", awaited=True))
@@ -208,7 +209,7 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     ]
 
 
-def _numbers(report: Report, clock: Clock) -> Any:
+def _numbers(profiles: Profiles, report: Report, clock: Clock) -> Any:
     pace = analysis.pace(report)
     cycles, batches, speed = pace.cycles, pace.micro_batches, pace.samples_per_second
     stages = report.stages
@@ -230,7 +231,8 @@ def _numbers(report: Report, clock: Clock) -> Any:
         name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
         which, _, of_it = name.partition(" (")
         its = f", {of_it.removesuffix(')')}" if of_it else ""
-        boxes.append((which, f"computes longest: {ratio:.2f} × the mean{its}"))
+        share = _share_of_slowest(profiles, report)
+        boxes.append((which, f"computes longest: {ratio:.2f} × the mean{its}{share}"))
     return html.Div(
         [
             *(html.Div([html.B(value), html.Span(words)]) for value, words in boxes),
@@ -238,6 +240,17 @@ def _numbers(report: Report, clock: Clock) -> Any:
         ],
         className="big",
     )
+
+
+def _share_of_slowest(profiles: Profiles, report: Report) -> str:
+    """How much of an update it waits for the IPU that computes longest to compute."""
+    if not len(report.runs):
+        return ""
+    costs, path = ipu_costs(report), waits.waits_of(profiles, report).path
+    ipu = int(costs["ipu"].iloc[int(costs["cycles"].to_numpy().argmax())])
+    there = path["ipu"] % report.target.ipus_per_replica == ipu
+    computes = path.loc[there & (path["cause"] == "compute") & (path["stage"] >= 0), "cycles"].sum()
+    return f", {units.percent(computes / max(1, path['cycles'].sum()))} of the critical path"
 
 
 def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:

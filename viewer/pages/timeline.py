@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dash import Input, State, html
+from dash import Input, State, dcc, html
 
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_steps
@@ -25,7 +25,7 @@ from viewer.figures.counters import Track, tracks
 from viewer.figures.marks import MOST_MARKS, Selection
 from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes
 from viewer.figures.trace import Trace
-from viewer.figures.units import Clock
+from viewer.figures.units import Clock, percent
 from viewer.pages import common, waits
 from viewer.pages.common import View
 from viewer.profiles import Profiles
@@ -417,6 +417,26 @@ def point_of(value: Any) -> tuple[float, float] | None:
     except ValueError:
         return None
     return (cycle, row) if abs(cycle) < 1 << 53 and abs(row) < 1 << 20 else None
+
+
+def meanwhile(
+    profiles: Profiles, report: Report, run: int, iteration: int | None, begin: int, end: int
+) -> list[tuple[str, Any]]:
+    """Which IPU is on the critical path for longest between two cycles, with a link to its steps.
+
+    Cycles are from the start of the device iteration; nothing of a whole call.
+    """
+    if iteration is None:
+        return []
+    path = waits.chain(profiles, report, run, iteration)
+    took = (np.minimum(path.end, end) - np.maximum(path.start, begin)).clip(0)
+    if not took.any():
+        return []
+    by_ipu = np.bincount(path.ipu, weights=took)
+    ipu = int(by_ipu.argmax())
+    there = common.query(ipu=ipu % report.target.ipus_per_replica, **{"from": begin, "to": end})
+    words = f"IPU {ipu}, for {percent(by_ipu[ipu] / (end - begin))} of it: "
+    return [("critical path", [words, dcc.Link("its steps", href=f"/trace?{there}")])]
 
 
 def pin_button(begin: int, end: int) -> Any:

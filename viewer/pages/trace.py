@@ -12,6 +12,7 @@ import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from profiler import Report
+from profiler.analysis.named_steps import ExecutedByName
 from profiler.host import host_lanes
 from viewer.figures import counters as counter_figures
 from viewer.figures import host as host_figures
@@ -21,10 +22,10 @@ from viewer.figures import trace as figures
 from viewer.figures import units
 from viewer.figures.marks import marked
 from viewer.figures.pipeline import Lane
-from viewer.figures.theme import Theme
+from viewer.figures.theme import WAITING, Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
-from viewer.pages import common, selection, timeline
+from viewer.pages import common, hits, selection, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.pages.timeline import Arrangement, Window
 from viewer.profiles import Profiles
@@ -40,9 +41,9 @@ _VERTICES = (
 
 _MOVED = (
     Column("name", "tensor it moves"),
-    Column("source", "from", width=110),
-    Column("target", "to", width=110),
-    Column("bytes", "bytes", ",.0f", width=130),
+    Column("source", "from", width=92),
+    Column("target", "to", width=92),
+    Column("bytes", "bytes", ",.0f", width=118),
 )
 _FEW_TENSORS = 8
 
@@ -85,6 +86,15 @@ def layout(view: View) -> Any:
             common.graph("trace-overview", height=84),
             note="The share of the time that is not waiting. Drag over a part to zoom into it.",
         ),
+        html.Div(
+            [
+                html.Button("← previous", id="trace-previous", className="quiet"),
+                html.Button("next →", id="trace-next", className="quiet"),
+                common.filled("trace-found"),
+                html.Span(id="trace-hit", role="status"),
+            ],
+            className="hits",
+        ),
         common.figure_card(
             "Execution trace",
             "trace-rows",
@@ -94,14 +104,6 @@ def layout(view: View) -> Any:
             ),
             height=240,
             below=[html.Div(id="trace-measured")],
-        ),
-        html.Div(
-            [
-                html.Button("← previous", id="trace-previous", className="quiet"),
-                html.Button("next →", id="trace-next", className="quiet"),
-                common.filled("trace-found"),
-            ],
-            className="hits",
         ),
         common.figure_card(
             "Counters",
@@ -150,16 +152,19 @@ _WHAT = ("profile", "run", "iteration", "span", "ipu", "form", *timeline.LANES, 
 # Marks the shown part on the overview: a shape, without drawing its curve again.
 _MARK = """
 function(low, high, figure) {
-    const mark = () => {
+    const mark = (again) => {
         const plot = document.querySelector('#trace-overview .js-plotly-plot');
-        if (!plot || !plot.layout || !plot.layout.meta) { return; }
+        if (!plot || !plot.layout || !plot.layout.meta) {
+            if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
+            return;
+        }
         const scale = plot.layout.meta.scale;
         const shapes = low && high ? [{ type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1,
             x0: Number(low) * scale, x1: Number(high) * scale, fillcolor: '#808a96', opacity: 0.35,
             line: { width: 1, color: '#808a96' } }] : [];
         window.Plotly.relayout(plot, { shapes, selections: [] });
     };
-    setTimeout(mark, 150);
+    setTimeout(() => mark(40), 150);
     return [low, high];
 }
 """
@@ -207,8 +212,9 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         path = timeline.path_on_rows(
             profiles, it.report, it.run, it.iteration, it.rows, it.arrangement
         )
-        pixels = timeline.pixels(where)
-        figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path)
+        pixels, named = timeline.pixels(where), it.named(profiles, words)
+        have = named.names if named is not None else ()
+        figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path, have)
         marks = timeline.marks_of(marks, it.rows.end)
         selected = timeline.selection_of(chosen, it.rows.end)
         marked(figure, marks, selected, it.clock, theme)
@@ -217,7 +223,8 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
         said = [*timeline.in_time(low, high, it.rows.end), *it.as_tasks()]
         measured = timeline.measured(marks, selected, it.clock)
-        return figure, _found(it.rows, words, it.clock), said, measured, list(window or ())
+        found = _found(it.rows, words, it.clock, named)
+        return figure, found, said, measured, list(window or ())
 
     @app.callback(
         Output("trace-counters", "figure"),
@@ -273,6 +280,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
         Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
         Input("trace-previous", "n_clicks"),
         Input("trace-next", "n_clicks"),
         *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to")),
@@ -280,13 +288,42 @@ def _sums(app: Dash, profiles: Profiles) -> None:
     )
     def step_through(previous: Any, following: Any, *values: Any) -> Any:
         *what, find, low, high = values
+        nothing = no_update, no_update, no_update
         if not (previous or following):
-            return no_update, no_update
-        rows = what_is_asked(profiles, *what).rows
+            return nothing
+        it, words = what_is_asked(profiles, *what), str(find or "")
         forward = ctx.triggered_id == "trace-next"
-        window = common.window(low, high, rows.end)
-        hit = figures.next_hit(rows, str(find or ""), window, forward)
-        return (no_update, no_update) if hit is None else tuple(map(str, hit))
+        window = common.window(low, high, it.rows.end)
+        named = it.named(profiles, words)
+        hit = (
+            hits.in_rows(it.rows, words, window, forward)
+            if named is None
+            else hits.in_tasks(named, it.rows, window, forward)
+        )
+        if hit is None:
+            return nothing
+        wide = named is not None and what_is_asked(profiles, *what, window=(low, high)).as_tasks()
+        return *map(str, hit.around(None if wide else window)), hit.at
+
+    @app.callback(
+        Output("trace-hit", "children"),
+        *common.param_input(NAME, "at", "find"),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "from", "to")),
+    )
+    def which_hit(at: Any, find: Any, *values: Any) -> Any:
+        """Which of the hits the chosen slice is."""
+        *what, low, high = values
+        words = str(find or "").strip()
+        if not words or not at:
+            return ""
+        it = what_is_asked(profiles, *what, window=(low, high))
+        position = slice_at(it.rows, timeline.point_of(at))
+        number, count = figures.number_of_hit(it.rows, words, position)
+        named = what_is_asked(profiles, *what).named(profiles, words) if number else None
+        if named is not None:
+            middle = (it.rows.rows.start[position] + it.rows.rows.end[position]) / 2
+            number, count = named.before(middle) + 1, len(named)
+        return f"{number:,} of {count:,}" if number else ""
 
 
 def _details(app: Dash, profiles: Profiles) -> None:
@@ -317,7 +354,7 @@ def _details(app: Dash, profiles: Profiles) -> None:
         position = slice_at(it.rows, timeline.point_of(at))
         number = common.whole(step, -1)
         here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
-        details: list[Any] = [_slice(it, position)] if here else []
+        details: list[Any] = [_slice(profiles, it, position)] if here else []
         frame = it.report.program_steps()
         row = np.flatnonzero(frame["step"].to_numpy() == number)
         if len(row):
@@ -356,6 +393,15 @@ class Asked:
         """A message where rows have tasks instead of steps."""
         ipus = np.unique(self.rows.ipu).tolist()
         return timeline.as_tasks(self.report, self.run, self.iteration, ipus, self.window)
+
+    def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
+        """Executed steps of that name, where the rows of all time have tasks in their place."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        whole = timeline.part_of(self.report, self.run, self.iteration, ipus, None)
+        if not words.strip() or self.form == "flame" or whole is not None:
+            return None
+        of = (self.report, self.run, self.iteration, self.rows)
+        return hits.executed(profiles, *of, words)
 
     def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
         """The lanes of the rows, for a click on a name; none in a flame graph."""
@@ -400,8 +446,8 @@ def _step_of(rows: Trace, found: int) -> str:
     return str(step) if step >= 0 else ""
 
 
-def _slice(it: Asked, found: int) -> Any:
-    """When a slice begins and how long it lasts."""
+def _slice(profiles: Profiles, it: Asked, found: int) -> Any:
+    """When a slice begins and how long it lasts; of a wait, what the update waits for meanwhile."""
     rows = it.rows.rows
     begin, end = int(rows.start[found]), int(rows.end[found])
     label = it.rows.labels[it.rows.label[rows.source[found]]]
@@ -412,6 +458,11 @@ def _slice(it: Asked, found: int) -> Any:
             ("here", label or "waiting"),
             ("on", f"IPU {it.rows.ipu[row]}"),
             ("from, for", f"{begin:,}, {it.clock.both(end - begin)}"),
+            *(
+                timeline.meanwhile(profiles, it.report, it.run, it.iteration, begin, end)
+                if rows.code[found] == WAITING
+                else []
+            ),
         ]
     )
     return html.Div([said, timeline.pin_button(begin, end)])
@@ -503,14 +554,15 @@ def _end(ipu: int) -> str:
     return f"IPU {ipu}" if ipu >= 0 else "off chip"
 
 
-def _found(rows: Trace, find: str, clock: Clock) -> Any:
+def _found(rows: Trace, find: str, clock: Clock, named: ExecutedByName | None) -> Any:
     if not find.strip():
         return []
-    slices, cycles = figures.matches(rows, find)
+    slices, cycles = figures.matches(rows, find) if named is None else (len(named), named.cycles)
     if not slices:
         return common.message(f"No step has “{find}” in its name.", "warning")
     return common.message(
-        f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over what is shown."
+        f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over these lanes. n and N go"
+        " through them."
     )
 
 

@@ -1,0 +1,115 @@
+"""Executed steps by a part of their name, counted and found without unrolling what runs.
+
+A step executes in a body, and a body as often as there are tasks of it: what a name is found in
+follows from the bodies' steps and the tasks' times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from profiler import records
+from profiler.report import Report
+
+
+@dataclass(frozen=True)
+class NamedSteps:
+    """Steps of bodies whose name contains some words.
+
+    int64, one entry per body that has such steps, by id: ``body``, and ``first`` and ``count`` of
+    its entries; one entry per such step, by body and time: ``start`` and ``length``, cycles from
+    the start of the body.
+    """
+
+    body: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+    @classmethod
+    def of(cls, report: Report, words: str) -> NamedSteps:
+        """The steps whose name contains ``words``, whatever the case."""
+        rows = report.body_steps
+        code, names = pd.factorize(rows["name"])
+        wanted = np.array([words.lower() in str(name).lower() for name in names] or [False])
+        body, start = rows["body"].to_numpy(), rows["start"].to_numpy()
+        last = np.append(body[1:] != body[:-1], True)[: len(body)]
+        cycles = report.bodies.set_index("body")["cycles"].reindex(body).to_numpy()
+        end = np.where(last, cycles, np.append(start[1:], 0)[: len(start)])
+        found = np.flatnonzero(wanted[code])
+        found = found[np.lexsort((start[found], body[found]))]
+        ids, first, count = np.unique(body[found], return_index=True, return_counts=True)
+        return cls(ids, first, count, start[found], (end - start)[found])
+
+    def executed(
+        self, report: Report, run: int, ipus: list[int], iteration: int | None
+    ) -> ExecutedByName:
+        """Their executions on IPUs, in a device iteration or, with None, in the whole run.
+
+        What I/O tiles run beside other work is left out, as in `Report.spent`.
+        """
+        tasks = pd.concat([report.tasks(run, ipu, iteration) for ipu in ipus])
+        tasks = tasks[tasks["body"].isin(self.body) & (tasks["kind"] != records.BESIDE)]
+        at = np.searchsorted(self.body, tasks["body"].to_numpy())
+        names = frozenset(tasks["name"].astype(str).unique())
+        return ExecutedByName(self, at, tasks["ipu"].to_numpy(), tasks["start"].to_numpy(), names)
+
+
+@dataclass(frozen=True)
+class ExecutedByName:
+    """Tasks that execute such steps, an entry each.
+
+    ``at``: the task's body among `NamedSteps.body`; ``start``: on the clock that all runs share;
+    ``names`` of the tasks.
+    """
+
+    steps: NamedSteps
+    at: np.ndarray
+    ipu: np.ndarray
+    start: np.ndarray
+    names: frozenset[str]
+
+    def __len__(self) -> int:
+        """How many executions of steps there are."""
+        return int(self.steps.count[self.at].sum())
+
+    @property
+    def cycles(self) -> int:
+        """What they take together."""
+        if not len(self):
+            return 0
+        of_body = np.add.reduceat(self.steps.length, self.steps.first)
+        return int(of_body[self.at].sum())
+
+    def before(self, time: float) -> int:
+        """How many have their middle before a cycle."""
+        return int(self._before(time).sum())
+
+    def next(self, time: float, forward: bool) -> tuple[int, int, int] | None:
+        """(IPU, start, end) of the first whose middle is later than a cycle, or the last earlier.
+
+        None where there is none on that side.
+        """
+        many = self._before(time + 0.5 if forward else time)
+        there = many < self.steps.count[self.at] if forward else many > 0
+        task = np.flatnonzero(there)
+        if not len(task):
+            return None
+        entry = self.steps.first[self.at[task]] + many[task] - (0 if forward else 1)
+        middle = 2 * (self.start[task] + self.steps.start[entry]) + self.steps.length[entry]
+        best = int(middle.argmin() if forward else middle.argmax())
+        begin = int(self.start[task[best]] + self.steps.start[entry[best]])
+        return int(self.ipu[task[best]]), begin, begin + int(self.steps.length[entry[best]])
+
+    def _before(self, time: float) -> np.ndarray:
+        """For each task, how many of its steps have their middle before a cycle."""
+        steps = self.steps
+        middle = 2 * steps.start + steps.length
+        span = int(middle.max(initial=0)) + 2
+        key = np.repeat(np.arange(len(steps.body)), steps.count) * span + middle
+        local = np.clip(np.ceil(2 * (time - self.start)), 0, span - 1).astype(np.int64)
+        return np.searchsorted(key, self.at * span + local) - steps.first[self.at]

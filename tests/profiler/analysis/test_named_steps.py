@@ -1,0 +1,43 @@
+"""Executed steps by name, against all steps unrolled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from profiler import Report, open_report
+from profiler.analysis.named_steps import NamedSteps
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    path = tmp_path_factory.mktemp("named") / "profile.pop"
+    return open_report(synthetic_profile(path, ipus=3, runs=1))
+
+
+@pytest.mark.parametrize("iteration", [1, None])
+def test_what_a_name_is_found_in_is_what_all_steps_say(
+    report: Report, iteration: int | None
+) -> None:
+    steps = report.steps(0, iteration=iteration)
+    words = str(steps.loc[steps["step"] >= 0, "name"].iloc[0]).rsplit("/", 1)[-1]
+    hits = steps[steps["name"].str.contains(words.upper(), case=False, regex=False)]
+    found = NamedSteps.of(report, words).executed(report, 0, [0, 1, 2], iteration)
+    assert len(found) == len(hits) > 0
+    assert found.cycles == hits["cycles"].sum()
+    middles = np.unique((hits["start"] + hits["end"]) / 2)
+    for time in middles[:: max(1, len(middles) // 20)].tolist():
+        assert found.before(time) == ((hits["start"] + hits["end"]) / 2 < time).sum()
+        for forward, side in ((True, middles[middles > time]), (False, middles[middles < time])):
+            one = found.next(time, forward)
+            assert (one is None) == (not len(side))
+            if one is not None:
+                assert (one[1] + one[2]) / 2 == (side.min() if forward else side.max())
+                assert ((hits["ipu"] == one[0]) & (hits["start"] == one[1])).any()
+
+
+def test_a_name_that_nothing_has_is_found_nowhere(report: Report) -> None:
+    found = NamedSteps.of(report, "no such name").executed(report, 0, [0, 1, 2], 0)
+    assert len(found) == found.cycles == found.before(np.inf) == 0
+    assert found.next(-np.inf, forward=True) is None

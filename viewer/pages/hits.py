@@ -1,0 +1,76 @@
+"""Search by name in the execution trace: how much is found, which hit is shown, and the next one.
+
+Where the rows have all steps, these are searched; where they have tasks, because the steps are too
+many, `profiler.analysis.named_steps` finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import Report
+from profiler.analysis.named_steps import ExecutedByName, NamedSteps
+from viewer.figures import trace as figures
+from viewer.figures.trace import Trace
+from viewer.profiles import Profiles
+
+_WIDTH = 40  # times the hit: what is shown around it, where nothing narrower is
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A step that was found: its row, and cycles from the start of what is shown."""
+
+    row: int
+    start: int
+    end: int
+
+    @property
+    def at(self) -> str:
+        """The point of the figure that is in it."""
+        return f"{(self.start + self.end) // 2},{self.row}"
+
+    def around(self, window: tuple[float, float] | None) -> tuple[int, int]:
+        """A window as wide as ``window`` with the hit in its middle."""
+        length = max(1, self.end - self.start)
+        width = _WIDTH * length if window is None else max(window[1] - window[0], length)
+        low = max(0, int((self.start + self.end - width) / 2))
+        return low, int(low + width)
+
+
+def executed(
+    profiles: Profiles, report: Report, run: int, iteration: int | None, rows: Trace, find: str
+) -> ExecutedByName:
+    """The executions of steps of that name on the IPUs of the rows."""
+    words = find.strip().lower()
+    steps = profiles.made(report, ("named", words), lambda: NamedSteps.of(report, words))
+    ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
+    return steps.executed(report, run, ipus, iteration)
+
+
+def in_tasks(
+    found: ExecutedByName, rows: Trace, window: tuple[float, float] | None, forward: bool
+) -> Hit | None:
+    """The next hit after the middle of the window, or the one before; around the end if need be."""
+    middle = -1.0 if window is None else (window[0] + window[1]) / 2
+    next_one = found.next(middle + rows.origin, forward)
+    next_one = next_one or found.next(-np.inf if forward else np.inf, forward)
+    if next_one is None:
+        return None
+    ipu, start, end = next_one
+    row = int(np.flatnonzero((rows.ipu == ipu) & rows.of_steps)[0])
+    return Hit(row, start - rows.origin, end - rows.origin)
+
+
+def in_rows(
+    rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
+) -> Hit | None:
+    """The same among the slices of the rows."""
+    position = figures.next_hit(rows, find, window, forward)
+    if position is None:
+        return None
+    row = int(np.searchsorted(rows.rows.first, position, side="right")) - 1
+    start, end = (int(times[position]) for times in (rows.rows.start, rows.rows.end))
+    return Hit(row, start - rows.origin, end - rows.origin)
