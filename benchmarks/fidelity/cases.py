@@ -13,16 +13,16 @@ import itertools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 import ipu_exec
-from ipu_exec.machine import STREAM_STEP_CYCLES, TARGETS
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
-from profiler.schedules import FORWARD
+from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE
 
 DTYPES = {
     "fp16": torch.float16,
@@ -31,6 +31,14 @@ DTYPES = {
     "float": torch.float32,
 }
 MACHINES = {"gc2": "mk1", "gc200": "mk2"}
+
+
+def narrower(name: str, tiles: int) -> str:
+    """The name of a target like ``name`` with only so many tiles, which is made known."""
+    called = f"{name} with {tiles} tiles"
+    if name in TARGETS:
+        TARGETS.setdefault(called, replace(TARGETS[name], name=called, tiles=tiles))
+    return called
 
 
 class CannotRun(Exception):
@@ -54,8 +62,11 @@ class Row:
 
     @property
     def target(self) -> str:
+        """The name of its target; ``on 1024 tiles`` in a case asks for one with fewer tiles."""
         name = self.machine.lower()
-        return MACHINES.get(name, name)
+        name = MACHINES.get(name, name)
+        match = re.search(r"on (\d+) tiles", self.case)
+        return narrower(name, int(match.group(1))) if match else name
 
     @property
     def group(self) -> str:
@@ -74,6 +85,8 @@ class Row:
         )
         if what == "whole models" and self.unit == "bytes":
             return "whole models, memory"
+        if what == "whole models" and self.unit == "cycles":
+            return "whole models, components"
         if what == "whole models" and "inference" in self.case:
             return "whole models, inference"
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
@@ -313,14 +326,32 @@ def throughput(row: Row, case: Compiled) -> float:
     raise CannotRun(f"no throughput in {row.unit!r}")
 
 
+# Operators whose tool runs two programs, a forward and a backward one ([PLB, tools/*.cpp],
+# engine.run); the others' run one.
+TWO_PROGRAMS = ("layers", "convolutions", "depthwise", "octave convolutions", "pooling")
+
+
+def tool_cycles(row: Row, case: Compiled) -> float:
+    """Cycles that a row counts: of one pass, per convolution, or of a run of poplibs' tool.
+
+    The vendor's model counts a sync with the host at the start of each program that a tool runs.
+    """
+    cycles = forward_cycles(case.executable)
+    if row.kind != "poplibs":
+        return float(cycles)
+    starts = 2 if row.operator in TWO_PROGRAMS else 1
+    return float(cycles + starts * EXTERNAL_SYNC_CYCLES)
+
+
 def run_cycles(row: Row, case: Compiled) -> float:
     """A run in the vendor's model.
 
-    What the tiles do, and the begin, mid and end of each tensor streamed in or out, which take no
-    transfer time there (docs/cycles.md#stream-copies).
+    The sync with the host that starts it, what the tiles do, and the begin, mid and end of each
+    tensor streamed in or out, which take no transfer time there (docs/cycles.md#stream-copies).
     """
     streamed = len(re.findall("@", row.case)) + 2
-    return forward_cycles(case.executable) + streamed * 3 * STREAM_STEP_CYCLES
+    cycles = forward_cycles(case.executable) + streamed * 3 * STREAM_STEP_CYCLES
+    return cycles + EXTERNAL_SYNC_CYCLES
 
 
 def part_of(row: Row, case: Compiled) -> list[Any]:
@@ -361,15 +392,40 @@ def memory_of(part: str) -> Callable[[Row, Compiled], float]:
     return read
 
 
+def of_stage(*tasks: int) -> Callable[[Row, Compiled], float]:
+    """Cycles of one micro-batch in the stage, or on the IPU, that the row's quantity names."""
+
+    def read(row: Row, case: Compiled) -> float:
+        which = number(row.quantity, r"(?:stage|IPU) (\d+)")
+        bodies = case.executable.tree.bodies
+        return float(sum(b.cycles for b in bodies if b.task in tasks and which == b.stage))
+
+    return read
+
+
+def copies_of_ipu(row: Row, case: Compiled) -> float:
+    """Cycles that the row's IPU copies to and from others in a cycle of the pipeline."""
+    which = number(row.quantity, r"IPU (\d+)")
+    bodies = case.executable.tree.bodies
+    return float(sum(b.cycles for b in bodies if b.task == COPY and which == b.ipu))
+
+
+def update_cycles(row: Row, case: Compiled) -> float:
+    """Cycles from one weight update to the next."""
+    return case.executable.cycles_per_call / number(row.case, r"(\d+) iterations", 1)
+
+
 READINGS: dict[str, Callable[[Row, Compiled], float]] = {
+    "forward of stage": of_stage(FORWARD),
+    "backward of stage": of_stage(RECOMPUTE, BACKWARD),
+    "copies of IPU": copies_of_ipu,
+    "cycles of an update": update_cycles,
     "throughput": throughput,
     "run cycles": run_cycles,
     "convolve step": step_with_exchange("convolve"),
     "reduce step": step_with_exchange("reduce"),
     "tiles used": tiles_used,
-    "cycles": lambda row, case: float(
-        forward_cycles(case.executable)
-    ),  # of one pass, or per convolution
+    "cycles": tool_cycles,
     "total memory without gaps": memory_of("total"),
     "total memory without code": memory_of("without code"),
     "total memory with vertex code": memory_of("with vertex code"),

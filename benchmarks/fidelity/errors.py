@@ -1,18 +1,20 @@
 """Errors of the rows by class of operator, for `ipu_exec.lowering.measured`.
 
 Rows of cycles and of throughput of single operators count, each benchmark once. Rows marked as
-other work than ours, rows measured on software of 2019 [JIA] and whole models do not.
+other work than ours, rows measured on software of 2019 [JIA] and whole models do not. Stages of a
+pipeline are a class: what is known of operators that no row measures on their own.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.fidelity.poplibs import CELLS
-from ipu_exec.lowering.measured import FILE
+from ipu_exec.lowering.measured import FILE, STAGES
 
 if TYPE_CHECKING:
     from benchmarks.fidelity.__main__ import Result
@@ -42,6 +44,8 @@ def class_of(row: Row) -> str | None:
         return None
     if row.mark and row.operator not in ("GRU", "GRU, all passes", "reductions"):
         return None
+    if re.match(r"(forward|backward) of stage", row.quantity):
+        return STAGES
     if row.group.startswith("whole models"):
         return None
     return CLASSES.get(row.operator)

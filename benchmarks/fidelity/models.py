@@ -311,6 +311,20 @@ def resnet(row: Row) -> Compiled:
     return compile_training(row, EightBit(model), options, images(batch, size))
 
 
+def digits(row: Row) -> Compiled:
+    """The classifier of Graphcore's tutorial on pipelining, a Block on each of four IPUs ([EX,
+    tutorials/tutorials/pytorch/pipelining/mnist_pipeline.py]).
+    """
+    from examples import digits as source
+
+    options, batch = configured(row)
+    options.deviceIterations(number(row.case, r"(\d+) iterations", 1))
+    stages = (ipu_exec.Stage(f"B{ipu + 1}").ipu(ipu) for ipu in range(4))
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    inputs = torch.zeros(batch, 1, 28, 28), torch.zeros(batch, dtype=torch.long)
+    return compile_training(row, source.Mnist(), options, inputs)
+
+
 class EightBit(nn.Module):
     """Images come from the host in eight bits and are normalised on the IPU, as in Graphcore's
     public programs ([EX, applications/tensorflow/cnns/training/configs.yml],
@@ -328,6 +342,7 @@ class EightBit(nn.Module):
 
 
 MODELS: dict[str, Callable[[Row], Compiled]] = {
+    "digits": digits,
     "BERT": bert,
     "GPT-2": gpt2,
     "GPT2": gpt2,

@@ -47,7 +47,6 @@ EMBEDDING = "the vendor's model counts the worst case: all indices in one worker
 OCTAVE = "here one convolution after the other; the vendor's run as one multi-convolution"
 STEPWISE = "gradients of weights were made step by step then, of several steps at once since"
 CELLS = "the cells of all gates lie in another order there"
-NARROWER = "the published tool uses {} tiles; here all of the chip's"
 Command = tuple[str, dict[str, str]]  # the kind of a benchmark and its options
 
 
@@ -207,7 +206,8 @@ def product(kind: str, options: dict[str, str]) -> str:
 
 def reduction(options: dict[str, str]) -> str:
     what = {"ADD": "sum", "MAX": "max", "SQUARE_ADD": "sum of squares"}[options["operation"]]
-    return f"{what} over {options['dims']} of {options['shape'].replace(',', 'x')}"
+    tiles = f" on {options['tiles-per-ipu']} tiles" if "tiles-per-ipu" in options else ""
+    return f"{what} over {options['dims']} of {options['shape'].replace(',', 'x')}{tiles}"
 
 
 def embedding(options: dict[str, str]) -> str:
@@ -225,14 +225,13 @@ def _words(kind: str, options: dict[str, str]) -> tuple[str, str]:
     """(case, mark) of a benchmark."""
     if kind in ("lstm", "gru"):
         return recurrent(kind, options), _recurrent_mark(kind, options)
-    tiles = options.get("tiles-per-ipu", "")
     known = {
         "conv": (convolution, ""),
         "oct_conv": (convolution, OCTAVE),
         "pooling": (pooling, ""),
         "ctc_loss": (ctc_loss, ""),
         "matrix_solver": (matrix_solver, ""),
-        "reduction": (reduction, NARROWER.format(tiles) if tiles else ""),
+        "reduction": (reduction, ""),
         "embedding": (embedding, EMBEDDING),
         "gemm": (lambda given: product(kind, given), ""),
         "fc": (lambda given: product(kind, given), ""),

@@ -3,7 +3,8 @@
 A table of ``steps`` x extended labels is split over batch, time and labels ([PL,
 lib/popnn/CTCLossPlan.cpp]). Prefixes (alpha) go through the first half of the time while suffixes
 (beta) come from its end; then each goes on through the other half, where the gradient is made.
-Every step of time is a compute set, a sync and a small exchange.
+Every step of time is a compute set, a sync and a small exchange. Tiles that share a step's labels
+have a gradient of all classes each; popops adds them in stages ([PL, lib/popnn/CTCLoss.cpp]).
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from itertools import product
 import numpy as np
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly
-from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, split_evenly
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
+from ipu_exec.lowering.reduce import reduce_partials
+from ipu_exec.lowering.reduce_vertices import Kind
 from ipu_exec.lowering.registry import lowering
-from ipu_exec.machine import Machine
+from ipu_exec.machine import SYNC_CYCLES, Machine, Target, exchange_tile_cycles
 
 WORKERS = 6
 _END = 1 << 30
 # worker cycles of an addition and of a product of logarithms ([PL,
 # lib/popnn/PerformanceEstimation.hpp], logAddCycles, logMulCycles)
 LOG_ADD, LOG_MULTIPLY = 16, 1
-EXCHANGE, SYNC = 100, 90  # of a step of time, as its planner has them
+EXCHANGE, SYNC = 100, 90  # of a step of time, by which popnn plans
 PARTIAL_BYTES = 4  # popnn's partialsType is float
 
 
@@ -40,19 +43,41 @@ class Table:
 
 
 @dataclass(frozen=True)
+class TimeStep:
+    """A step of time: tile cycles of its compute set, and bytes that a tile receives before it."""
+
+    cycles: int
+    received: int
+
+    @property
+    def expected(self) -> int:
+        """Cycles by which popnn plans: of exchange and sync it has rough ones."""
+        return self.cycles + EXCHANGE + SYNC + self.received // 4
+
+    def taken(self, target: Target) -> int:
+        """Cycles that it takes on ``target``, with its sync and its exchange."""
+        if not self.received:
+            return self.cycles + SYNC_CYCLES
+        received = np.array([self.received])
+        exchanged = exchange_tile_cycles(target, received, received, np.array([1]))
+        return self.cycles + SYNC_CYCLES + int(exchanged[0])
+
+
+@dataclass(frozen=True)
 class Partition:
     """A table in parts over tiles, and what a tile of it has to do.
 
-    ``alpha`` and ``gradient``: cycles of both halves, with their exchanges and syncs. ``scores``:
-    log probabilities that a tile reads. ``temporary``: bytes of a tile.
+    ``steps``: of each half. ``alpha`` and ``gradient``: what a step of each takes. ``scores``: log
+    probabilities that a tile reads. ``temporary``: bytes of a tile.
     """
 
     batch: int
     time: int
     labels: int
     last_blank: int  # 1 if the last blank has tiles of its own
-    alpha: int
-    gradient: int
+    steps: int
+    alpha: TimeStep
+    gradient: TimeStep
     scores: int
     temporary: int
 
@@ -60,6 +85,11 @@ class Partition:
     def parts_of_labels(self) -> int:
         """Tiles that share a step's labels, and each have a gradient of all classes."""
         return self.labels + self.last_blank
+
+    @property
+    def expected(self) -> int:
+        """Cycles of both halves by which popnn plans."""
+        return self.steps * (self.alpha.expected + self.gradient.expected)
 
     @property
     def tiles(self) -> int:
@@ -93,15 +123,16 @@ def partition_of(table: Table, parts: tuple[int, int, int, int], item_bytes: int
     steps = window * (time + time % 2) // 2 * -(-samples // WORKERS)  # of each half
     beside = 2 if labels > 1 else 0
     received = (most + beside if time > 2 else 0) + beside
+    columns = 2 + 4 * most  # of the gradient: two steps of the extended labels
     extra = whole and not apart
-    fixed = EXCHANGE + SYNC
-    alpha = WORKERS * alpha_cycles(most, extra) + fixed + received * PARTIAL_BYTES // 4
-    both = WORKERS * gradient_cycles(most, extra) + fixed + (2 + 4 * most) * PARTIAL_BYTES // 4
+    alpha = WORKERS * alpha_cycles(most, extra)
+    both = WORKERS * gradient_cycles(most, extra)
     scores = samples * window * table.classes
     copies = 2 if labels + apart > 1 else 1  # they cannot be added where they lie
     temporary = scores * (item_bytes + copies * PARTIAL_BYTES) + samples * most * 2
     temporary += 4 * samples * (2 * most + whole) * PARTIAL_BYTES
-    return Partition(*parts, steps * alpha, steps * both, scores, temporary)
+    halves = TimeStep(alpha, received * PARTIAL_BYTES), TimeStep(both, columns * PARTIAL_BYTES)
+    return Partition(*parts, steps, *halves, scores, temporary)
 
 
 def _parts(extent: int) -> list[int]:
@@ -126,7 +157,7 @@ def best_partition(table: Table, machine: Machine, item_bytes: int) -> Partition
     fitting = [one for one in partitions if one.temporary <= bound]
     if not fitting:
         return min(partitions, key=lambda one: one.temporary)
-    return min(fitting, key=lambda one: (one.alpha + one.gradient, one.temporary, one.tiles))
+    return min(fitting, key=lambda one: (one.expected, one.temporary, one.tiles))
 
 
 def _planned(spec: OpSpec, machine: Machine, table_at: tuple[int, ...]) -> Partition:
@@ -159,7 +190,8 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
     used = np.arange(build.tiles) < part.tiles
     for index in range(len(spec.operands)):
         _bring(build, part, index)
-    cycles = np.where(used, part.alpha, 0)
+    steps = part.steps * part.alpha.taken(machine.target)
+    cycles = np.where(used, steps, 0)
     vertex = "popnn::CTCAlpha<float,unsigned int,float,true>"
     build.compute("alpha and beta", vertex, cycles, 3 * table.elements)
     batch, key = table.shape[0], digest("ctc", table.shape, part.tiles)
@@ -186,21 +218,35 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         _bring(build, part, index)
     build.place(len(spec.operands) - 1)
     vertex = "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>"
-    cycles = np.where(used, part.gradient, 0)
+    steps = part.steps * part.gradient.taken(machine.target)
+    cycles = np.where(used, steps, 0)
     done = build.compute("gradient", vertex, cycles, 2 * table.elements)
-    copies = np.where(used, part.scores * PARTIAL_BYTES, 0)
-    elements = split_evenly(out.elements, build.tiles)
+    copies = np.where(used, part.scores, 0)
+    elements = _input_elements(part, out, build.tiles)
+    lies = Spread(("ctc", 0, digest("ctc", table.shape, part.tiles), out.shape), elements)
     if part.parts_of_labels > 1:
-        arriving = elements * part.parts_of_labels
-        step = build.exchange("gradients", arriving * PARTIAL_BYTES, copies)
-        build.hold("gradients", arriving * PARTIAL_BYTES, step, step + 1)
-        added = WORKERS * ceil_div(arriving, WORKERS) * LOG_ADD
-        reduce = "popops::Reduce<popops::ReduceLogAdd,float,float>"
-        build.compute("add gradients", reduce, added, int(arriving.sum()))
-    build.hold("gradients of parts", copies, done, build.next)
+        kind = Kind("LOG_ADD", PARTIAL_BYTES, PARTIAL_BYTES)
+        held = apportion(out.elements * part.parts_of_labels, copies)
+        together = part.scores // -(-out.shape[1] // part.batch)
+        reduce_partials(build, "add gradients", kind, held, out.elements, together, lies)
+    build.hold("gradients of parts", copies * PARTIAL_BYTES, done, build.next)
     build.map("exp", "exp", elements, out.dtype)
-    key = digest("ctc", table.shape, part.tiles)
-    return build.plan((Spread(("ctc", 0, key, out.shape), elements).layout(out.dtype),))
+    return build.plan((lies.layout(out.dtype),))
+
+
+def _input_elements(part: Partition, out: Operand, tiles: int) -> np.ndarray:
+    """Elements of the input, and of its gradient, on each tile (mapDataInputAccordingToPlan).
+
+    Time is split over all tiles of a part of the batch, and classes stay together.
+    """
+    steps, batch, classes = out.shape
+    parts = min(part.time * part.parts_of_labels, steps)
+    window = -(-steps // parts)
+    while window * classes * out.item_bytes % 4:
+        window += 1
+    windows, samples = blocks(steps, parts, window), blocks(batch, part.batch)
+    elements = np.outer(samples, windows).ravel() * classes
+    return np.pad(elements, (0, tiles - len(elements)))
 
 
 def _said(part: Partition) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,23 @@ from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name, bring, broadcast_need
 from ipu_exec.lowering.layouts import (
     Spread,
-    ceil_div,
     digest,
     is_contiguous,
     result_key,
+    split_evenly,
 )
 from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_over
+from ipu_exec.lowering.reduce_vertices import VECTOR_BYTES
 from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
 _END = 1 << 30
+ENCODED = 100  # worker cycles of a target that is encoded
+LEAST_VECTORS = 4  # of classes on a tile
 NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
@@ -41,54 +46,90 @@ def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
     )
 
 
-def _gather_cycles(rows: np.ndarray) -> np.ndarray:
-    """Cycles of ``popops::SelectFromRowsInColumns``.
+def _one_hot(build: Builder, target: Operand, scores: Operand, spread: Spread) -> None:
+    """Append the encoding of the targets, as ones among zeros, where the scores lie.
 
-    A scalar load, compare and store per row, about 20 worker cycles.
+    Whole vectors of targets go to as many tiles as there are, and those left share the classes,
+    four vectors at least. A vertex takes its targets one by one ([PL, lib/popops/Encoding.cpp],
+    encodeOneHotBase; a target that torch has as a signed number takes 100 worker cycles).
     """
-    return np.where(rows > 0, WORKERS * (26 + 20 * ceil_div(rows, WORKERS)), 0)
+    classes = scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
+    vector = max(1, VECTOR_BYTES // scores.item_bytes)
+    vectors = ceil(target.elements / vector)
+    of_tile = ceil(vectors / build.tiles) * vector
+    groups = ceil(target.elements / of_tile)
+    shared = max(1, build.tiles // groups)
+    width = max(ceil(ceil(classes / vector) / shared), LEAST_VECTORS) * vector
+    used = min(build.tiles, groups * ceil(classes / width))
+    start = digest("one hot", target.elements, classes) % build.tiles
+    places = (start + np.arange(used)) % build.tiles
+    held, labels = np.zeros(build.tiles, np.int64), np.zeros(build.tiles, np.int64)
+    held[places] = split_evenly(scores.elements, used)
+    labels[places] = np.minimum(of_tile, target.elements)
+    step = build.fetch("targets", target, labels, broadcast=True)
+    build.hold("targets", labels * target.item_bytes, step, build.next + 1)
+    build.map("zero", "fill", held, scores.dtype, flops=0)
+    kind = f"popops::EncodeOneHot<int,{poplar_type(scores.dtype)}>"
+    cycles = np.where(labels > 0, WORKERS * ENCODED * labels, 0)
+    build.compute("encode", kind, cycles, int(labels.sum()))
+    nbytes = spread.elements * scores.item_bytes
+    moved = build.exchange("one-hot", nbytes, held * scores.item_bytes)
+    build.hold("encoded", held * scores.item_bytes, step + 1, moved)
+    build.hold("one-hot", nbytes, moved, _END)
+
+
+def _mask(build: Builder, rows: np.ndarray, name: str) -> None:
+    """Append what leaves out targets that are to be ignored: a comparison, a cast, a product."""
+    for kind in ("compare", "cast", "mul_"):
+        build.map(f"{name}/{kind}", kind, rows, "float32")
+
+
+def _scaled_by_count(build: Builder, target: Operand, elements: np.ndarray, dtype: str) -> None:
+    """Append the division by how many targets count.
+
+    [POPART, willow/src/popx/op/nllx.cpp], applyScalingInPlaceForMeanReductionWithIgnoreIndex.
+    """
+    flat = Operand((target.elements,), "float32", (1,))
+    labels = build.linear(target.elements, "float32")
+    count = reduce_over(build, flat, labels, (0,), "ADD", "count")
+    for kind in ("max", "div"):
+        build.map(f"count/{kind}", kind, count.spread.elements, "float32")
+    need = (elements > 0).astype(np.int64)
+    build.exchange("count", need * 4, count.spread.elements * 4)
+    build.map("mean", "mul_scalar", elements, dtype)
 
 
 @lowering("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d")
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """Select each row's target score on the scores' tiles, and sum.
+    """Targets are encoded among zeros and multiplied by the scores, whose rows are summed.
 
-    A mean divides by the sum of weights.
+    A mean leaves out what is ignored, divides by how many count, and sums once more ([POPART,
+    willow/src/popx/op/nllx.cpp], NllOpx::grow).
     """
     build = Builder(spec, machine)
     scores, scores_spread = build.lead(0)
-    target = build.place(1)
-    rows = _rows(target, scores, scores_spread)
-    step = build.fetch("targets", target, rows, broadcast=True)
-    build.hold("targets", rows * target.item_bytes, step, _END)
+    target, out = build.place(1), spec.outputs[0]
+    assert out is not None
+    _one_hot(build, target, scores, scores_spread)
     for index in range(2, len(spec.operands)):
         weight = build.place(index)
         need = np.minimum(scores_spread.elements, weight.elements)
         step = build.fetch("class weights", weight, need, broadcast=True)
         build.hold("class weights", need * weight.item_bytes, step, _END)
-    step = build.compute(
-        "pick", "popops::SelectFromRowsInColumns<float,int>", _gather_cycles(rows), int(rows.sum())
-    )
-    build.hold("picked", rows * 4, step, _END)
-    out = spec.outputs[0]
-    assert out is not None
+    build.map("select", "mul_", scores_spread.elements, scores.dtype)
+    axis = (1,) if len(scores.shape) > 1 else (0,)
+    reduced = reduce_over(build, scores, scores_spread, axis, "ADD", "rows")
+    rows = reduced.spread.elements
+    _mask(build, rows, "mask")
     if out.elements > 1:  # no reduction
-        picked = Operand(out.shape, out.dtype, out.strides, layout=None)
-        reduced = reduce_over(
-            build, scores, scores_spread, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect"
-        )
-        spread = (
-            reduced.spread
-            if picked.elements == int(reduced.spread.elements.sum())
-            else build.linear(out.elements, out.dtype)
-        )
+        build.map("negate", "negate", rows, out.dtype)
+        whole = int(rows.sum()) == out.elements
+        spread = reduced.spread if whole else build.linear(out.elements, out.dtype)
     else:
+        _mask(build, rows, "mask of the mean")
+        _scaled_by_count(build, target, rows, "float32")
         flat = Operand((int(rows.sum()),), "float32", (1,))
-        reduced = reduce_over(
-            build, flat, Spread(("rows", 0, scores_spread.key), rows), (0,), "ADD", "sum"
-        )
-        build.map("divide", "div_scalar", reduced.spread.elements, "float32")
-        spread = reduced.spread
+        spread = reduce_over(build, flat, reduced.spread, (0,), "ADD", "sum").spread
     layouts: list[Layout | None] = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
         for o in spec.outputs
@@ -99,16 +140,18 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Zeros on the scores' tiles, then minus the incoming gradient at each row's target."""
+    """Targets are encoded as minus one among zeros, masked, and scaled by the incoming gradient.
+
+    [POPART, willow/src/popx/op/nllx.cpp], NllGradOpx::grow.
+    """
     build = Builder(spec, machine)
     scores, spread = build.lead(1)
-    out = spec.outputs[0]
+    out, target = spec.outputs[0], build.place(2)
     assert out is not None
-    target = build.place(2)
+    _one_hot(build, target, scores, spread)
     rows = _rows(target, scores, spread)
     for index, name in (
         (0, "gradient"),
-        (2, "targets"),
         *((i, "weight") for i in range(3, len(spec.operands))),
     ):
         source = build.place(index)
@@ -119,10 +162,13 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         )
         step = build.fetch(name, source, need, broadcast=True)
         build.hold(name, need * source.item_bytes, step, _END)
-    build.map("zero", "fill", spread.elements, out.dtype, flops=0)
-    build.compute(
-        "put", "popops::UpdateColumnsDEC<float,int>", _gather_cycles(rows), int(rows.sum())
-    )
+    build.map("negate", "negate", spread.elements, out.dtype)
+    labels = build.linear(target.elements, "float32").elements
+    for kind in ("compare", "cast"):
+        build.map(f"mask/{kind}", kind, labels, "float32")
+    build.exchange("mask", rows * out.item_bytes, labels * out.item_bytes)
+    build.map("mask/mul_", "mul_vector", spread.elements, out.dtype)
+    _scaled_by_count(build, target, spread.elements, out.dtype)
     key = (
         result_key(spread, scores, out)
         if is_contiguous(scores)

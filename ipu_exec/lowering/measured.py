@@ -1,8 +1,9 @@
 """How far cycles of each class of operator were from published measurements.
 
 `measured.csv` is written by ``python -m benchmarks.fidelity`` from its rows (docs/fidelity.md).
-Operators that no published row measures are given the error of reductions, whose parts (maps of
-few elements a tile, small exchanges) they are made of: an estimate by likeness.
+Operators that no published row measures are given the error of a pipeline's stages, which were
+measured on hardware and are made of such operators (maps of few elements a tile, small exchanges):
+an estimate by likeness.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ipu_exec.lowering.operators import info
 
 FILE = Path(__file__).with_name("measured.csv")
 UNMEASURED = "other"
-LIKE = "reduction"  # what unmeasured operators resemble
+STAGES = "stages of small operators"
+LIKE = STAGES  # what unmeasured operators resemble
 _WORDS = {
     "pool": "pooling",
     "rnn": "recurrent",
@@ -40,7 +42,7 @@ class Error:
 
 @cache
 def errors() -> Mapping[str, Error]:
-    """By class: product, convolution, grouped convolution, recurrent, reduction, pooling."""
+    """By class, such as product, convolution, recurrent, reduction, and stages of a pipeline."""
     with FILE.open(newline="") as file:
         return {
             line["class"]: Error(int(line["rows"]), float(line["median"]), float(line["likely"]))

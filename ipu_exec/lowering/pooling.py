@@ -27,7 +27,8 @@ from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-_TRIED = 12  # splits of a dimension: those that make different parts, thinned out to so many
+_GRAINS = 8  # vectors of a group of channels at most
+_TRIED = 16  # splits of a dimension: those that make different parts, thinned out to so many
 _END = 1 << 30
 
 
@@ -75,32 +76,49 @@ Parts = tuple[
 ]  # of a tile: batch, channels, field; ints or arrays that broadcast
 
 
-def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
+def pooling_cycles(pooling: Pooling, parts: Parts, group: int, planned: bool = False) -> np.ndarray:
     """Cycles of one tile's part: ``getPoolingCycles`` with pointers that take two cycles to unpack.
 
     A worker has a sixth of the outputs, as ranges of field rows. For each row and each position of
-    the kernel that applies to it, and each vector of channels, its inner loop runs along the row.
+    the kernel that applies to it, and each vector of channels, its inner loop runs along the row,
+    once less than it has elements. ``planned``: as popnn plans, where all positions apply.
     """
     batch, channels, field = parts
-    groups, vectors = ceil_div(channels, group), -(-group // pooling.lanes)
     outputs = reduce(np.multiply, field, batch)
-    share = ceil_div(outputs, WORKERS)
-    along = np.minimum(field[-1], share)
-    rows = ceil_div(share, np.maximum(along, 1))
-    met = prod(pooling.kernel)
-    # of a gradient's elements every stride-th is in the same place of its window
-    if pooling.backward:
-        met = prod(
-            -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
-        )
-        met *= pooling.kernel[-1]
-        along = ceil_div(along, pooling.stride[-1])
-    begin, each = (7, 5) if pooling.compares else (4 if pooling.maximum else 5, 3)
-    vector = 3 + begin + each * along
-    position = 23 + groups * (2 + vectors * vector) + 4 * (groups - 1)
+    workers = [_worker_cycles(pooling, parts, group, n, planned) for n in range(WORKERS)]
+    slowest = reduce(np.maximum, workers)
+    return np.where(np.asarray(outputs * channels) > 0, 13 + WORKERS * slowest, 0)
+
+
+def _worker_cycles(
+    pooling: Pooling, parts: Parts, group: int, worker: int, planned: bool
+) -> np.ndarray:
+    """Cycles of one worker of a tile; outputs are shared out in order, whole rows or parts."""
+    batch, channels, field = parts
+    groups, vectors = ceil_div(channels, group), -(-group // pooling.lanes)
+    outputs, width = reduce(np.multiply, field, batch), np.maximum(field[-1], 1)
+    begin, end = worker * outputs // WORKERS, (worker + 1) * outputs // WORKERS
+    rows = np.where(end > begin, (end - 1) // width - begin // width + 1, 0)
+    elements = ceil_div(end - begin, pooling.stride[-1] if pooling.backward else 1)
+    again = np.maximum(elements - rows, 0)
+    met = prod(pooling.kernel) if planned else _positions(pooling)
+    enter, each = (7, 5) if pooling.compares else (4 if pooling.maximum else 5, 3)
+    move = 6 if pooling.compares else 4
+    position = 23 + groups * (2 + vectors * (3 + enter)) + move * (groups - 1)
     first = ceil_div(outputs * vectors, WORKERS)  # what it fills with the least number, or zero
-    worker = 43 + 10 * pooling.compares + (4 + first) * groups + rows * (15 + met * position)
-    return np.where(np.asarray(outputs * channels) > 0, 13 + WORKERS * worker, 0)
+    set_up = 43 + 10 * pooling.compares + (4 + first) * groups
+    return set_up + rows * (15 + met * position) + again * met * groups * vectors * each
+
+
+def _positions(pooling: Pooling) -> int:
+    """Positions of the kernel that apply to a row.
+
+    Of a gradient's elements every stride-th is in the same place of its window.
+    """
+    if not pooling.backward:
+        return prod(pooling.kernel)
+    outer = zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
+    return pooling.kernel[-1] * prod(-(-k // s) for k, s in outer)
 
 
 def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
@@ -120,38 +138,61 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split with the fewest cycles for computing and exchange.
+    """The split that popnn expects to take the fewest cycles ([PL, lib/popnn/PoolPlan.cpp]).
 
-    The windows' elements arrive at 4 bytes a cycle.
-
-    Channels stay in the groups in which convolutions leave them, or several of them: popnn
-    penalises other groups.
+    Channels lie in groups of 16, as convolutions leave them; the groups of a plan are as large or
+    smaller, and others than those that are there cost a rearrangement. The group that later
+    operators prefer is taken where it costs less than 4/3 of the best. Uneven parts of the batch
+    are weighed too, which popnn leaves out.
     """
-    most = _TRIED if len(pooling.field) < 3 else _TRIED // 2
-    best: tuple[int, Split] | None = None
-    group = min(CHANNEL_RUN, -(-pooling.channels // pooling.lanes) * pooling.lanes)
-    while best is None or group < 2 * pooling.channels:
-        groups = -(-pooling.channels // group)
-        tried = [_splits(n, most) for n in (pooling.batch, groups, *pooling.field)]
-        grid = np.meshgrid(*tried, indexing="ij", sparse=True)
-        fits = reduce(np.multiply, grid) <= tiles
-        batch, held, *field = (
-            ceil_div(n, s)
-            for n, s in zip((pooling.batch, groups, *pooling.field), grid, strict=True)
-        )
-        parts = batch, np.minimum(held * group, pooling.channels), tuple(field)
-        read = window_elements(pooling, parts)
-        if pooling.compares:  # with the gradients the pooled output, and the input
-            read = 2 * read + reduce(np.multiply, field, batch * parts[1])
-        cycles = np.where(
-            fits, pooling_cycles(pooling, parts, group) + read * item_bytes // 4, 1 << 60
-        )
-        at = np.unravel_index(int(cycles.argmin()), cycles.shape)
-        splits = [int(options[i]) for options, i in zip(tried, at, strict=True)]
-        if best is None or int(cycles[at]) < best[0]:
-            best = int(cycles[at]), Split(splits[0], splits[1], tuple(splits[2:]), group)
-        group *= 2
-    return best[1]
+    there = min(CHANNEL_RUN, -(-pooling.channels // pooling.lanes) * pooling.lanes)
+    most = min(there, _GRAINS * pooling.lanes)
+    plans = {
+        group: _best_split(pooling, item_bytes, tiles, group, there)
+        for group in range(pooling.lanes, most + 1, pooling.lanes)
+    }
+    cost, best = min(plans.values(), key=lambda plan: plan[0])
+    preferred = CHANNEL_RUN if item_bytes == 2 else 8 if pooling.maximum else 4
+    if best.group < preferred and preferred in plans and 3 * plans[preferred][0] < 4 * cost:
+        return plans[preferred][1]
+    return best
+
+
+def _best_split(
+    pooling: Pooling, item_bytes: int, tiles: int, group: int, there: int
+) -> tuple[int, Split]:
+    """(expected cycles, split) with channels in groups of ``group``; they lie in ``there``."""
+    groups = -(-pooling.channels // group)
+    extents = (pooling.batch, groups, *pooling.field)
+    tried = [_splits(n, _TRIED if len(pooling.field) < 3 else _TRIED // 2) for n in extents]
+    grid = np.meshgrid(*tried, indexing="ij", sparse=True)
+    batch, held, *field = (ceil_div(n, s) for n, s in zip(extents, grid, strict=True))
+    parts = batch, held * group, tuple(field)
+    cycles = pooling_cycles(pooling, parts, group, planned=True)
+    own = (batch, *field)
+    for dim, extent in enumerate((pooling.batch, *pooling.field)):
+        fewer = list(own)  # the smaller of uneven parts may take longer
+        fewer[dim] = np.where(extent % own[dim], own[dim] - 1, own[dim])
+        uneven = fewer[0], held * group, tuple(fewer[1:])
+        cycles = np.maximum(cycles, pooling_cycles(pooling, uneven, group, planned=True))
+    nbytes = _planned_elements(pooling, parts) * item_bytes
+    cycles = cycles + nbytes // 4 + (nbytes // 4 if group != there else 0)
+    cycles = np.where(reduce(np.multiply, grid) <= tiles, cycles, 1 << 60)
+    at = np.unravel_index(int(cycles.argmin()), cycles.shape)
+    splits = [int(options[i]) for options, i in zip(tried, at, strict=True)]
+    return int(cycles[at]), Split(splits[0], splits[1], tuple(splits[2:]), group)
+
+
+def _planned_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
+    """Elements that popnn expects to bring to a tile (getBytesRequiredPerTile).
+
+    A gradient's windows are counted with the zeros that a stride leaves between them.
+    """
+    batch, channels, field = parts
+    windows, outputs = batch * channels, reduce(np.multiply, field, batch * channels)
+    for own, kernel, stride in zip(field, pooling.kernel, pooling.stride, strict=True):
+        windows = windows * ((own - 1) * (1 if pooling.backward else stride) + kernel)
+    return 2 * windows + outputs if pooling.compares else windows
 
 
 def _splits(extent: int, most: int) -> np.ndarray:

@@ -1,17 +1,16 @@
 """Reductions over any dimensions.
 
 Each tile reduces what it holds, partials are exchanged, and the rest is reduced where they meet.
-
-Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
-popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
-one worker cycle for 8 bytes of partials, and per output, or per 8 bytes of outputs that lie side by
-side, what a loop takes to begin and end.
+Where a tile's share holds whole outputs nothing is exchanged. Stages and tiles are those of
+popops::reduce ([PL, lib/popops/reduction/ReductionPlan.cpp], calculateNextStep and calculateSplit;
+[PL, lib/popops/reduction/ReductionStages.cpp]), vertices are in `reduce_vertices`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
+from math import isqrt, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -20,24 +19,54 @@ from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
 from ipu_exec.lowering.operators import aten, describe
-from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.reduce_vertices import (
+    FLOAT_BYTES,
+    VECTOR_BYTES,
+    Kind,
+    following,
+    in_blocks,
+    side_by_side,
+    single,
+)
 from ipu_exec.lowering.registry import lowering
-from ipu_exec.lowering.vertices import poplar_type
-from ipu_exec.machine import Machine
+from ipu_exec.machine import SYNC_CYCLES, Machine
 
-WORKERS = 6
-CONTINUOUS = (
-    17,
-    12,
-)  # worker cycles of a call, and of an output whose elements follow each other in memory
-STRIDED = (15, 10)  # of a call, and of 8 bytes of outputs whose elements lie a stride apart
-PARTIAL_BYTES = 4  # sums are kept in fp32
-TWO_STAGES = 32  # more partials an output than this are added in two stages
+_LEAST_BYTES = 32  # of outputs on a tile, where they are not wanted elsewhere
+_MORE_STAGES = 64  # partials an output beyond which one more stage is put in
+_LEAST_PIECE = 64  # partials that a tile reduces in such a stage
+_BALANCED_GRAIN = 8  # outputs that stay together where poplibs weighs all tiles
 
 
-# worker cycles an element: 24 and the operation, in C++
-# [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]
-LOGICAL = 25
+def on_tiles(
+    elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cycles of the two stages on each tile; the second is 0 where there is one.
+
+    ``together``: elements of an output that lie together; 0 where outputs lie side by side.
+    """
+    if not together:
+        return _stages(elements, outputs, kind, side_by_side)
+
+    def pieces(count: int, made: int, kind: Kind) -> tuple[int, int]:
+        return following(count, made, together, kind)
+
+    return _stages(elements, outputs, kind, pieces)
+
+
+def _stages(
+    counts: np.ndarray,
+    outputs: np.ndarray,
+    kind: Kind,
+    cycles: Callable[[int, int, Kind], tuple[int, int]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """``cycles`` of each tile's (count, outputs), worked out once for tiles that are alike."""
+    pairs = np.stack([np.ravel(counts), np.ravel(outputs)]).astype(np.int64)
+    distinct, where = np.unique(pairs, axis=1, return_inverse=True)
+    both = [cycles(int(n), int(m), kind) if n > 0 and m > 0 else (0, 0) for n, m in distinct.T]
+    found = np.array(both, np.int64).reshape(-1, 2)[np.ravel(where)]
+    shape = np.shape(counts)
+    return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
 
 
 def reduce_cycles(
@@ -45,30 +74,22 @@ def reduce_cycles(
 ) -> np.ndarray:
     """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers.
 
-    ``strided``: outputs lie side by side and are made 8 bytes at a time
-    (getCyclesEstimateForStridedReduce: 3 + 5 + 3 a loop, and a cycle for each further partial).
-    Else an output's elements lie side by side (getCycleEstimateReduceAllRegionsContinuous: 12 an
-    output, and a cycle for 8 bytes). Outputs too few for six workers have their elements shared
-    out, and what the workers found is reduced by one of them.
+    ``strided``: outputs lie side by side, else an output's elements do (`reduce_vertices`).
     """
-    call, each = STRIDED if strided else CONTINUOUS
-    units = (
-        ceil_div(np.asarray(outputs) * item_bytes, 8) if strided else np.asarray(outputs, np.int64)
-    )
-    inner = ceil_div(ceil_div(np.asarray(elements) * item_bytes, 8), WORKERS)
-    if op in ("OR", "AND"):
-        inner = LOGICAL * ceil_div(elements, WORKERS)
-    shared = (units < WORKERS) & (elements > outputs)
-    again = np.where(shared, STRIDED[0] + (STRIDED[1] + WORKERS) * units, 0)
-    return np.where(
-        elements > 0, WORKERS * (call + each * ceil_div(units, WORKERS) + inner + again), 0
-    )
+    kind = Kind(op, item_bytes, FLOAT_BYTES)
+    first, second = on_tiles(elements, outputs, kind, 0 if strided else 1 << 30)
+    return first + second
 
 
-def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
-    """Whether neighbours in memory are reduced to one output."""
+def _together(operand: Operand, dims: tuple[int, ...]) -> int:
+    """Elements of an output that follow each other in memory; 0 where outputs lie side by side."""
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
-    return bool(wide) and min(wide, key=lambda d: operand.strides[d]) in dims
+    inner = 1
+    for dim in sorted(wide, key=lambda d: operand.strides[d]):
+        if dim not in dims:
+            break
+        inner *= operand.shape[dim]
+    return inner if inner > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -88,16 +109,24 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(d % max(rank, 1) for d in many))
 
 
-def output_spread(outputs: int, tiles: int) -> Spread:
-    """Outputs of a reduction over tiles, at most two per tile while tiles last.
+def output_spread(outputs: int, tiles: int, item_bytes: int = FLOAT_BYTES) -> Spread:
+    """Outputs of a reduction over tiles, at least 32 bytes of partials a tile.
 
-    Partials then arrive in parallel.
+    ``item_bytes``: of a partial ([PL, lib/popops/reduction/ReductionStages.cpp],
+    intermediateToOutput: four vectors).
     """
-    used = max(1, min(tiles, -(-outputs // 2)))
+    used = max(1, min(tiles, -(-outputs * item_bytes // _LEAST_BYTES)))
     start = digest("reduce", outputs, used) % tiles
     share = np.zeros(tiles, np.int64)
-    share[(start + np.arange(used)) % tiles] = split_evenly(outputs, used)
-    return Spread(("reduced", 0, outputs, used, start), share)
+    grain = max(1, VECTOR_BYTES // item_bytes)
+    share[(start + np.arange(used)) % tiles] = split_evenly(outputs, used, grain)
+    return Spread(("reduced", 0, outputs, used, grain, start), share)
+
+
+def partial_bytes(op: str, dtype: str) -> int:
+    """Bytes of a partial between tiles: sums and products of halves are kept in float."""
+    exact = op in ("MAX", "MIN", "OR", "AND")
+    return ITEM_BYTES[dtype] if exact else max(FLOAT_BYTES, ITEM_BYTES[dtype])
 
 
 def reduce_over(
@@ -119,61 +148,175 @@ def reduce_over(
         build.map(f"{name}/fill", "fill", empty.elements, "float32", flops=0)
         return Reduced(empty, np.zeros(build.tiles, np.int64), True)
     partials = touched(operand, remaining, spread.elements, spread.run)
-    dtype = poplar_type(operand.dtype)
+    kind = Kind(op, operand.item_bytes, partial_bytes(op, operand.dtype))
     total = int(partials.sum())
     if int(spread.elements.sum()) > total:
-        build.compute(
-            f"{name}/on tile",
-            f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
-            reduce_cycles(
-                spread.elements, partials, operand.item_bytes, not _innermost(operand, dims), op
-            ),
-            flops=operand.elements - total,
-        )
-        build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
+        stages = on_tiles(spread.elements, partials, kind, _together(operand, dims))
+        _compute(build, f"{name}/on tile", kind, stages, operand.elements - total)
+        nbytes = partials * kind.result_bytes
+        build.hold(f"{name} partials", nbytes, build.next - 1, build.next + 1)
+        kind = kind.again
     if total <= outputs:
         key = ("reduced", 0, digest(spread.key, operand.shape, operand.strides, dims))
         return Reduced(Spread(key, apportion(outputs, partials)), partials, True)
-    depth = total / outputs
-    held = partials
-    if depth > TWO_STAGES:
-        middle = min(total, outputs * int(np.ceil(np.sqrt(depth))))
-        held = _stage(
-            build, f"{name}/stage 1", op, held, output_spread(middle, build.tiles).elements, 0
-        )
-    last = output_spread(outputs, build.tiles)
-    _stage(
-        build, f"{name}/stage {2 if depth > TWO_STAGES else 1}", op, held, last.elements, outputs
-    )
+    last = reduce_partials(build, name, kind, partials, outputs, int(partials.max()))
     return Reduced(last, partials, False)
 
 
-def _stage(
-    build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int
+def reduce_partials(
+    build: Builder,
+    name: str,
+    kind: Kind,
+    held: np.ndarray,
+    outputs: int,
+    width: int,
+    wanted: Spread | None = None,
+) -> Spread:
+    """Append the stages that reduce what tiles ``held``, ``width`` outputs together on a tile.
+
+    ``wanted``: where the outputs have to lie; where that costs more than all tiles do, they are
+    reduced by all and brought there ([PL, lib/popops/reduction/ReductionPlan.cpp],
+    shouldReduceAtDestination). Returns how the outputs lie.
+    """
+    stage = 1
+    while _one_more_stage(held, outputs, build.tiles):
+        held = _between(build, f"{name}/stage {stage}", kind, held, outputs, width)
+        kind, stage = kind.again, stage + 1
+    last = output_spread(outputs, build.tiles, kind.item_bytes)
+    if wanted is not None and _reduced_there(kind, held, outputs, wanted):
+        last = wanted
+    _to_outputs(build, f"{name}/stage {stage}", kind, held, last.elements, width)
+    if wanted is not None and last is not wanted:
+        arriving, sent = (one.elements * kind.result_bytes for one in (wanted, last))
+        build.exchange(f"{name}/to outputs", arriving, sent)
+    return wanted or last
+
+
+def _reduced_there(kind: Kind, held: np.ndarray, outputs: int, wanted: Spread) -> bool:
+    """Whether poplibs expects less of reducing where the outputs are wanted than on all tiles.
+
+    Partials are counted whole on the way to all tiles, and once on the way to where they are
+    wanted, as there.
+    """
+    tiles, sources = len(held), -(-int(held.sum()) // outputs)
+    there, words = int(wanted.elements.max()), max(1, 4 // kind.item_bytes)
+    every = -(-outputs // (_BALANCED_GRAIN * tiles)) * _BALANCED_GRAIN
+    at_once = kind.vector
+    direct = -(-there // words) + sources * -(-there // at_once)
+    balanced = -(-every * sources // words) + sources * -(-every // at_once) - (-there // words)
+    return direct < balanced + SYNC_CYCLES
+
+
+def _compute(
+    build: Builder, name: str, kind: Kind, stages: tuple[np.ndarray, np.ndarray], flops: int
+) -> None:
+    """Append the compute sets of one reduction: workers that share an output need a second."""
+    first, second = stages
+    types = [kind.item_bytes, kind.result_bytes]
+    read, made = ("half" if nbytes == 2 else "float" for nbytes in types)
+    vertex = f"popops::Reduce<popops::Reduce{kind.op.title()},{read},{made}>"
+    build.compute(name, vertex, first, flops)
+    if second.any():
+        again = f"popops::Reduce<popops::Reduce{kind.again.op.title()},{made},{made}>"
+        build.compute(f"{name}/of workers", again, second)
+
+
+def _one_more_stage(held: np.ndarray, outputs: int, tiles: int) -> bool:
+    """Whether partials are too many to be reduced where the outputs lie (calculateNextStep)."""
+    total = int(held.sum())
+    sources = total / outputs
+    spread_out = np.count_nonzero(held) > tiles * 3 // 4
+    if sources < 2 * sqrt(tiles) and spread_out:
+        return False
+    return total > outputs * _MORE_STAGES
+
+
+def _between(
+    build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: int, width: int
 ) -> np.ndarray:
-    """Exchange the tiles' partials to the tiles of ``outputs``, and reduce them there."""
+    """Append a stage whose results are partials again; returns how many each tile has.
+
+    Outputs are cut into columns of whole grains, then each column's sources into blocks
+    (calculateSplit).
+    """
+    total, tiles = int(held.sum()), build.tiles
+    blocks = Blocks.of(total, outputs, width, kind, tiles)
+    used, each = min(tiles, blocks.count), -(-blocks.count // tiles)
+    start = digest("between", outputs, used) % tiles
+    made = np.zeros(tiles, np.int64)
+    made[(start + np.arange(used)) % tiles] = split_evenly(outputs * blocks.high, used)
+    arriving = apportion(total, made)
+    step = _gather(build, name, kind, held, arriving, np.where(made > 0, blocks.columns, 0))
+    cycles = in_blocks(blocks.rows, blocks.columns, each, kind)
+    stages = tuple(np.where(made > 0, one, 0) for one in cycles)
+    _compute(build, name, kind, (stages[0], stages[1]), int(arriving.sum() - made.sum()))
+    build.hold(f"{name} partials", arriving * kind.item_bytes, step, build.next - 1)
+    return made
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a tile reduces in a stage between: ``rows`` partials of ``columns`` outputs."""
+
+    rows: int
+    columns: int
+    wide: int  # blocks side by side
+    high: int  # blocks of an output
+
+    @property
+    def count(self) -> int:
+        """Blocks in all."""
+        return self.wide * self.high
+
+    @classmethod
+    def of(cls, total: int, outputs: int, width: int, kind: Kind, tiles: int) -> Blocks:
+        """As calculateSplit cuts ``total`` partials, ``width`` of them together on a tile."""
+        sources = max(1, total // outputs)
+        factor = (width // kind.grain) // max(1, isqrt(sources))
+        least = max(kind.grain, factor * kind.grain)
+        wanted = max(least, -(-outputs // tiles))
+        columns = min(outputs, width, -(-wanted // kind.grain) * kind.grain)
+        piece = sources * columns
+        parts = max(1, piece // max(1, total // tiles))
+        if piece // parts < _LEAST_PIECE:
+            parts = max(1, piece // _LEAST_PIECE)
+        if sources // parts < 2:
+            parts = max(1, sources // 2)
+        rows = max(2, -(-sources // parts))
+        return cls(rows, columns, -(-outputs // columns), -(-sources // rows))
+
+
+def _gather(
+    build: Builder,
+    name: str,
+    kind: Kind,
+    held: np.ndarray,
+    arriving: np.ndarray,
+    width: np.ndarray,
+) -> int:
+    """Append the exchange of partials: ``width`` of a tile's outputs come from a tile at once."""
+    pieces = np.minimum(ceil_div(arriving, np.maximum(width, 1)), len(held))
+    nbytes = arriving * kind.item_bytes, held * kind.item_bytes
+    return build.exchange(f"{name}/exchange", *nbytes, pieces)
+
+
+def _to_outputs(
+    build: Builder, name: str, kind: Kind, held: np.ndarray, outputs: np.ndarray, width: int
+) -> None:
+    """Append the last stage: partials go to the tiles of ``outputs``."""
     arriving = apportion(int(held.sum()), outputs)
-    contributors = ceil_div(
-        arriving, np.maximum(outputs, 1)
-    )  # a tile sends all it has of a tile's outputs at once
-    step = build.exchange(
-        f"{name}/exchange",
-        arriving * PARTIAL_BYTES,
-        held * PARTIAL_BYTES,
-        np.minimum(contributors, len(held)),
-    )
-    build.compute(
-        name,
-        f"popops::Reduce<popops::Reduce{op.title()},float,float>",
-        reduce_cycles(arriving, outputs, PARTIAL_BYTES, True, op),
-        flops=int(arriving.sum() - outputs.sum()),
-    )
-    build.hold(f"{name} partials", arriving * PARTIAL_BYTES, step, build.next - 1)
-    return outputs
+    step = _gather(build, name, kind, held, arriving, np.minimum(outputs, width))
+    if width == 1:
+        rows = ceil_div(arriving, np.maximum(outputs, 1))
+        stages = _stages(rows, outputs, kind, single)
+    else:
+        stages = on_tiles(arriving, outputs, kind)
+    _compute(build, name, kind, stages, int(arriving.sum() - outputs.sum()))
+    build.hold(f"{name} partials", arriving * kind.item_bytes, step, build.next - 1)
 
 
 def broadcast_back(
-    build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES
+    build: Builder, reduced: Reduced, name: str, item_bytes: int = FLOAT_BYTES
 ) -> None:
     """Append the exchange that brings each tile the outputs it contributed to, if it needs one."""
     if reduced.local:
@@ -238,8 +381,6 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt"}.get(name)
     if after:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
-    elif out.dtype in ("float16", "bfloat16") and not reduced.local:
-        build.map("cast", "cast", reduced.spread.elements, out.dtype, flops=0)
     layouts: list[Layout | None] = [
         None if o is None else reduced.spread.layout(o.dtype) for o in spec.outputs
     ]

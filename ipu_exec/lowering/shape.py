@@ -15,7 +15,7 @@ from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_co
 from ipu_exec.lowering.matmul import Sides, multiply
 from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
-from ipu_exec.lowering.reduce import PARTIAL_BYTES
+from ipu_exec.lowering.reduce_vertices import FLOAT_BYTES
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
@@ -278,9 +278,9 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
     operand, spread = build.lead(0)
     extent, most = _sorted(spec)
     rows = operand.elements // max(extent, 1)
-    if operand.item_bytes < PARTIAL_BYTES:
+    if operand.item_bytes < FLOAT_BYTES:
         build.map("cast keys", "cast", spread.elements, operand.dtype, flops=0)
-    pair_bytes = 2 * 2 * PARTIAL_BYTES  # two keys and two values
+    pair_bytes = 2 * 2 * FLOAT_BYTES  # two keys and two values
     pairs = np.zeros(machine.tiles, np.int64)
     for number, (present, distance) in enumerate(bitonic_steps(extent, most) if rows else ()):
         total = present // 2 * rows

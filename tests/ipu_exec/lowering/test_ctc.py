@@ -7,6 +7,7 @@ import pytest
 
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.ctc import Table, best_partition, partition_of
+from ipu_exec.machine import SYNC_CYCLES, exchange_latency
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, exchanges, op, tensor
 
@@ -14,12 +15,16 @@ from tests.operands import MK2, computes, exchanges, op, tensor
 def test_a_step_of_time_is_a_compute_set_a_sync_and_an_exchange() -> None:
     # 12 steps in two halves of 6; a label is 8 of reading and writing, 2 and 2 x 17 of logarithms
     part = partition_of(Table(1, 12, 4, 6), (1, 2, 4, 1), 4)
-    assert part.alpha == 6 * (6 * 44 + 190 + 2)
+    assert part.steps == 6 and part.alpha.expected == 6 * 44 + 190 + 2
     # the gradient is made beside it: 6 of reading and writing and 2 x 17 more, from 6 elements
-    assert part.gradient == 6 * (6 * (44 + 40) + 190 + 6)
+    assert part.gradient.expected == 6 * (44 + 40) + 190 + 6
+    assert part.expected == 6 * (part.alpha.expected + part.gradient.expected)
+    # it runs with the machine's own sync and exchange
+    arriving = exchange_latency(MK2.target) + 6
+    assert part.gradient.taken(MK2.target) == 6 * 84 + SYNC_CYCLES + arriving
     assert part.tiles == 1 * 2 * 5 and part.scores == 6 * 6
     # as many labels on each tile, and no tile for the last blank: one has a blank more
-    assert partition_of(Table(1, 12, 4, 6), (1, 2, 4, 0), 4).alpha == part.alpha + 6 * 6 * 17
+    assert partition_of(Table(1, 12, 4, 6), (1, 2, 4, 0), 4).alpha.cycles == 6 * (44 + 17)
 
 
 def test_the_partition_uses_the_chip_and_keeps_the_proportion() -> None:
@@ -27,7 +32,7 @@ def test_the_partition_uses_the_chip_and_keeps_the_proportion() -> None:
     part = best_partition(table, MK2, 4)
     assert part.tiles <= MK2.tiles and part.parts_of_labels > 100
     whole = partition_of(table, (1, 1, 1, 0), 4)
-    assert 20 * (part.alpha + part.gradient) < whole.alpha + whole.gradient
+    assert 20 * part.expected < whole.expected
     assert part.temporary <= MK2.proportion * MK2.target.bytes_per_tile
 
 
@@ -54,4 +59,21 @@ def test_a_loss_and_its_gradient_are_on_the_tiles_of_the_table(labels: int) -> N
     plan = lower(back, MK2)
     check(plan, back)
     assert "operand 6" not in exchanges(plan)  # the table lies there already
-    assert ("add gradients" in computes(plan)) == (part.parts_of_labels > 1)
+    assert ("add gradients/stage 1" in computes(plan)) == (part.parts_of_labels > 1)
+
+
+def test_gradients_of_parts_are_added_in_stages_where_the_input_lies() -> None:
+    """201 parts of a step's labels are more than 64: blocks of some sources first.
+
+    The input lies by steps of time, all classes of one together: 375 tiles of 36.
+    """
+    scores, table = tensor(375, 1, 36), tensor(1, 375, 401)
+    lengths, targets = tensor(1, dtype="int64"), tensor(1, 200, dtype="int64")
+    args = (tensor(1), scores, targets, lengths, lengths, tensor(1), table, 0, False)
+    plan = lower(op("aten._ctc_loss_backward.Tensor", args, scores), MK2)
+    stages = {name: step for name, step in computes(plan).items() if "add gradients" in name}
+    assert len(stages) == 2
+    last = stages["add gradients/stage 2"].cycles
+    assert np.count_nonzero(last) == 375
+    assert plan.output_layouts[0] is not None
+    assert set(plan.output_layouts[0].bytes) == {0, 36 * 4}

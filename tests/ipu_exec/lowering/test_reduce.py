@@ -7,9 +7,10 @@ import pytest
 
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.plan import Compute
-from ipu_exec.lowering.reduce import reduce_cycles
+from ipu_exec.lowering.reduce import Blocks, reduce_cycles
+from ipu_exec.lowering.reduce_vertices import Kind, following, side_by_side, strided
 from tests.ipu_exec.lowering.test_plans import check
-from tests.operands import MK2, op, tensor
+from tests.operands import MK2, computes, op, tensor
 
 
 def test_a_batch_that_is_summed_is_one_product() -> None:
@@ -39,12 +40,40 @@ def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_cop
 def test_outputs_that_lie_side_by_side_are_reduced_8_bytes_at_a_time() -> None:
     """As in the gradient of a layer norm's scale: 2 rows of 768 on a tile are reduced to one."""
     cycles = reduce_cycles(np.array([2 * 768]), np.array([768]), 4, True)
-    assert cycles == 6 * (
-        15 + 10 * 64 + 128
-    )  # 384 pairs of outputs, 64 a worker; 768 pairs of elements, 128 a worker
-    assert reduce_cycles(np.array([768]), np.array([2]), 4, False) == 6 * (
-        17 + 12 + 64 + 15 + 10 + 6 + 16
-    )
+    # 128 outputs a worker, 64 pairs: 3 to begin, 2 rows of which one is loaded before (3 + 1), 5 to
+    # add the accumulators up and to store
+    assert cycles == 6 * (16 + 64 * (3 + 3 + 1 + 5))
+    # neighbours are reduced: a worker has one of the two outputs, 192 pairs of elements
+    assert reduce_cycles(np.array([768]), np.array([2]), 4, False) == 6 * (17 + 12 + 192)
+
+
+def test_workers_without_columns_share_rows_where_that_pays() -> None:
+    """82 halves in each of 8 columns: cut in two, three ... six they are expected to take less.
+
+    One loop of 4 halves adds a row; six results of 8 floats are added by one worker.
+    """
+    sums = Kind("ADD", 2, 4)
+    first, second = side_by_side(82 * 8, 8, sums)
+    assert first == 6 * (16 + 2 * (3 + 3 + 13 + 7)) and second == 6 * (16 + 4 * (3 + 3 + 5 + 5))
+    # 10 rows: 30 for a call and 20 to load, against 60 and 10
+    assert side_by_side(10 * 8, 8, sums) == (6 * (16 + 2 * (3 + 3 + 9 + 7)), 0)
+    # four columns of four neighbours each: as 16 columns, then by neighbours
+    first, second = following(4 * 4 * 5, 4, 4, sums)
+    assert first == 6 * strided(5, 4, sums) and second == 6 * (17 + 12 + 2)
+
+
+def test_stages_and_tiles_are_those_of_popops() -> None:
+    """4 x 12,544 x 8 halves summed over the middle, on 1,472 tiles of an MK2.
+
+    Each tile has 8 of 32 sums: 368 sources an output, more than 64, so that 4 columns go to
+    blocks of 16 sources; 23 of these an output are added on 4 tiles of 8 outputs.
+    """
+    spec = op("aten.sum.dim_IntList", (tensor(4, 12544, 8, dtype="float16"), (1,)), tensor(4, 8))
+    plan = lower(spec, MK2)
+    blocks = Blocks.of(1472 * 8, 32, 8, Kind("ADD", 4, 4), 1472)
+    assert (blocks.rows, blocks.columns, blocks.wide, blocks.high) == (16, 4, 8, 23)
+    used = {name: int((step.cycles > 0).sum()) for name, step in computes(plan).items()}
+    assert used["sum/stage 1"] == 8 * 23 and used["sum/stage 2"] == 4
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
