@@ -212,7 +212,7 @@ MEMORY_MISSES = {
     "depthwise": "gradients with a stride, whose groups are put together: what is copied for that",
     "layers": "few rows, as dot products there; plans of all three passes of fp32",
     "LSTM": "not looked into",
-    "pooling": "a copy of the pooled output here, which is one tensor there",
+    "pooling": "indices of 4 bytes here, the pooled output of 2 there",
     "products": "splits in steps, on GC2",
     "reductions": "where the tool maps its tensor",
 }

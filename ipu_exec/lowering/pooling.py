@@ -18,7 +18,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest
+from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
@@ -318,8 +318,7 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
     spread = _spread_of_result(pooling, split, parts, out)
-    # torch's indices stand for the pooled output, with which the gradient compares the input
-    return build.plan(tuple(None if o is None else spread.layout(out.dtype) for o in spec.outputs))
+    return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
 
 
 def _bring(
@@ -328,9 +327,8 @@ def _bring(
     """Exchange ``need[tile]`` elements of an operand; ``item_bytes``: if they are not its own."""
     source = build.place(index)
     if item_bytes is not None and item_bytes != source.item_bytes:
-        assert source.layout is not None
-        sent = apportion(source.elements * item_bytes, source.layout.bytes)
-        step = build.exchange(name, need * item_bytes, sent)
+        sent = spread_of(source, build.tiles).elements
+        step = build.exchange(name, need * item_bytes, sent * item_bytes)
         build.hold(name, need * item_bytes, step, _END)
         return
     overlap = int(need.sum()) > source.elements and not any(expanded(source))
