@@ -208,9 +208,9 @@ def is_total_memory(row: Row) -> bool:
 
 MEMORY_MISSES = {
     "CTC loss": "not looked into; the gradient's tables are the most of it",
-    "convolutions": "plans that cost the same to 1%, and first layers of 3 or 4 channels",
-    "depthwise": "not looked into; strides, and GC2's vertices without SLIC",
-    "layers": "three products that are planned together there, each on its own here",
+    "convolutions": "other plans that cost as much (see above), first layers of 3 or 4 channels",
+    "depthwise": "gradients with a stride, whose groups are put together: what is copied for that",
+    "layers": "few rows, as dot products there; plans of all three passes of fp32",
     "LSTM": "not looked into",
     "pooling": "indices of 4 bytes here, the pooled output of 2 there",
     "products": "splits in steps, on GC2",
@@ -417,8 +417,11 @@ REACH = """The wanted bounds that are missed, and what of that public knowledge 
 - Norms, softmax, optimisers: no published row measures one on its own.
 
 To tell a choice of the planner from what its program takes, poplibs' planner of March 2021 was
-built with a stand-in for Poplar's headers and asked for the plans of these benchmarks: of products
-they are ours but for small ones (dot products, operands swapped); what is left beyond the wanted
+built with a stand-in for Poplar's headers and asked for the plans of these benchmarks. Its cost of
+a plan is ours to 1% (median); six in ten plans are the same, the others cost about as much but need
+not hold as many bytes: vertices of 2023 take a little longer than those of 2021, products of few
+rows are dot products there or have their operands swapped, and a convolution's output channels
+may take in its kernel (outChanFlattenDims), which is not done here. What is left beyond the wanted
 bounds is this.
 
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,11 @@ class Unit:
         """Cycles to load the coefficients of one block."""
         rate = COEFFICIENT_BYTES_PER_CYCLE * (2 if self.wide_load else 1)
         return self.in_group * self.out_group * self.item_bytes // rate
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """Multiply-accumulates a cycle at most: a row of all channels takes 4 cycles, fp32 8."""
+        return self.in_group * self.out_group // (4 if self.half else 8)
 
 
 def unit_for(machine: Machine, dtype: str) -> Unit:
@@ -212,20 +218,28 @@ def slic_cycles(
     return np.where((segments > 0) & (length > 0) & (blocks > 0), cycles, 0)
 
 
-def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle.
+def hmac_cycles(
+    unit: Unit, segments: Ints, length: Ints, taps: Ints, ins: Ints, outs: Ints
+) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartialHorizontalMac``, a dot product for each output and tap.
 
-    See docs/cycles.md#other-products.
-
-    ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A
-    row segment costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
+    Workers share the field; a piece of a row costs 19 cycles, an element 7 and its dot product of
+    ``ins`` channels 7 and one for each 8 bytes, or two an element where they are no whole ones
+    ([PL, lib/poplin/PerformanceEstimation.hpp],
+    getConvPartialHorizontalMacSupervisorCycleEstimate).
     """
-    segments, length, taps, vectors = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (segments, length, taps, vectors))
+    segments, length, taps, ins, outs = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (segments, length, taps, ins, outs))
     )
-    worker = ceil_div(segments * vectors, WORKERS) * taps * (17 + length)
-    cycles = 109 + WORKERS * worker
-    return np.where((segments > 0) & (length > 0) & (taps > 0) & (vectors > 0), cycles, 0)
+    lanes = 8 // unit.item_bytes
+    dot = 7 - int(unit.half) + np.where(ins % lanes == 0, ins // lanes, 2 * ins + 1)
+    elements = ceil_div(segments * length, WORKERS)
+    rows = ceil_div(elements, np.maximum(length, 1))
+    worker = taps * (16 + 19 * rows + elements * (7 + dot)) + 16
+    zeroing = outs * WORKERS * (5 + ceil_div(elements, 2))
+    cycles = 65 + 9 * WORKERS + zeroing + outs * (48 + WORKERS * worker)
+    some = (segments > 0) & (length > 0) & (taps > 0) & (ins > 0) & (outs > 0)
+    return np.where(some, cycles, 0)
 
 
 def vmac_cycles(
@@ -313,6 +327,20 @@ def reduction_stages(depth: int) -> tuple[int, ...]:
     left = _partials_after(depth, 1 if depth < 16 else 2 if depth < 125 else 3)[0]
     edges = (depth, *left, 1)
     return tuple(int(ceil_div(a, b)) for a, b in itertools.pairwise(edges) if a > b)
+
+
+@lru_cache(maxsize=16)
+def reduction_radices(most: int) -> np.ndarray:
+    """`reduction_stages` of 0 to ``most`` partials: int64[most + 1, 3], 1 where there is no stage.
+
+    A table for planners, which ask for many depths at once.
+    """
+    table = np.ones((most + 1, 3), np.int64)
+    for depth in range(most + 1):
+        stages = reduction_stages(depth)
+        table[depth, : len(stages)] = stages
+    table.setflags(write=False)
+    return table
 
 
 def _partials_after(depth: int, stages: int) -> tuple[tuple[int, ...], float]:

@@ -150,6 +150,7 @@ def weight_gradient_problem(g: Geometry) -> Problem:
         (1, 1),
         g.kernel[0],
         *g.in_field,
+        reorders=True,
     )
 
 
@@ -176,6 +177,7 @@ def swapped_weight_gradient_problem(g: Geometry) -> Problem | None:
         g.kernel[0],
         *g.out_field,
         flipped=True,
+        reorders=True,
     )
 
 
@@ -272,23 +274,6 @@ def undilated(problem: Problem) -> Problem:
     )
 
 
-def by_kernel_row(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel rows as further input channels, so that tiles share them.
-
-    The vendor's kernel split ([PL, lib/poplin/ConvPlan.hpp], Partition::kernelSplit). Rows that
-    overlap arrive once.
-    """
-    split = replace(
-        problem,
-        in_channels=problem.in_channels * problem.kernel[0],
-        kernel=(1, problem.kernel[1]),
-        in_rows=problem.image_rows,
-        useful=problem.macs,
-    )
-    rows = problem.segments * problem.in_cols * split.in_channels * problem.groups
-    return replace(split, expansion=min(1.0, inputs / max(1, rows)))
-
-
 def combined(problem: Problem, dtype: str) -> list[Problem]:
     """The same with groups put together, as many as fill the AMP unit.
 
@@ -306,6 +291,8 @@ def combined(problem: Problem, dtype: str) -> list[Problem]:
             out_channels=problem.out_channels * factor,
             together=problem.in_channels,
             useful=problem.macs,
+            reorders=True,
+            output_copy=REORDERED,
         )
         for factor in (2, 4, 8, 16)
         if factor <= most and problem.groups % factor == 0
@@ -415,15 +402,10 @@ def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[W
             by_amp.append((by_rows, ("nx1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
         vertical = "vmac" if half and problem.groups > 1 else "hmac"
-        slic = (
-            half
-            and machine.target.architecture != "ipu1"
-            and problem.in_channels <= 4
-            and problem.groups > 1
-        )
+        # it slides over its input by one or two columns; weights lie without gaps
+        slic = half and problem.in_channels <= 4 and problem.stride[1] <= 2
+        slic = slic and problem.dilation == (1, 1)
         others.append((problem, (vertical, *(("slic",) if slic else ()))))
-        if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
-            others.append((by_kernel_row(problem, operand.elements), (vertical,)))
     together = [(one, ("1x1",) if plain else ("nx1",)) for one in combined(problem, operand.dtype)]
     unit = amp.unit_for(machine, operand.dtype)
     return [

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ipu_exec.lowering import amp
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
-from ipu_exec.lowering.product import Problem, Product, add_bias, add_product
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, search
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
@@ -39,12 +40,26 @@ class Sides:
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
     """Append the product. A placed operand that is not contiguous along K is transposed first."""
     turned = sides.k > 1 and sides.right_k_stride != 1, sides.k > 1 and sides.left_k_stride != 1
-    problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
+    straight = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
+    problem = cheapest(build.machine, dtype, straight)
     done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)
     # a bias runs along the columns of the right operand, which are the field
     return replace(
         done, channels=np.minimum(done.share.field * done.share.groups, done.outputs.elements)
     )
+
+
+def cheapest(machine: Machine, dtype: str, problem: Problem) -> Problem:
+    """The problem with outputs in groups of as many channels as makes it quickest.
+
+    Where fp16 operands have float partials the AMP unit has half the outputs; twice as many may
+    stay together, in two passes ([PL, lib/poplin/ConvVertexType.cpp], partialChansPerGroup).
+    """
+    unit = amp.unit_for(machine, dtype)
+    if problem.is_empty or unit.out_group >= unit.in_group:
+        return problem
+    together = replace(problem, out_chunk=unit.in_group)
+    return min((problem, together), key=lambda one: search(one, machine, dtype, ("1x1",)).cycles)
 
 
 def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:

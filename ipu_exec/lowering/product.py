@@ -44,12 +44,16 @@ MOST_VIEWERS = 7
 # lib/poplin/ConvModel.cpp], addTransformCycleEstimate): copies of 2 bytes (an element) or 8 (a
 # group of channels) a cycle, times 5/4; an element is exchanged, too.
 REORDERED = 1.25 / 2 + 1 / 4
+REORDERED_ODD = 5 / 3 / 2 + 1 / 4  # where the channels are no whole grains of 8 bytes
 REGROUPED = 1.25 / 8
 SLIC_WINDOW = 4  # kernel columns, and channels of all its groups, that the vertex takes at once
 SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its order, and alignment
 GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at once
 # more multiply-accumulates than this always gain by using all tiles
 SMALL_MACS = 1 << 24
+# methods whose kernel may be divided among tiles by rows: its columns never are ([PL,
+# lib/poplin/ConvModel.cpp], kernelSplit)
+BY_KERNEL_ROWS = ("nx1", "slic", "hmac", "vmac")
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -84,6 +88,7 @@ class Problem:
     out_chunk: int = 1  # output channels that stay together, if more than a vertex's
     flat_columns: bool = False  # columns of all images side by side: many to cut
     output_copy: float = 0.0  # planned cycles for each byte of results that lie unlike wanted
+    reorders: bool = False  # both operands always lie otherwise than the vertex wants them
 
     @property
     def taps(self) -> int:
@@ -121,7 +126,8 @@ class Problem:
 class Splits:
     """How a problem is split.
 
-    Parts of groups, field rows, field columns, output and input channels; serial steps.
+    Parts of groups, field rows, field columns, output and input channels; serial steps; parts of
+    the kernel's rows, whose results are added like those of input channels.
     """
 
     method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
@@ -133,17 +139,24 @@ class Splits:
     serial: int
     filter_height: int = 1
     cycles: int = 0  # as estimated by the search
+    kernel: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Partials of each result."""
+        return self.ins * self.kernel
 
     @property
     def tiles(self) -> int:
         """Tiles that the split uses."""
-        return self.groups * self.rows * self.cols * self.outs * self.ins
+        return self.groups * self.rows * self.cols * self.outs * self.depth
 
     def __str__(self) -> str:
         text = (
             f"{self.method}: field {self.rows} x {self.cols}, out {self.outs}, in {self.ins},"
             f" groups {self.groups}"
         )
+        text += f", kernel {self.kernel}" if self.kernel > 1 else ""
         return text + (f", serial {self.serial}" if self.serial > 1 else "")
 
 
@@ -164,7 +177,24 @@ def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) ->
     """
     if method in ("1x1", "nx1"):
         return max(1, unit.in_group // filter_height), max(unit.out_group, problem.out_chunk)
+    if method == "slic":
+        channels = GROUPS_TOGETHER // group_grain(problem, method)
+        return channels, channels
     return 1, 1
+
+
+def group_grain(problem: Problem, method: str) -> int:
+    """Convolution groups that are never split: those that the vertex takes at once.
+
+    SLIC takes one group of four channels, two of two or four of one ([PL,
+    lib/poplin/ConvVertexType.cpp], getConvVertexSLICCandidates).
+    """
+    if method == "vmac":
+        return GROUPS_TOGETHER
+    channels = max(problem.in_channels, problem.out_channels)
+    if method == "slic":
+        return 4 if channels == 1 else 2 if channels == 2 else 1
+    return 1
 
 
 def vertex_cycles(
@@ -185,8 +215,13 @@ def vertex_cycles(
     if method == "1x1":
         return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups, passes)
     if method == "slic":  # it reads zeros between the inputs, which others leave out
-        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
+        blocks = ceil_div(groups, group_grain(problem, method))
         return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
+    lanes = 4 if unit.half else 2
+    if method == "vmac":  # it multiplies all of them, wherever zeros lie
+        return amp.vmac_cycles(
+            unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
+        )
     # several kernel rows at a time are multiplied with zeros between the input's rows, too
     skipped = 1 if filter_height > 1 else problem.field_stride[0]
     segments, width = ceil_div(segments, skipped), ceil_div(width, problem.field_stride[1])
@@ -194,13 +229,8 @@ def vertex_cycles(
         return amp.conv_nx1_cycles(
             unit, segments, width, *problem.kernel, gi, go, groups, filter_height, passes
         )
-    lanes = 4 if unit.half else 2
     if method == "hmac":
-        return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
-    if method == "vmac":
-        return amp.vmac_cycles(
-            unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
-        )
+        return amp.hmac_cycles(unit, segments, width, problem.taps, ins, groups * outs)
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
 
 
@@ -262,7 +292,7 @@ def padding_elements(
         return 0 * segments * width
     images = ceil_div(segments, problem.image_rows)
     real = input_elements(problem, method, segments, width, ins, groups)
-    taps_high = int(ceil_div(problem.kernel[0], height)) * height
+    taps_high = ceil_div(problem.kernel[0], height) * height
     rows = (segments - images) * problem.stride[0] + images * (
         1 + (taps_high - 1) * problem.dilation[0]
     )
@@ -321,64 +351,95 @@ def _best(
     Empty if none fits in ``allowed`` bytes.
     """
     unit = amp.unit_for(machine, dtype)
-    heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
-    best: list[Splits] = []
+    heights = (4, 2, 1) if method == "nx1" and problem.kernel[0] > 1 else (1,)
+    if method == "nx1" and problem.in_channels % unit.in_group == 0:
+        heights = (1,)  # nothing is padded that kernel rows could take the place of
+    found: list[Splits] = []
     for height in heights:
-        if height > 1 and problem.in_channels % unit.in_group == 0:
-            continue  # nothing is padded that kernel rows could take the place of
-        grain_in, grain_out = grains(problem, unit, method, height)
-        out_groups, in_groups = (
-            int(ceil_div(problem.out_channels, grain_out)),
-            int(ceil_div(problem.in_channels, grain_in)),
-        )
-        if serial > out_groups:
-            continue
-        in_columns = problem.flat_columns or problem.image_rows == 1  # a row an image cannot be cut
-        most = machine.product_tiles if in_columns else 16
-        cols = _divisions(problem.width, most) if method == "nx1" else np.array([1])
-        axes = (
-            _divisions(problem.groups, machine.product_tiles),
-            cols,
-            _divisions(max(1, out_groups // serial), machine.product_tiles),
-            _divisions(in_groups, machine.product_tiles),
-        )
-        g, c, o, i = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
-        fits = g * c * o * i <= machine.product_tiles
-        g, c, o, i = g[fits], c[fits], o[fits], i[fits]
-        field = problem.segments * problem.width if method in ("1x1", "outer") else problem.segments
-        width = 1 if method in ("1x1", "outer") else ceil_div(problem.width, c)
-        rows = ceil_div(field, np.minimum(machine.product_tiles // (g * c * o * i), field))
-        if problem.macs <= SMALL_MACS:  # so small that not to cut the field may be quicker
-            g, c, o, i = (np.tile(parts, 2) for parts in (g, c, o, i))
-            width = np.tile(np.broadcast_to(width, rows.shape), 2)
-            rows = np.append(rows, np.full(rows.shape, field))
-        f = ceil_div(field, rows)
-        groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
-        outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
-        cycles, temporary = _estimate(
-            problem,
-            machine,
-            unit,
-            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g),
-        )
-        cycles = np.where(temporary <= allowed, cycles, np.inf)
-        k = int(np.argmin(cycles))
-        if np.isfinite(cycles[k]):
-            parts = [int(v[k]) for v in (g, f, c, o, i)]
-            best.append(
-                Splits(
-                    method,
-                    parts[0],
-                    parts[1],
-                    parts[2],
-                    parts[3],
-                    parts[4],
-                    serial,
-                    height,
-                    int(cycles[k]),
-                )
-            )
-    return best
+        bound = min((splits.cycles for splits in found), default=np.inf)
+        found += _best_of(problem, machine, unit, (method, height, serial), (allowed, bound))
+    return found
+
+
+def _best_of(
+    problem: Problem,
+    machine: Machine,
+    unit: amp.Unit,
+    way: tuple[str, int, int],
+    bounds: tuple[float, float],
+) -> list[Splits]:
+    """The best splits of a method, kernel rows at a time and serial steps.
+
+    ``bounds``: bytes that are allowed, and cycles beyond which a split is of no use. Empty if there
+    is none within both.
+    """
+    method, height, serial = way
+    allowed, most_cycles = bounds
+    grain_in, grain_out = grains(problem, unit, method, height)
+    out_groups, in_groups = (
+        int(ceil_div(problem.out_channels, grain_out)),
+        int(ceil_div(problem.in_channels, grain_in)),
+    )
+    if serial > out_groups:
+        return []
+    flat = method in ("1x1", "outer")
+    if method in ("1x1", "nx1"):
+        padded = problem.groups * in_groups * grain_in * out_groups * grain_out
+        least = problem.segments * problem.width * problem.taps / prod(problem.field_stride)
+        if least * padded > most_cycles * unit.macs_per_cycle * machine.product_tiles:
+            return []
+    counts = out_groups // serial, in_groups
+    g, c, o, i, k = _parallel_splits(problem, machine.product_tiles, method, height, counts)
+    field = problem.segments * problem.width if flat else problem.segments
+    width = 1 if flat else ceil_div(problem.width, c)
+    rows = ceil_div(field, np.minimum(machine.product_tiles // (g * c * o * i * k), field))
+    if problem.macs <= SMALL_MACS:  # so small that not to cut the field may be quicker
+        g, c, o, i, k = (np.tile(parts, 2) for parts in (g, c, o, i, k))
+        width = np.tile(np.broadcast_to(width, rows.shape), 2)
+        rows = np.append(rows, np.full(rows.shape, field))
+    f = ceil_div(field, rows)
+    group = group_grain(problem, method)
+    groups = ceil_div(ceil_div(problem.groups, group), g) * group
+    ins = ceil_div(in_groups, i) * grain_in
+    outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
+    candidates = _Candidates(
+        method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g, k
+    )
+    cycles, temporary = _estimate(problem, machine, unit, candidates)
+    possible = temporary <= allowed
+    if method == "slic":  # a vertex has one group of input and of output channels
+        possible &= (ins == grain_in) & (outs == grain_out)
+    cycles = np.where(possible, np.floor(cycles), np.inf)
+    least_cycles = np.flatnonzero(cycles == cycles.min())
+    at = int(least_cycles[np.argmin(temporary[least_cycles])])
+    if not np.isfinite(cycles[at]):
+        return []
+    names = ("groups", "rows", "cols", "outs", "ins", "kernel", "cycles")
+    best = dict(zip(names, (int(v[at]) for v in (g, f, c, o, i, k, cycles)), strict=True))
+    return [Splits(method, serial=serial, filter_height=height, **best)]
+
+
+def _parallel_splits(
+    problem: Problem, tiles: int, method: str, height: int, counts: tuple[int, int]
+) -> list[Array]:
+    """Part counts of groups, columns, output and input channels and kernel rows worth trying.
+
+    ``counts``: groups of output and input channels. The field's rows share what tiles are left.
+    """
+    outs, ins = counts
+    in_columns = problem.flat_columns or problem.image_rows == 1  # a row an image cannot be cut
+    most = tiles if in_columns else 16
+    kernels = _divisions(problem.kernel[0], tiles) if method in BY_KERNEL_ROWS else np.array([1])
+    axes = (
+        _divisions(int(ceil_div(problem.groups, group_grain(problem, method))), tiles),
+        _divisions(problem.width, most) if method in BY_KERNEL_ROWS else np.array([1]),
+        _divisions(max(1, outs), tiles),
+        _divisions(ins, tiles),
+        kernels[(kernels == 1) | (ceil_div(problem.kernel[0], kernels) >= height)],
+    )
+    parts = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
+    fits = np.multiply.reduce(parts) <= tiles
+    return [part[fits] for part in parts]
 
 
 @dataclass(frozen=True)
@@ -397,6 +458,14 @@ class _Candidates:
     outs: Array
     groups: Array
     group_parts: Array
+    kernel_parts: Array
+
+
+def kernel_part(problem: Problem, parts: int | Array) -> Problem:
+    """The problem of a tile that has one of so many parts of the kernel's rows (or of an array)."""
+    rows: Any = ceil_div(problem.kernel[0], parts)
+    rows = int(rows) if isinstance(parts, int) else rows
+    return replace(problem, kernel=(rows, problem.kernel[1]))
 
 
 def _estimate(
@@ -407,7 +476,9 @@ def _estimate(
     The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
     """
     method, height, serial = candidates.method, candidates.height, candidates.serial
-    f, o, i = candidates.field_parts, candidates.out_parts, candidates.in_parts
+    whole, problem = problem, kernel_part(problem, candidates.kernel_parts)
+    f, o = candidates.field_parts, candidates.out_parts
+    i = candidates.in_parts * candidates.kernel_parts  # partials of each result
     rows, ins = candidates.rows, candidates.ins
     outs, groups = candidates.outs, candidates.groups
     width = np.broadcast_to(np.asarray(candidates.width), rows.shape)
@@ -421,29 +492,41 @@ def _estimate(
     exchange_in = moved / np.where(o % 2 == 0, 8, 4)
     exchange_weights = weights * (1 - 1 / f) / 4
     if method == "slic":  # what it reads between and around its inputs
-        padding = padding_elements(problem, method, height, rows, width, ins, groups)
+        padding = _counted_padding(problem, rows, width) * ins * groups
         exchange_in = exchange_in + padding * item / np.where(o % 2 == 0, 8, 4)
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     outputs = rows * width * outs * groups  # without padding
-    finishing = np.zeros(rows.shape)
-    for d in np.unique(i):
-        here = i == d
-        finishing[here] = _finishing_cycles(
-            machine, unit, partials[here], outputs[here], int(d), unit.out_group
-        )
+    finishing = _finishing_cycles(machine, unit, partials, outputs, i)
     if serial > 1:
-        stored = ceil_div(problem.groups * problem.in_channels * problem.taps, used)
+        stored = ceil_div(whole.groups * whole.in_channels * whole.taps, used)
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    atom = atom_bytes(problem, unit, method, height, "input")
-    once = _ordering_cycles(problem, used, item, atom)
+    once = _ordering_cycles(whole, unit, method, height, used)
     zeros = _zeros(problem, height, width, ins, outs, groups) * item
     cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
     reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
     temporary = np.maximum(inputs + weights + partials + zeros, reducing)
     return cycles, temporary
+
+
+def _counted_padding(problem: Problem, rows: Array, width: Array) -> Array:
+    """Zeros of a channel that the planner counts for a SLIC vertex.
+
+    It spreads the *output's* part by the input's dilation, which is more than a tile receives
+    ([PL, lib/poplin/ConvModel.cpp], truncateDilateAndPadInput).
+    """
+    high = np.minimum(rows, problem.image_rows)
+    extents = problem.image_rows, problem.width
+    spread = []
+    for axis, (part, real) in enumerate(((high, problem.in_rows), (width, problem.in_cols))):
+        reach = (problem.kernel[axis] - 1) * problem.dilation[axis] + 1
+        wanted = (extents[axis] - 1) * problem.stride[axis] + reach
+        edges = np.maximum(0, wanted - ((real - 1) * problem.field_stride[axis] + 1))
+        whole = -problem.kernel[1] % SLIC_WINDOW if axis == 1 else 0
+        spread.append((part + whole - 1) * problem.field_stride[axis] + 1 + edges)
+    return (spread[0] * spread[1] - high * width) * rows / high
 
 
 def _zeros(
@@ -457,44 +540,59 @@ def _zeros(
     return rows * groups * ins * (problem.kernel[1] * outs + width)
 
 
-def _ordering_cycles(problem: Problem, used: Array, item: int, atom: int) -> Array:
-    """Estimated cycles of putting expanded operands, and results, in order.
+def _ordering_cycles(
+    problem: Problem, unit: amp.Unit, method: str, height: int, used: Array
+) -> Array:
+    """Estimated cycles of putting operands and results in order, on each of ``used`` tiles.
 
-    Each of ``used`` tiles has its part ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate);
-    of inputs in atoms of ``atom`` bytes what that takes, if it is more.
+    Operands are put in order where they are expanded, and those of a weight's gradient always are
+    ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate). Expanded inputs take what that
+    takes, if it is more.
     """
+    item = unit.item_bytes
     cycles = np.zeros(used.shape)
-    if problem.input_transform:
+    if problem.input_transform or problem.reorders:
         weights = problem.groups * problem.in_channels * problem.out_channels * problem.taps
-        coarse = ceil_div(problem.inputs + weights, used) * item * REORDERED
+        moved = ceil_div(problem.inputs + weights, used) * item
+        odd = problem.in_channels * problem.out_channels * item % GRAIN_BYTES > 0
+        cycles = moved * (REORDERED_ODD if odd else REORDERED)
+    if problem.input_transform:
         each = ceil_div(problem.inputs, used) * item
-        cycles += np.maximum(coarse, each / 4 + transform_cycles(each, atom))
+        atom = atom_bytes(problem, unit, method, height, "input")
+        cycles = np.maximum(cycles, each / 4 + transform_cycles(each, atom))
     results = problem.groups * problem.segments * problem.width * problem.out_channels
-    return cycles + ceil_div(results, used) * item * problem.output_copy
+    copied = problem.output_copy
+    if method in ("slic", "vmac", "hmac"):  # fewer channels together than the next layer takes
+        copied = max(copied, 1.25 / min(8, grains(problem, unit, method, height)[1] * item))
+    return cycles + ceil_div(results, used) * item * copied
 
 
 def _finishing_cycles(
-    machine: Machine, unit: amp.Unit, partials: Array, outputs: Array, depth: int, grain: int
+    machine: Machine, unit: amp.Unit, partials: Array, outputs: Array, depth: Array
 ) -> Array:
     """Estimated cycles from partials to results, for ``partials`` bytes on each tile.
 
-    If input channels are not split, a cast of the ``outputs`` if the result is narrower ([PL,
-    lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles).
+    Where nothing is added, a cast of the ``outputs`` if the result is narrower ([PL,
+    lib/poplin/PerformanceEstimation.hpp], estimateConvReduceCycles). The exchange of partials is
+    counted even then ([PL, lib/poplin/ConvModel.cpp], addExchangeCycleEstimates).
     """
-    if depth == 1:
-        narrower = unit.partial_bytes > unit.item_bytes
-        return costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0 * outputs
-    cycles = np.zeros(partials.shape)
-    radices = amp.reduction_stages(depth)
+    narrower = unit.partial_bytes > unit.item_bytes
+    cast = costs.KINDS["cast"].cycles(outputs, "float16") if narrower else 0
+    cycles = partials / 4 + np.where(depth == 1, cast, 0)
+    radices = amp.reduction_radices(machine.tiles)[depth]
     held, left = partials // unit.partial_bytes, depth
-    for stage, radix in enumerate(radices):
-        summed = ceil_div(ceil_div(held, radix), grain) * grain
-        out_bytes = unit.item_bytes if stage == len(radices) - 1 else unit.partial_bytes
-        cycles += held * unit.partial_bytes / 4
-        cycles += amp.reduce_partials_cycles(
-            summed, radix, unit.partial_bytes, out_bytes, machine.target.bytes_per_tile
-        )
-        held, left = summed, -(-left // radix)
+    for stage, radix in enumerate(radices.T):
+        cycles += np.where((radix > 1) & (stage > 0), held * unit.partial_bytes / 4, 0)
+        left = ceil_div(left, radix)
+        held = ceil_div(held, radix)
+        for out_bytes, here in ((unit.item_bytes, left == 1), (unit.partial_bytes, left > 1)):
+            cycles += amp.reduce_partials_cycles(
+                held,
+                np.where(here, radix, 1),
+                unit.partial_bytes,
+                out_bytes,
+                machine.target.bytes_per_tile,
+            )
     return cycles
 
 
@@ -510,7 +608,9 @@ class Share:
     ins: Array
     outs: Array
     groups: Array
-    in_index: Array  # position along the split of input channels, which shares the outputs
+    taps: Array  # kernel elements
+    # position along the split of input channels and of the kernel, which shares the outputs
+    in_index: Array
     # position among the tiles that take the same weights, and share in storing them
     field_index: Array
     out_index: Array  # position among the tiles that take the same inputs
@@ -527,7 +627,7 @@ class Share:
             * self.ins
             * self.outs
             * self.groups
-            * problem.taps
+            * self.taps
             // prod(problem.field_stride)
         )
 
@@ -540,7 +640,8 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     tile = (tile - dither(problem, machine)) % machine.product_tiles
     used &= tile < splits.tiles
     tile = np.where(used, tile, 0)
-    rest, i = np.divmod(tile, splits.ins)
+    rest, partial = np.divmod(tile, splits.depth)
+    k, i = np.divmod(partial, splits.ins)
     rest, o = np.divmod(rest, splits.outs)
     rest, c = np.divmod(rest, splits.cols)
     g, f = np.divmod(rest, splits.rows)
@@ -552,11 +653,12 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
         width,
         blocks(problem.in_channels, splits.ins, grain_in)[i],
         blocks(problem.out_channels, splits.outs, grain_out)[o],
-        blocks(problem.groups, splits.groups)[g],
+        blocks(problem.groups, splits.groups, group_grain(problem, splits.method))[g],
+        blocks(problem.kernel[0], splits.kernel)[k] * problem.kernel[1],
     )
     busy = used & (np.minimum.reduce(vectors) > 0)
-    seg, wid, ins, outs, groups = (np.where(busy, v, 0) for v in vectors)
-    return Share(seg, wid, ins, outs, groups, i, f * splits.cols + c, o)
+    seg, wid, ins, outs, groups, taps = (np.where(busy, v, 0) for v in vectors)
+    return Share(seg, wid, ins, outs, groups, taps, partial, f * splits.cols + c, o)
 
 
 def dither(problem: Problem, machine: Machine) -> int:
@@ -581,7 +683,7 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
     )
 
 
-def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
+def stored_weights(share: Share, splits: Splits, block: int) -> Array:
     """Elements that each tile stores of the weights that it uses.
 
     Whole blocks, from the first tile that uses them.
@@ -590,7 +692,7 @@ def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array
     (``block``), so that exchange needs less code ([PL, lib/poplin/Convolution.cpp], mapWeights;
     splitRegions gives each tile the same number, and the last ones the remainder).
     """
-    used = share.ins * share.outs * taps * share.groups
+    used = share.ins * share.outs * share.taps * share.groups
     each = ceil_div(ceil_div(used, block), splits.rows * splits.cols) * block
     return np.clip(used - share.field_index * each, 0, each)
 
@@ -702,7 +804,7 @@ def add_product(
         build.hold(copy, nbytes, since, sent if looped else last)
 
     real = share.field * share.outs * share.groups
-    elements = piece(real, share.in_index, splits.ins)
+    elements = piece(real, share.in_index, splits.depth)
     out_key = planned_key(problem, machine, dtype, splits, "output", Operand((), dtype, ()))
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
@@ -738,6 +840,11 @@ class _ProductSteps:
     copies: list[tuple[str, Array, int]] = field(default_factory=list)
 
     @property
+    def part(self) -> Problem:
+        """The problem of each tile, which has its part of the kernel."""
+        return kernel_part(self.problem, self.splits.kernel)
+
+    @property
     def half(self) -> str:
         """The element type in the names of vertices."""
         return "half" if self.unit.half else "float"
@@ -751,7 +858,7 @@ class _ProductSteps:
     @property
     def kernel(self) -> tuple[int, int]:
         """Rows and columns of the kernel, in whole passes of the vertex."""
-        rows, cols = self.problem.kernel
+        rows, cols = self.part.kernel
         height = self.splits.filter_height
         width = SLIC_WINDOW if self.splits.method == "slic" else 1
         return -(-rows // height) * height, -(-cols // width) * width
@@ -818,13 +925,13 @@ class _ProductSteps:
     def _input_elements(self, ins: Array) -> Array:
         share = self.share
         return input_elements(
-            self.problem, self.splits.method, share.segments, share.width, ins, share.groups
+            self.part, self.splits.method, share.segments, share.width, ins, share.groups
         )
 
     def _padding_elements(self) -> Array:
         share, splits = self.share, self.splits
         extents = share.segments, share.width, share.ins, share.groups
-        return padding_elements(self.problem, splits.method, splits.filter_height, *extents)
+        return padding_elements(self.part, splits.method, splits.filter_height, *extents)
 
     def _about(self, what: str) -> Wanted:
         return self.problem, self.dtype, self.splits, what
@@ -897,7 +1004,8 @@ class _ProductSteps:
         need not be gathered there.
         """
         share, splits = self.share, self.splits
-        overlaps = self.problem.taps > 1 and splits.rows * splits.cols > 1  # with neighbours
+        # with neighbours
+        overlaps = self.problem.taps > 1 and splits.rows * splits.cols * splits.kernel > 1
         if overlaps or self.pads_here:
             return np.zeros_like(slices)
         grain = grains(self.problem, self.unit, splits.method, splits.filter_height)[0]
@@ -936,11 +1044,11 @@ class _ProductSteps:
         They are transposed first if they are ``turned`` and do not have the planned layout.
         """
         build, share, splits = self.build, self.share, self.splits
-        item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial
+        item, serial = self.unit.item_bytes, splits.serial
         block = weight_block(self.problem, build.machine, self.dtype, splits)
-        stored = stored_weights(share, splits, taps, block)
+        stored = stored_weights(share, splits, block)
         source, in_place = _operand(build, weights, self._about("weight"), stored)
-        wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
+        wanted = ceil_div(share.ins * share.outs * share.taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
         turned = turned and not _repeats(build, weights)
         if turned and not in_place:
@@ -997,12 +1105,12 @@ class _ProductSteps:
             build.hold(f"{name}/field buffer{tail}", self.field_buffer, last, last)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
-                nbytes = piece(done, share.in_index, splits.ins) * self.unit.item_bytes
+                nbytes = piece(done, share.in_index, splits.depth) * self.unit.item_bytes
                 kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
                 at = build.compute(f"{name}/update{tail}", kind, slice_cycles(nbytes))
                 build.hold(f"{name}/outputs{tail}", nbytes, at - 1, at)
         if splits.serial > 1:  # the whole result, which each step writes a part of
-            whole = piece(share.field * share.outs * share.groups, share.in_index, splits.ins)
+            whole = piece(share.field * share.outs * share.groups, share.in_index, splits.depth)
             build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)
         return last
 
@@ -1027,7 +1135,7 @@ class _ProductSteps:
         """The vertex cycles of each tile in a serial step."""
         share, splits = self.share, self.splits
         cycles = vertex_cycles(
-            self.problem,
+            self.part,
             self.unit,
             splits.method,
             splits.filter_height,
@@ -1057,7 +1165,7 @@ def no_product(
     )
     build.map(f"{name}/zero", "fill", spread.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
-    share = Share(none, none, none, none, none, none, none, none)
+    share = Share(none, none, none, none, none, none, none, none, none)
     return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
 
 
@@ -1115,7 +1223,7 @@ def _reduce(
     """
     partial, tile_bytes = unit.partial_bytes, build.machine.target.bytes_per_tile
     types = {2: "half", 4: "float"}
-    if splits.ins == 1:
+    if splits.depth == 1:
         if partial > unit.item_bytes:
             build.map(f"{name.replace('/reduce', '/cast')}", "cast", outputs, "float16", flops=0)
         build.hold(
@@ -1127,12 +1235,12 @@ def _reduce(
             becomes_result=partial == unit.item_bytes and splits.serial == 1,
         )
         return
-    depth, held, since = splits.ins, padded, convolve
-    radices = amp.reduction_stages(splits.ins)
+    depth, held, since = splits.depth, padded, convolve
+    radices = amp.reduction_stages(splits.depth)
     for stage, radix in enumerate(radices):
         left = -(-depth // radix)
         out_bytes = unit.item_bytes if stage == len(radices) - 1 else partial
-        summed = piece(padded * left, share.in_index, splits.ins, unit.out_group)
+        summed = piece(padded * left, share.in_index, splits.depth, unit.out_group)
         arriving = summed * (radix - 1)  # one of the partials is there
         step = build.exchange(
             f"{name}/exchange",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_exec.lowering import amp, conv, costs, lower, product
-from ipu_exec.lowering.conv import Geometry, forward_problem
+from ipu_exec.lowering.conv import Geometry, forward_problem, weight_gradient_problem
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Compute, OpSpec
@@ -149,7 +149,23 @@ def test_depthwise_convolution_does_not_pay_for_empty_channels() -> None:
     depthwise = lower(convolution(4, 64, 28, 64, 3, 1, 1, 64, "float16"), MK2)
     dense = lower(convolution(4, 64, 28, 64, 3, 1, 1, 1, "float16"), MK2)
     assert plan_cycles(depthwise, MK2) < plan_cycles(dense, MK2)
-    assert depthwise.flops == 2 * 4 * 64 * 28 * 28 * 9
+    steps = [step for step in depthwise.steps if step.name.startswith("conv/convolve")]
+    assert sum(step.flops for step in steps) == 2 * 4 * 64 * 28 * 28 * 9
+
+
+def test_tiles_that_share_a_kernel_have_all_its_rows_between_them() -> None:
+    """As poplibs' gradients of weights, whose kernel is the outgoing gradient's field."""
+    shape = Geometry(4, 1, 64, 64, (56, 56), (56, 56), (3, 3), (1, 1), (1, 1))
+    problem = weight_gradient_problem(shape)
+    best = search(problem, MK2, "float16", ("nx1",))
+    assert best.kernel > 1
+    for parts in (best.kernel, 5):  # of 56 rows: alike, and not
+        share = share_out(
+            problem, MK2, amp.unit_for(MK2, "float16"), replace(best, kernel=parts, ins=1)
+        )
+        assert share.macs(problem).sum() == problem.macs
+        one = (share.field_index == 0) & (share.out_index == 0)
+        assert share.taps[one].sum() == problem.taps
 
 
 def test_transposed_convolution_has_the_work_of_the_one_it_transposes() -> None:
@@ -275,11 +291,13 @@ def test_slic_takes_four_channels_at_once() -> None:
 
 
 def test_groups_are_put_together_to_fill_the_unit() -> None:
-    """MK1 has no SLIC: AMP does a depthwise convolution, 16 groups at once with zeros between."""
-    on = Machine(TARGETS["mk1"], 1216)
-    depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on)
-    assert "nx1" in depthwise.note
-    assert depthwise.flops == 2 * 4 * 32 * 112 * 112 * 9
+    """SLIC is for fp16: AMP does a depthwise convolution of fp32, with zeros between groups."""
+    for name in ("mk1", "mk2"):
+        on = Machine(TARGETS[name], 1216)
+        assert "slic" in lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on).note
+        depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float32"), on)
+        assert "nx1" in depthwise.note
+        assert depthwise.flops == 2 * 4 * 32 * 112 * 112 * 9
     assert [p.groups for p in conv.combined(conv.Problem(6, 10, 10, 4, 4, (3, 3)), "float16")] == [
         3
     ]
