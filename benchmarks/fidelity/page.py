@@ -532,7 +532,7 @@ poplibs changed between a row's software and its last public state, the last sta
 the row is marked, or named below. What starts a program counts: the vendor's model has the host's
 sync ([machine](machine.md#sync), 600 cycles) at the start of each program that a tool of poplibs or
 the tutorial runs. That was seen in reductions, which lacked 500 to 570 cycles, and in poolings,
-which are two programs and lacked 1,000 to 1,300; layers and convolutions came closer by it,
+which are two programs and lacked 1,000 to 1,300; layers came closer by it,
 products did not. CTC's planner counted a gradient's copy once in the software of its rows and twice
 since, which on GC2 leaves another split (0.72, the worst of its rows). What putting an operand in
 order takes was the planner's coarse 5/4 cycles an element until poplibs' regression
