@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from ipu_exec.enums import OutputMode
-from ipu_exec.errors import Error
+from ipu_exec.errors import Error, warn_once
 from ipu_exec.options import LEVERS_VARIABLE, Options, TensorLocationSettings
 
 _KNOWN = (
@@ -103,6 +103,11 @@ def changed_options(options: Options, levers: Levers, training: bool) -> Options
     if levers.outputs:
         once = levers.outputs != "all"
         options.outputMode(OutputMode.Final if once and training else OutputMode.All)
+    if levers.state == "in-parts" and int(options.replication_factor) == 1:
+        warn_once(
+            "--with state=in-parts changes nothing with one replica, which has all the state: set"
+            " Options.replicationFactor in the script, or say state=off-chip"
+        )
     if levers.state:
         options.TensorLocations.setOptimizerLocation(_location(levers.state))
     options._freeze()

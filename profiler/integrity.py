@@ -32,7 +32,7 @@ MOST_IPUS = 1 << 12  # of a replica
 MOST_MICRO_BATCHES = 1 << 31
 MOST_SAMPLES = 1 << 24  # of a micro-batch
 
-_TEXTS = ("writer", "created", "kind", "model", "state", "strategy")
+_TEXTS = ("writer", "created", "kind", "model", "state", "strategy", "checksum")
 
 
 @dataclass(frozen=True)

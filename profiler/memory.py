@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
@@ -162,7 +163,7 @@ def worst_tile(
     return worst
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IpuVariables:
     """The variables of one IPU as columns, an entry per variable.
 
@@ -182,7 +183,7 @@ class IpuVariables:
     vectors: np.ndarray
     totals: liveness.Totals
 
-    @property
+    @cached_property
     def alike(self) -> bytes:
         """A digest, equal for IPUs whose tiles hold the same at each step, as equal layers' do."""
         parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)

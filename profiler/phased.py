@@ -29,9 +29,11 @@ from profiler.schedules import (
     Costs,
     Schedule,
     _finish,
+    _Host,
     _host,
     _host_of_each,
     _Tasks,
+    end_of_update,
 )
 
 
@@ -66,42 +68,76 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
     `profiler.schedules.pipelined_phases_cycles`, and `phases_over_io_tiles_cycles` with transfers
     over I/O tiles (`_Beside`).
     """
-    runs = _runs(costs, phases)
-    active = _activity(costs, runs, micro_batches)
-    aside = _Beside.of(costs, phases, runs, micro_batches)
-    micro = np.where(active.micro[FORWARD] >= 0, active.micro[FORWARD], 0)
-    host = _host(costs, active.micro[FORWARD] >= 0, micro, micro_batches)
-    first, before = host.first.max(axis=1), host.before.max(axis=1)
-    work = np.maximum(active.load, host.beside + aside.amid).max(axis=1)
-    after, last = host.after.max(axis=1), host.last.max(axis=1)
-    sync = costs.sync if costs.num_ipus > 1 else 0
-    length = first + before + work + sync + after + last
-
-    tasks = _Tasks()
-    ready, over, free = _cycle_starts(
-        costs, phases, runs, micro_batches, length, tasks, aside.ahead
-    )
-    end = ready + length
-    start = np.append(0, end[:-1])
-    begins = ready + first + before
-    end[-1] = aside.place(tasks, begins[:, None] + host.beside, int(end[-1]), free)
+    laid = _LaidOut.of(costs, micro_batches, phases)
+    tasks, active, host = laid.tasks, laid.active, laid.host
     for kind, numbers in active.micro.items():
         cost = costs.forward if kind == FORWARD else costs.backward
         cycle, stage = np.nonzero(numbers >= 0)
         lengths = np.array(cost or [0])[stage]
         ipu = np.array(costs.ipus)[stage]
-        tasks.add(kind, ipu, cycle, begins[cycle], lengths, stage, numbers[cycle, stage])
-        tasks.add(SYNC, ipu, cycle, (begins + work)[cycle], np.full(len(cycle), sync))
+        tasks.add(kind, ipu, cycle, laid.begins[cycle], lengths, stage, numbers[cycle, stage])
+        synced = np.full(len(cycle), laid.sync)
+        tasks.add(SYNC, ipu, cycle, (laid.begins + laid.work)[cycle], synced)
     where = {
-        "first": ready,
-        "before": ready + first,
-        "beside": begins,
-        "after": begins + work + sync,
-        "last": ready + length - last,
+        "first": laid.ready,
+        "before": laid.ready + host.first.max(axis=1),
+        "beside": laid.begins,
+        "after": laid.begins + laid.work + laid.sync,
+        "last": laid.ready + laid.length - host.last.max(axis=1),
     }
     host.place(tasks, where)
     slowest = active.load.argmax(axis=1)
-    return _finish(costs, tasks, active.labels, start, end, slowest, host, over)
+    return _finish(costs, tasks, active.labels, laid.start, laid.end, slowest, host, laid.over)
+
+
+def pipelined_phases_total(costs: Costs, micro_batches: int, phases: Phases) -> int:
+    """``pipelined_phases(...).total``, without its tasks wherever they do not matter."""
+    laid = _LaidOut.of(costs, micro_batches, phases)
+    if laid.host.ahead:  # loads that begin when tiles for I/O are free of the last tasks
+        return pipelined_phases(costs, micro_batches, phases).total
+    return end_of_update(costs, laid.end, laid.over)
+
+
+@dataclass(frozen=True, slots=True)
+class _LaidOut:
+    """When the pipeline cycles are, with the tasks that go beside them or between."""
+
+    active: _Activity
+    host: _Host
+    tasks: _Tasks
+    over: list[tuple[int, int, int]]  # IPU, start, end of tasks that reach over a cycle's end
+    sync: int
+    # int64[pipeline cycle]: when transfers for it may begin, and the work; the cycles of the work
+    # and of all; and the whole, which follow each other
+    ready: np.ndarray
+    begins: np.ndarray
+    work: np.ndarray
+    length: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    @classmethod
+    def of(cls, costs: Costs, micro_batches: int, phases: Phases) -> _LaidOut:
+        runs = _runs(costs, phases)
+        active = _activity(costs, runs, micro_batches)
+        aside = _Beside.of(costs, phases, runs, micro_batches)
+        micro = np.where(active.micro[FORWARD] >= 0, active.micro[FORWARD], 0)
+        host = _host(costs, active.micro[FORWARD] >= 0, micro, micro_batches)
+        first, before = host.first.max(axis=1), host.before.max(axis=1)
+        work = np.maximum(active.load, host.beside + aside.amid).max(axis=1)
+        after, last = host.after.max(axis=1), host.last.max(axis=1)
+        sync = costs.sync if costs.num_ipus > 1 else 0
+        length = first + before + work + sync + after + last
+
+        tasks = _Tasks()
+        ready, over, free = _cycle_starts(
+            costs, phases, runs, micro_batches, length, tasks, aside.ahead
+        )
+        end = ready + length
+        start = np.append(0, end[:-1])
+        begins = ready + first + before
+        end[-1] = aside.place(tasks, begins[:, None] + host.beside, int(end[-1]), free)
+        return cls(active, host, tasks, over, sync, ready, begins, work, length, start, end)
 
 
 Run = tuple[int, list[int]]  # FORWARD or BACKWARD, and the stages in the order of the pipeline
@@ -333,4 +369,4 @@ def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int
     return placed
 
 
-__all__ = ["Phases", "phased", "pipelined_phases"]
+__all__ = ["Phases", "phased", "pipelined_phases", "pipelined_phases_total"]

@@ -120,7 +120,7 @@ class Stage:
     update_cycles: int
     stash_depth: int  # micro-batches kept between forward and backward; 0 for the last stage
     stash_bytes: int  # of all of them, all tiles
-    weight_bytes: int
+    weight_bytes: int  # without copies of weights that others have
     copy_bytes: int  # to the next stage, a micro-batch, forward
 
 
@@ -137,7 +137,7 @@ class Block:
     forward_cycles: int
     backward_cycles: int
     update_cycles: int
-    weight_bytes: int
+    weight_bytes: int  # without copies of weights that others have
     input_bytes: int  # from the host, a micro-batch, of what this Block is the first to read
     copy_bytes: int  # a micro-batch, forward, over a cut behind this Block
     copy_back_bytes: int  # the same, backward

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, liveness, records, trace
+from profiler import integrity, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.liveness import Peaks, Totals, resampled
@@ -317,21 +317,28 @@ class Report:
         at = np.repeat(np.arange(len(rows.count)), rows.count)
         no_step = rows.step < 0
 
-        def of_step(name: str, values: np.ndarray) -> np.ndarray:
-            default = (
-                body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
-            )
-            return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
+        row = _lookup(rows.step, step["id"], np.arange(len(step["id"])), 0)
+        what = np.where(no_step, len(step["id"]) + at, row)  # of steps, then of bodies
 
-        body_columns = ("task", "ipu", "stage", "direction")
-        step_columns = ("op", "tensor", "purpose", "name")
+        def of_step(values: np.ndarray, otherwise: np.ndarray) -> Any:
+            both = np.concatenate([values, otherwise])
+            return _texts(both, what) if both.dtype == object else both[what]
+
+        none = np.full(len(body["id"]), -1)
+        no_text = np.full(len(body["id"]), "", dtype=object)
         return _frame(
             {
                 "body": body["id"][at],
-                **{name: body[name][at] for name in body_columns},
+                "task": _texts(body["task"], at),
+                "ipu": body["ipu"][at],
+                "stage": body["stage"][at],
+                "direction": _texts(body["direction"], at),
                 "step": rows.step,
-                "kind": of_step("kind", self._step_kinds),
-                **{name: of_step(name, step[name]) for name in step_columns},
+                "kind": of_step(self._step_kinds, body["kind"]),
+                "op": of_step(step["op"], none),
+                "tensor": of_step(step["tensor"], none),
+                "purpose": of_step(step["purpose"], no_text),
+                "name": of_step(step["name"], body["name"]),
                 "start": rows.start,
             }
         )
@@ -766,20 +773,23 @@ class Report:
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes per tile, as defined by `profiler.memory.tile_totals`."""
+        alike = self._ipu(ipu).alike
+        return self._keep(("tiles", alike), lambda: _frame(self.tile_columns(ipu)))
 
-        def make() -> pd.DataFrame:
+    def tile_columns(self, ipu: int) -> dict[str, np.ndarray]:
+        """The columns of `tiles`: int64[tile] each. Callers must not modify them."""
+
+        def make() -> dict[str, np.ndarray]:
             target = self.target
-            return _frame(
-                tile_totals(
-                    variables,
-                    target.region0_bytes,
-                    target.bytes_per_tile,
-                    lambda region: self._tile_peaks(variables, region),
-                )
+            return tile_totals(
+                variables,
+                target.region0_bytes,
+                target.bytes_per_tile,
+                lambda region: self._tile_peaks(variables, region),
             )
 
         variables = self._ipu(ipu)
-        return self._keep(("tiles", variables.alike), make)
+        return self._keep(("tile columns", variables.alike), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
@@ -918,6 +928,11 @@ class Report:
     def format(self) -> int:
         """Version of the file's format."""
         return self._reader.version
+
+    @cached_property
+    def as_written(self) -> seal.State:
+        """Whether the file's bytes are those that were written (`profiler.seal`)."""
+        return seal.state(self.path, self.meta.get(seal.ENTRY))
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
@@ -1215,7 +1230,10 @@ class Report:
         parts = (moving.start, moving.stop, moving.vector)
         key = (variables.steps, *(part.tobytes() for part in parts))
         none = np.zeros(self._tiles, dtype=np.int64)
-        one = self._keep(("moving", key), lambda: liveness.peaks(moving, variables.steps, none))
+        one = self._keep(
+            ("moving", key),
+            lambda: liveness.peaks(moving, variables.steps, none, fullest_tiles=False),
+        )
         always = variables.always(chosen)
         return replace(
             one, step_total=one.step_total + always.sum(), tile_peak=one.tile_peak + always
@@ -1363,15 +1381,38 @@ def _bounds(part: slice | None, size: int, name: str) -> tuple[int, int]:
 
 def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
     """Rows of a tree, parents before children, siblings by position; None if it is not a tree."""
-    children: dict[int, list[int]] = {}
-    order = np.lexsort((ids, positions))[::-1]
-    for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
-        children.setdefault(parent, []).append(row)
-    pending, rows, name = children.get(-1, []).copy(), list[int](), ids.tolist()
-    # Ids are unique and a node has one parent, so that each is met once; those of a cycle are never
-    # met.
-    while pending:
-        row = pending.pop()
-        rows.append(row)
-        pending.extend(children.get(name[row], ()))
-    return np.array(rows, dtype=np.int64) if len(rows) == len(name) else None
+    by_id = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids, parents, sorter=by_id), max(0, len(ids) - 1))
+    above = np.where(parents == -1, -1, np.where(ids[by_id[at]] == parents, by_id[at], -2))
+    siblings = np.lexsort((ids, positions, above))
+    sorted_above = above[siblings]
+    levels = [siblings[sorted_above == -1]]
+    reached = len(levels[0])
+    # A node has one parent, so that each is met once; those of a cycle are never met.
+    while len(levels[-1]):
+        first, last = (
+            np.searchsorted(sorted_above, levels[-1], side) for side in ("left", "right")
+        )
+        levels.append(siblings[_ranges(first, last - first)])
+        reached += len(levels[-1])
+    if reached < len(ids):
+        return None
+    size = np.ones(len(ids), dtype=np.int64)
+    for level in reversed(levels[1:]):
+        np.add.at(size, above[level], size[level])
+    place = np.zeros(len(ids), dtype=np.int64)
+    for level in levels:
+        before = np.cumsum(size[level]) - size[level]
+        _, first, which = np.unique(above[level], return_index=True, return_inverse=True)
+        within = before - before[first][which]
+        place[level] = within + np.where(above[level] < 0, 0, place[above[level]] + 1)
+    order = np.empty_like(place)
+    order[place] = np.arange(len(ids))
+    return order
+
+
+def _ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """``first[i], first[i] + 1, ...``, ``count[i]`` of them, for one i after the other."""
+    behind = np.cumsum(count)
+    ranges: np.ndarray = np.arange(int(count.sum())) + np.repeat(first - (behind - count), count)
+    return ranges

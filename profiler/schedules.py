@@ -762,8 +762,7 @@ def _finish(
     end) of tasks that may continue past the end of a pipeline cycle; the last one lasts until all
     of them have ended.
     """
-    if over:
-        end = np.append(end[:-1], max(int(end[-1]), *(stop for _, _, stop in over)))
+    end = _with_tasks_over(end, over)
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
         at, cycle = int(end[-1]), len(phases)
@@ -777,7 +776,7 @@ def _finish(
         done = at + reduce + update
         for what, streams, free in (
             (STREAM_OUT, once, dict.fromkeys(range(costs.num_ipus), done)),
-            (LOAD, host.ahead, tasks.free_beside(cycle - 1, costs.num_ipus)),
+            (LOAD, host.ahead, tasks.free_beside(cycle - 1, costs.num_ipus) if host.ahead else {}),
         ):
             for k, c in streams:  # those of one IPU take turns
                 i = costs.ipus[k]
@@ -838,6 +837,26 @@ def _finish(
         head=host.head,
         tail=host.tail,
     )
+
+
+def _with_tasks_over(end: np.ndarray, over: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """Ends of the pipeline cycles, the last one not before all tasks of ``over`` have ended."""
+    if not over:
+        return end
+    return np.append(end[:-1], max(int(end[-1]), *(stop for _, _, stop in over)))
+
+
+def end_of_update(costs: Costs, end: np.ndarray, over: Sequence[tuple[int, int, int]] = ()) -> int:
+    """When all is done whose pipeline cycles ``end`` then, as `_finish` lays out what follows them.
+
+    Without loads for the next device iteration.
+    """
+    done = int(_with_tasks_over(end, over)[-1])
+    once = costs.stream_out if costs.stream_out_once else ()
+    if not any(costs.update) and not once:
+        return done
+    done += max(costs.reduce, default=0) + max(costs.update, default=0)
+    return done + _longest(costs, once) if once else done
 
 
 def _marks_outside(

@@ -343,7 +343,8 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 `key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
 UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
 memory"), `complete` (false in a partial file), `micro_batch`, `tensor_sharding` (IPUs that share a
-stage's tensors; the profile has one of them), `warnings` (list of text). Of the
+stage's tensors; the profile has one of them), `warnings` (list of text), `checksum` (of the file's
+bytes, with zeros in its own place: `profiler.seal`). Of the
 machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
 copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,

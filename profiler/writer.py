@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, lock, plain, records, schema, whole_columns
+from profiler import codec, lock, plain, records, schema, seal, whole_columns
 from profiler.errors import ProfileError, ProfileTaken
 
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
@@ -182,9 +182,14 @@ class ProfileWriter:
                     target.execute("BEGIN")
                     self._whole.store(target)
                     target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                    target.execute(
+                        "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                        (seal.ENTRY, json.dumps(seal.BLANK)),
+                    )
                     target.execute("COMMIT")
                 finally:
                     target.close()
+                seal.seal(copy)
                 _fsync(copy)
                 os.replace(copy, self.path)
             except BaseException:

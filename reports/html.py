@@ -26,13 +26,13 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from profiler import Report, analysis
-from profiler.analysis.critical_path import critical_path, waterfall
+from profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from profiler.analysis.waits import longest_waits
 from profiler.executed import Executed
 from profiler.insights import Insight, insights
 from profiler.rebalance import Costs, profiled, what_if
 from profiler.rebalance.split import quickest
-from profiler.report import MAX_SLICES, PREDICTED_NOTE
+from profiler.report import PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
@@ -128,16 +128,8 @@ def _sections(report: Report) -> list[Section]:
             )
         )
     if len(report.runs):
-        drawable = report.step_count(0, iteration=0) <= MAX_SLICES
-        strip = "its steps" if drawable else "empty, since its steps are too many to draw"
-        lanes = pipeline.lanes(
-            report.tasks(0, iteration=0),
-            report.executed(0, iteration=0) if drawable else Executed.nothing(),
-            report.pipeline_cycles(0, 0),
-            report.stages,
-            fold=report.target.num_ipus > pipeline.FEW,
-            shards=analysis.shards_of(report),
-        )
+        lanes = _lanes(report)
+        strip = "its steps" if len(lanes.steps) else "empty, since its steps are too many to draw"
         sections += [
             Section(
                 "Pipeline",
@@ -237,6 +229,23 @@ def _gain(one: Insight) -> str:
     if one.gain_cycles:
         return f"{mark}{one.gain_cycles:,}"
     return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""
+
+
+def _lanes(report: Report) -> pipeline.Lanes:
+    """The lanes of the first device iteration, with their steps where these can be drawn."""
+    tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > pipeline.FEW
+    path = pipeline.on_ipus(tasks, chain_through(tasks))
+
+    def of(steps: Executed) -> pipeline.Lanes:
+        cycles, shards = report.pipeline_cycles(0, 0), analysis.shards_of(report)
+        return pipeline.lanes(
+            tasks, steps, cycles, report.stages, fold=fold, path=path, shards=shards
+        )
+
+    lanes = of(Executed.nothing())
+    if not pipeline.drawable(report, 0, 0, lanes.ipus):
+        return lanes
+    return of(report.executed(0, lanes.ipus, 0))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:

@@ -38,7 +38,7 @@ OLD = ("JIA",)
 
 def class_of(row: Row) -> str | None:
     """The class that a row measures; None if it counts for no class."""
-    if row.source in OLD or row.unit == "bytes" or row.quantity.startswith("tiles"):
+    if row.source.startswith(OLD) or row.unit == "bytes" or row.quantity.startswith("tiles"):
         return None
     if row.mark == CELLS:  # the same benchmark once more
         return None

@@ -5,7 +5,8 @@ They rewrite the captured step before it is placed.
 The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
 they are added directly to the weight's accumulator (PopART's ``SparseAccumulate``, on by default),
 also if the weight is tied to a product's (``TiedGatherAccumulate``, off by default, as in PopART).
-The dense gradient, which has the table's size, is never created.
+The dense gradient, which has the table's size, is never created; the product's is added as soon as
+it is made, or has come to the stage of the accumulator, rather than wait for the rows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def _accumulate_rows(graph: Graph, tied: bool) -> None:
             readers.setdefault(graph.values[value].storage, []).append(op)
     changed: dict[int, OpNode] = {}
     dropped: set[int] = set()
+    right_behind: dict[int, int] = {}  # operators that run earlier, each behind another
     for rows in graph.ops:
         if not rows.aten.startswith(_GRADIENT) or rows.outputs[0] is None:
             continue
@@ -52,10 +54,11 @@ def _accumulate_rows(graph: Graph, tied: bool) -> None:
             changed[total.id] = replace(
                 total, args=(ValueRef(accumulator), ValueRef(other)), inputs=(accumulator, other)
             )
+            right_behind[total.id] = graph.values[other].producer
             changed[after.id] = replace(_into(graph, total, rows), id=after.id, name=rows.name)
             dropped.add(rows.id)
     if changed:
-        _replace(graph, changed, dropped)
+        _replace(graph, changed, dropped, right_behind)
 
 
 def _only_reader(graph: Graph, readers: Mapping[int, list[OpNode]], value: int) -> OpNode | None:
@@ -88,9 +91,18 @@ def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
     )
 
 
-def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
-    """Insert the ``changed`` operators, remove the ``dropped`` ones and renumber all."""
+def _replace(
+    graph: Graph,
+    changed: Mapping[int, OpNode],
+    dropped: set[int],
+    right_behind: Mapping[int, int],
+) -> None:
+    """Insert the ``changed`` operators, remove the ``dropped`` ones and renumber all.
+
+    ``right_behind``: operators that come right behind another one, rather than where they were.
+    """
     remaining = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
+    remaining.sort(key=lambda op: (right_behind.get(op.id, op.id), op.id in right_behind))
     number = {op.id: index for index, op in enumerate(remaining)}
     graph.ops = [
         replace(op, id=index, forward_op=number.get(op.forward_op, -1))

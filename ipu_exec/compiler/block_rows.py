@@ -17,6 +17,15 @@ _DIRECTION = {
 }
 
 
+def is_copy_of_weight(place: placement.Placement, variable: records.Variable) -> bool:
+    """Whether it is a tied weight's copy, which has come from the stage that has the weight.
+
+    The weights of stages and Blocks leave it out: a weight counts once.
+    """
+    home = place.home.get(variable.tensor, variable.stage)
+    return variable.role == Role.WEIGHT and home != variable.stage
+
+
 def block_rows(executable: Executable) -> list[records.Block]:
     """One row per Block, in the order in which the model opens them."""
     graph, stages = executable.graph, executable.placement.stages
@@ -24,7 +33,7 @@ def block_rows(executable: Executable) -> list[records.Block]:
     cycles = _cycles(executable, stage_of)
     weights: Counter[int] = Counter()
     for variable in executable.variables:
-        if variable.role == Role.WEIGHT:
+        if variable.role == Role.WEIGHT and not is_copy_of_weight(executable.placement, variable):
             weights[variable.block] += variable.bytes
     # What would cross each cut: placed as if every Block were a stage.
     each = [placement.StagePlace(0, (block.name,)) for block in graph.blocks]

@@ -17,7 +17,7 @@ from ipu_exec.compiler.schedule import Timeline
 from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
-from profiler import records
+from profiler import records, units
 from profiler.memory import Overflow, what_it_needs
 
 
@@ -66,6 +66,22 @@ class Executable:
         """The tile furthest over its limit, if any."""
         return overflow.find_overflow(self.tile_bytes, self.target)
 
+    def _more_ipus(self, over: Overflow) -> str:
+        """How more IPUs would help: with the model spread over them, or a Block's tensors cut."""
+        names = [block.name for block in self.graph.blocks]
+        ipu_bytes = self.target.tiles * self.target.bytes_per_tile
+        block, needs = overflow.largest_block(self.variables, len(names), over.ipu)
+        if needs > ipu_bytes:
+            return (
+                f"More IPUs alone do not help: Block {names[block]} needs {units.size(needs)},"
+                f" and an IPU has {units.size(ipu_bytes)}. Cut its tensors over several IPUs"
+                " (Options.tensorSharding), or make it more Blocks"
+            )
+        # as many as would hold it if each took its share: a power of two, and more than now
+        times = ceil(log2((over.limit + over.bytes_over) / over.limit))
+        more = 2 ** max(1, times) * self.placement.attached_ipus
+        return f"Or spread the model over more IPUs: ipu-run --num-ipus {more} SCRIPT"
+
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError if a tile's contents exceed its memory.
 
@@ -83,14 +99,11 @@ class Executable:
             else 'no profile was asked for (Options(profile_dir="out"))'
         )
         step = self.tree.step_names(over.ipu)[over.position]
-        # as many as would hold it if each took its share: a power of two, and more than now
-        times = ceil(log2((over.limit + over.bytes_over) / over.limit))
-        more = 2 ** max(1, times) * self.placement.attached_ipus
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
             f" ({step}): it {needs}; {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
-            f" optimiser state off the chip{' or in parts on replicas' * shared}. Or spread the"
-            f" model over more IPUs: ipu-run --num-ipus {more} SCRIPT",
+            f" optimiser state off the chip{' or in parts on replicas' * shared}."
+            f" {self._more_ipus(over)}",
             profile_path=profile_path,
         )

@@ -69,6 +69,30 @@ def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
     return max(overflowing, key=lambda over: over.bytes_over, default=None)
 
 
+def largest_block(variables: Sequence[records.Variable], blocks: int, ipu: int) -> tuple[int, int]:
+    """The Block of this IPU that needs most by itself, and its bytes over all tiles; -1: none.
+
+    Its own always-live variables, and the most of its others that are live at one step.
+    """
+    always = np.zeros(blocks + 1, dtype=np.int64)
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for one in variables:
+        if one.ipu != ipu or not 0 <= one.block < blocks:
+            continue
+        if one.always_live:
+            always[one.block] += one.bytes
+        else:
+            changes.setdefault(one.block, []).extend(
+                [(one.start, one.bytes), (one.stop, -one.bytes)]
+            )
+    for block, edges in changes.items():
+        ends_first = sorted(edges)
+        live = np.cumsum([nbytes for _, nbytes in ends_first])
+        always[block] += max(0, int(live.max()))
+    block = int(always[:-1].argmax()) if blocks else -1
+    return block, int(always[block])
+
+
 def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
     """The worst tile's overflow, with what is live there then."""
     tile, at = worst.tile, worst.position

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipu_exec.compiler import overflow
-from ipu_exec.compiler.block_rows import block_rows, update_blocks
+from ipu_exec.compiler.block_rows import block_rows, is_copy_of_weight, update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
 from ipu_exec.lowering import popart_name
@@ -70,7 +70,8 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
 
     total: Counter[tuple[int, str]] = Counter()
     for variable in executable.variables:
-        total[variable.stage, variable.role] += variable.bytes
+        if not is_copy_of_weight(placement, variable):
+            total[variable.stage, variable.role] += variable.bytes
 
     def row(stage: int, ipu: int) -> records.Stage:
         again = tree.cycles(schedules.RECOMPUTE, stage)

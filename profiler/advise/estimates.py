@@ -112,7 +112,13 @@ def _either_way(shape: str) -> tuple[str, ...]:
 
 def is_product(aten: pd.Series[str]) -> np.ndarray:
     """Mask of operators that are products, by their ATen names."""
-    return aten.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
+    import pandas as pd
+
+    kinds = aten.drop_duplicates()  # operators are many, kinds of them few
+    which = pd.Index(kinds).get_indexer(pd.Index(aten))
+    product = kinds.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
+    mask: np.ndarray = product[which]
+    return mask
 
 
 def _steps(report: Report, variables: pd.DataFrame) -> Steps:

@@ -16,10 +16,12 @@ from profiler.advise.estimates import Sizes, estimated, sizes
 from profiler.enums import Role
 from profiler.one_block import with_a_block
 from profiler.rebalance import Assignment, Costs, profiled, what_if
+from profiler.rebalance.block_memory import BlockMemory
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.many_splits import assignment_cycles
-from profiler.rebalance.verdict import Verdict
+from profiler.rebalance.verdict import Answer, Verdict
+from profiler.rebalance.what_if import memory_of, memory_of_ipu
 from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
@@ -97,6 +99,11 @@ class Basis:
     costs: Costs
     _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
     _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
+    _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
+    _too_full: list[int] = field(default_factory=list, repr=False, init=False)
+    _parts: dict[int, tuple[BlockMemory, Costs]] = field(
+        default_factory=dict, repr=False, init=False
+    )
 
     @classmethod
     def of(cls, report: Report) -> Basis:
@@ -116,7 +123,10 @@ class Basis:
 
     def cycles_with(self, levers: Levers) -> int:
         """Cycles of a weight update, whatever the memory."""
-        return assignment_cycles(self.costs_with(levers), self.assignment_with(levers))
+        if levers not in self._totals:
+            costs, assignment = self.costs_with(levers), self.assignment_with(levers)
+            self._totals[levers] = assignment_cycles(costs, assignment)
+        return self._totals[levers]
 
     def outlook(self, levers: Levers) -> Outlook:
         """What is predicted with the levers pulled."""
@@ -190,16 +200,41 @@ class Basis:
         if levers.outputs:
             costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
         if levers.state == _IN_PARTS and self.state != _IN_PARTS:
-            costs = _in_parts(costs, self.shared_state, self.replicas)
+            costs = self._in_parts(costs)
         return costs
+
+    def _in_parts(self, costs: Costs) -> Costs:
+        """The costs with state in parts; the arrays of those that differ in them, made once."""
+        key = id(costs.memory)
+        if self._parts.get(key, (None,))[0] is not costs.memory:
+            while len(self._parts) >= _MOST_ESTIMATES:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = costs.memory, _in_parts(costs, self.shared_state, self.replicas)
+        parts = self._parts[key][1]
+        return replace(costs, memory=parts.memory, cycles=parts.cycles, measured=False)
 
     def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
         """Whether each IPU holds it, computed once for levers that do not differ in memory."""
-        those = levers.without("micro_batches").without("outputs")
+        those = _of_memory(levers)
         if those not in self._memory:
-            prediction = what_if(self.costs_with(those), self.assignment_with(those))
-            self._memory[those] = prediction.memory
+            self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
         return self._memory[those]
+
+    def fits(self, levers: Levers) -> bool:
+        """Whether each IPU holds it, or is too close to call.
+
+        The IPU that was fullest when it did not is asked first: mostly it is that one again.
+        """
+        those = _of_memory(levers)
+        if those not in self._memory and self._too_full:
+            costs, assignment = self.costs_with(those), self.assignment_with(those)
+            if memory_of_ipu(costs, assignment, self._too_full[-1]).answer is Answer.OVER:
+                return False
+        answers = self.memory_with(levers)
+        over = [one for one in answers if one.answer is Answer.OVER]
+        if over:
+            self._too_full.append(min(over, key=lambda one: one.free).ipu)
+        return not over
 
     def _estimated(self, half: bool, ratio: float) -> Costs:
         if not half and ratio == 1:
@@ -219,6 +254,11 @@ class Basis:
         if levers.state:
             ways = tuple(replace(way, offload=levers.state == _OFF_CHIP) for way in ways)
         return replace(assignment, choices=ways)
+
+
+def _of_memory(levers: Levers) -> Levers:
+    """Those of the levers on which memory depends."""
+    return levers.without("micro_batches").without("outputs")
 
 
 LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to

@@ -8,8 +8,9 @@ samples, and accumulators stay float32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from profiler.advise.estimates import (
 )
 from profiler.advise.levers import Basis, Levers, Outlook, outputs_of
 from profiler.enums import BodyTask, Direction, Purpose, Role
-from profiler.phased import Phases, phased, pipelined_phases
+from profiler.phased import Phases, phased, pipelined_phases_total
 from profiler.rebalance import Costs
 from profiler.rebalance.verdict import Answer, Verdict
 from profiler.rebalance.what_if import host_groups
@@ -70,6 +71,15 @@ class _Work:
     halves: np.ndarray
     busy: np.ndarray
     remote: np.ndarray
+    _ratios: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _rows_of(self) -> list[np.ndarray]:
+        """Rows of each task that belong to a stage, in their order."""
+        order = np.argsort(self.task, kind="stable")
+        order = order[self.stage[order] >= 0]
+        edges = np.searchsorted(self.task[order], np.arange(len(_POSITIONS) + 1))
+        return [order[begin:end] for begin, end in pairwise(edges)]
 
     def divided(self, chosen: np.ndarray, weights: np.ndarray, single: np.ndarray) -> _Work:
         """These steps, those ``chosen`` in up to three parts.
@@ -106,8 +116,17 @@ class _Work:
 
         ``remote``: only their loads and stores.
         """
-        chosen = np.isin(self.task, [_POSITIONS[task] for task in tasks]) & (self.stage >= 0)
-        chosen &= self.remote if remote else True
+        key = tasks, half, samples, remote
+        if key not in self._ratios:
+            self._ratios[key] = self._ratio(stages, *key)
+        return self._ratios[key]
+
+    def _ratio(
+        self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
+    ) -> np.ndarray:
+        of_tasks = [self._rows_of[_POSITIONS[task]] for task in tasks]
+        chosen = np.sort(np.concatenate(of_tasks))  # sums round in this order
+        chosen = chosen[self.remote[chosen]] if remote else chosen
         growth = growth_of_work(self.growth[chosen], self.busy[chosen], samples)
         rate = np.where(self.halves[chosen] & half, 0.5, 1.0)
         before = self.fixed[chosen] + self.beyond[chosen]
@@ -167,8 +186,9 @@ class PhasedBasis(Basis):
     def _cycles(self, levers: Levers) -> int:
         costs = self.costs_with(levers)
         of_stages, phases = self._schedule_costs(levers, costs)
-        run = pipelined_phases if self._said.get("pipelined") is True else phased
-        return run(of_stages, costs.micro_batches, phases).total
+        if self._said.get("pipelined") is True:
+            return pipelined_phases_total(of_stages, costs.micro_batches, phases)
+        return phased(of_stages, costs.micro_batches, phases).total
 
     def outlook(self, levers: Levers) -> Outlook:
         """What is predicted with the levers pulled."""
@@ -322,6 +342,10 @@ class PhasedBasis(Basis):
         answer: tuple[Verdict, ...] = self.costs.known[key]
         return answer
 
+    def fits(self, levers: Levers) -> bool:
+        """Whether each IPU holds it, or is too close to call."""
+        return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
+
     def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
         limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
         answers = []
@@ -342,14 +366,14 @@ class PhasedBasis(Basis):
         share = variables["single"] / variables["bytes"].clip(lower=1)
         rows = []
         for ipu in range(self.report.target.ipus_per_replica):
-            tiles = self.report.tiles(ipu)
-            tile = int(tiles["total"].to_numpy().argmax())
-            step = int(tiles["peak_step"].iloc[tile])
+            tiles = self.report.tile_columns(ipu)
+            tile = int(tiles["total"].argmax())
+            step = int(tiles["peak_step"][tile])
             live = self.report.live_variables(ipu, step, tile)[["variable", "role", "bytes"]]
             about = variables["grows"].reindex(live["variable"]).to_numpy()
             single = live["bytes"] * share.reindex(live["variable"]).to_numpy()
             held = live.assign(grows=about, single=single)
-            rows.append((tile, int(tiles["total"].iloc[tile]), held))
+            rows.append((tile, int(tiles["total"][tile]), held))
         return rows
 
 

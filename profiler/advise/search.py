@@ -266,7 +266,7 @@ def _rate(basis: Basis, levers: Levers) -> float:
 
 def _runs(basis: Basis, levers: Levers) -> bool:
     """Whether tiles hold it, or it is too close to call."""
-    return all(one.answer is not Answer.OVER for one in basis.memory_with(levers))
+    return basis.fits(levers)
 
 
 def _speed(basis: Basis, levers: Levers) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler import records
 from profiler.analysis.critical_path import critical_path
 from profiler.analysis.memory import fullest_tiles
 from profiler.analysis.pace import pace, turn, waiting
@@ -193,6 +194,6 @@ _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
     ("operators' cycles, each once", "cycles", lambda r: float(r.ops["cycles"].sum())),
     ("IPUs", "count", lambda r: float(r.target.num_ipus)),
-    ("program steps", "count", lambda r: float(len(r.program_steps()))),
-    ("variables", "count", lambda r: float(len(r.variables))),
+    ("program steps", "count", lambda r: float(r.columns_of(records.Step).rows)),
+    ("variables", "count", lambda r: float(r.columns_of(records.Variable).rows)),
 )

@@ -13,6 +13,7 @@ Otherwise it goes to the longest of the tasks that end there, then to the lowest
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,24 @@ _OF_KIND = {
 }
 
 
+_IDS = ("ipu", "stage", "step", "op", "tensor")
+_BY_STEP = (
+    *(
+        "phase",
+        "cause",
+        "ipu",
+        "stage",
+        "direction",
+        "task",
+        "body",
+        "step",
+        "op",
+        "tensor",
+        "name",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """Tasks of the path in time order: int64, one entry a piece; pieces follow without gap.
@@ -86,19 +105,20 @@ def chain(
     # Of those that end together: work first, then the longest, then the lowest IPU.
     length = end[usable] - start[usable]
     usable = usable[np.lexsort((ipu[usable], -length, rank[usable], end[usable]))]
-    ends = end[usable]
+    # numbers of Python: what is looked up one by one is quicker in lists
+    ends, begins, ipus = end[usable].tolist(), start[usable].tolist(), ipu[usable].tolist()
+    worker = np.where(rank[usable] == 0, ipu[usable], -1)
     tasks, starts, stops = [], [], []
     time, here = total, -1
     while time > 0:
-        low, high = (int(np.searchsorted(ends, time, side=side)) for side in ("left", "right"))
-        together = usable[low:high]
-        stays = together[(ipu[together] == here) & (rank[together] == 0)]
-        current = int(stays[-1] if len(stays) else together[0]) if len(together) else -1
-        begin = int(start[current]) if current >= 0 else int(ends[low - 1]) if low else 0
-        tasks.append(current)
+        low, high = bisect_left(ends, time), bisect_right(ends, time)
+        stays = np.flatnonzero((worker[low:high] == here) & (here >= 0))
+        row = low + int(stays[-1]) if len(stays) else low if low < high else -1
+        begin = begins[row] if row >= 0 else ends[low - 1] if low else 0
+        tasks.append(int(usable[row]) if row >= 0 else -1)
         starts.append(max(0, begin))
         stops.append(time)
-        time, here = begin, int(ipu[current]) if current >= 0 else here
+        time, here = begin, ipus[row] if row >= 0 else here
     order = slice(None, None, -1)
     return Chain(
         np.array(tasks[order], dtype=np.int64),
@@ -132,16 +152,15 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     ``phase`` (of `records.PHASES`), ``cause`` (of `CAUSES`), ``ipu``, ``stage``, ``direction``,
     ``task`` (of `BodyTask`), ``body``, ``step`` (-1: none), ``op`` (-1: none), ``tensor``,
     ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
-    cycles add up exactly to the update's. Sorted by cycles, most first.
+    cycles add up exactly to the update's. Sorted by cycles, most first. Callers must not modify it.
     """
-    return critical_path_of(report, *chain_of(report, run, iteration))
+    key = f"critical path of run {run}, iteration {iteration}"
+    return report.once(key, lambda: critical_path_of(report, *chain_of(report, run, iteration)))
 
 
 def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     """`critical_path` along a chain that is known (`chain_of`)."""
-    steps = steps_of(report.body_steps, _pieces(tasks, path))
-    keys = [name for name in steps.columns if name not in ("times", "cycles")]
-    rows = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+    rows = spent_by_step(report.body_steps, _pieces(tasks, path))
     rows = rows[rows["cycles"] > 0]
     return rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
@@ -160,24 +179,86 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     return pieces.value_counts(sort=False).rename("times").reset_index()
 
 
-def steps_of(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
-    """The steps of pieces, the last of each lasting until the piece ends.
+def spent_by_step(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
+    """What pieces spend, by phase, body and step, in the order in which each first comes.
 
-    ``body_steps``: `Report.body_steps`; ``pieces``: ``phase, body, length`` (cycles) and ``times``,
-    which stay, with ``cause`` (of `CAUSES`) and ``cycles`` (of all times together).
+    ``body_steps``: `Report.body_steps`; ``pieces``: ``phase, body, length`` (cycles) and ``times``;
+    the last step of a piece lasts until it ends. ``phase, cause`` (of `CAUSES`), ``ipu, stage,
+    direction, task, body, step, op, tensor, name, times`` and ``cycles`` (of all times together).
     """
-    rows = pieces.assign(piece=np.arange(len(pieces))).merge(body_steps, on="body", how="left")
-    rows = rows.fillna(dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), -1))
-    rows = rows.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
-    rows = rows.fillna({"kind": WAITING, "name": WAITING, "start": 0})
-    piece, start = rows["piece"].to_numpy(), rows["start"].to_numpy(dtype=np.int64)
+    piece, entry, cycles = _unrolled(body_steps, pieces)
+    phase, phases = pieces["phase"].factorize()
+    key = phase[piece] * (len(body_steps) + 1) + _same_step(body_steps)[entry]
+    size = max(1, len(phases)) * (len(body_steps) + 1)
+    first = np.full(size, -1)
+    first[key[::-1]] = np.arange(len(key))[::-1]
+    rows = np.sort(first[first >= 0])
+    totals = np.zeros((2, size), dtype=np.int64)
+    np.add.at(totals[0], key, pieces["times"].to_numpy()[piece])
+    np.add.at(totals[1], key, cycles)
+    named = _named(body_steps, entry[rows])
+    return named.assign(
+        phase=pieces["phase"].take(piece[rows]).array,
+        cause=_causes(named),
+        body=pieces["body"].to_numpy()[piece[rows]],
+        times=totals[0][key[rows]],
+        cycles=totals[1][key[rows]],
+    )[[*_BY_STEP, "times", "cycles"]]
+
+
+def _unrolled(
+    body_steps: pd.DataFrame, pieces: pd.DataFrame
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pieces step by step: piece, row of ``body_steps`` (-1: none), cycles of all its times."""
+    bodies, begins, counts = np.unique(
+        body_steps["body"].to_numpy(), return_index=True, return_counts=True
+    )
+    body = pieces["body"].to_numpy()
+    at = np.minimum(np.searchsorted(bodies, body), max(0, len(bodies) - 1))
+    known = bodies[at] == body if len(bodies) else np.zeros(len(body), dtype=bool)
+    count = np.ones(len(body), dtype=np.int64)
+    count[known] = counts[at[known]]
+    piece = np.repeat(np.arange(len(body)), count)
+    within = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
+    entry = np.full(len(piece), -1)
+    has_steps = known[piece]
+    entry[has_steps] = begins[at[piece[has_steps]]] + within[has_steps]
+    start = np.append(body_steps["start"].to_numpy(), 0)[entry]
     last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
-    stop = np.where(last, rows["length"], np.append(start[1:], 0)[: len(start)])
-    cause = map(_cause, rows["kind"].tolist(), rows["purpose"].tolist(), rows["task"].tolist())
-    named = rows.assign(cause=list(cause), cycles=(stop - start) * rows["times"])
-    ids = dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), np.int64)
-    columns = ("phase", "cause", "ipu", "stage", "direction", "task", "body", "step", "op")
-    return named[[*columns, "tensor", "name", "times", "cycles"]].astype(ids)
+    length, times = (pieces[name].to_numpy() for name in ("length", "times"))
+    stop = np.where(last, length[piece], np.append(start[1:], 0)[: len(start)])
+    return piece, entry, (stop - start) * times[piece]
+
+
+def _same_step(body_steps: pd.DataFrame) -> np.ndarray:
+    """For each row and for -1, the first row of the same step in the same body, or its own."""
+    import pandas as pd
+
+    body, step = (pd.factorize(body_steps[name])[0] for name in ("body", "step"))
+    _, first, which = np.unique(
+        body * (int(step.max(initial=0)) + 1) + step, return_index=True, return_inverse=True
+    )
+    return np.append(first[which], len(body_steps))
+
+
+def _named(body_steps: pd.DataFrame, entry: np.ndarray) -> pd.DataFrame:
+    """Rows of ``body_steps`` by their numbers; -1 is waiting that no task accounts for."""
+    named = body_steps.reindex(entry).reset_index(drop=True)
+    if (entry < 0).any():
+        named = named.fillna(dict.fromkeys(_IDS, -1))
+        named = named.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
+        named = named.fillna({"kind": WAITING, "name": WAITING})
+    return named.astype(dict.fromkeys(_IDS, np.int64))
+
+
+def _causes(steps: pd.DataFrame) -> np.ndarray:
+    """`_cause` of each step, worked out once for all of a kind."""
+    about = steps[["kind", "purpose", "task"]]
+    kind = about.groupby([*about.columns], sort=False).ngroup()  # in the order of the first of each
+    first_ones = about[~kind.duplicated()]
+    causes = [_cause(*map(str, one)) for one in first_ones.itertuples(index=False)]
+    of_steps: np.ndarray = np.array(causes, dtype=object)[kind]
+    return of_steps
 
 
 def _cause(kind: str, purpose: str, task: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.analysis.critical_path import steps_of
+from profiler.analysis.critical_path import spent_by_step
 from profiler.enums import Role
 from profiler.report import Report
 
@@ -64,7 +64,7 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
     pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
     pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    steps = steps_of(report.body_steps, pieces)
+    steps = spent_by_step(report.body_steps, pieces)
     keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
     return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
 
@@ -116,9 +116,14 @@ def _module_of_weight(names: pd.Series[str], weights: pd.Series[bool]) -> list[s
     ]
 
 
-def _whole_copies(names: pd.Series[str]) -> pd.Series[str]:
-    """Names of steps; the begin, mid and end of a stream copy get the copy's name."""
-    return names.str.replace(_PART_OF_COPY, "", regex=True)
+def _operators(steps: pd.Series[str], operators: pd.Series[str], has_op: np.ndarray) -> np.ndarray:
+    """Names of operators, of steps where there is none.
+
+    The begin, mid and end of a stream copy get the copy's name.
+    """
+    names = operators.astype(str).to_numpy(dtype=object)
+    names[~has_op] = steps[~has_op].str.replace(_PART_OF_COPY, "", regex=True).to_numpy()
+    return names
 
 
 def _leaves(
@@ -136,7 +141,7 @@ def _leaves(
     stage = rows["stage"].to_numpy()
     columns: dict[str, Any] = {
         "module": module,
-        "operator": np.where(has_op, operators["name"].astype(str), _whole_copies(rows["name"])),
+        "operator": _operators(rows["name"], operators["name"], has_op),
         "aten": np.where(has_op, operators["aten"].astype(str), rows["otherwise"]),
         "block": np.where(block != "", block, "no Block"),
         "stage": np.where(stage >= 0, np.char.add("stage ", stage.astype(str)), _NO_STAGE),
@@ -212,46 +217,85 @@ def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path,
 
     ``before``: leaves of another profile, matched by path. A node's sums are exact.
     """
-    new, kind = _sums(leaves)
-    old, old_kind = _sums(before) if before is not None else ({}, {})
-    width: dict[Path, int] = {}
-    for leaf in {**_ends(leaves), **(_ends(before) if before is not None else {})}:
-        larger = max(new.get(leaf, 0), old.get(leaf, 0))
-        for depth in range(len(leaf) + 1):
-            width[leaf[:depth]] = width.get(leaf[:depth], 0) + larger
+    sides = [leaves] if before is None else [leaves, before]
+    rows = _Rows.of([path for side in sides for path in side["path"]])
+    values = np.concatenate([side["value"].to_numpy() for side in sides]).astype(np.int64)
+    kinds = np.concatenate([side["kind"].astype(str).to_numpy(dtype=object) for side in sides])
+    is_new = np.arange(len(values)) < len(leaves)
+    new, old = rows.sums(np.where(is_new, values, 0)), rows.sums(np.where(is_new, 0, values))
+    ends = np.zeros(len(rows.parents), dtype=np.int64)
+    ends[rows.end] = np.maximum(new, old)[rows.end]  # of a leaf that is there twice, once
+    width = rows.up(ends)
+    kind = rows.kinds(values, kinds, is_new)
+    if before is not None:
+        kind = [
+            own or other
+            for own, other in zip(kind, rows.kinds(values, kinds, ~is_new), strict=True)
+        ]
+    columns = (new.tolist(), old.tolist(), width.tolist(), kind)
     return {
-        path: Node(
-            path,
-            new.get(path, 0),
-            old.get(path, 0),
-            width[path],
-            kind.get(path) or old_kind.get(path, ""),
-        )
-        for path in width
+        path: Node(path, *columns_of)
+        for path, columns_of in zip(rows.paths, zip(*columns, strict=True), strict=True)
     }
 
 
-def _ends(leaves: pd.DataFrame) -> dict[Path, None]:
-    return dict.fromkeys(leaves["path"])
+@dataclass(frozen=True)
+class _Rows:
+    """The nodes above some leaves, parents first: their paths, and each one's parent (-1: none).
 
+    ``end``: the node of each leaf.
+    """
 
-def _sums(leaves: pd.DataFrame) -> tuple[dict[Path, int], dict[Path, str]]:
-    """The sum of each node, and its kind."""
-    total: dict[Path, int] = {}
-    by_kind: dict[Path, dict[str, int]] = {}
-    columns = (leaves["path"], leaves["value"].tolist(), leaves["kind"])
-    for path, value, kind in zip(*columns, strict=True):
-        for depth in range(len(path) + 1):
-            node = path[:depth]
-            total[node] = total.get(node, 0) + value
-            kinds = by_kind.setdefault(node, {})
-            kinds[kind] = kinds.get(kind, 0) + value
-    return total, {node: _most(kinds) for node, kinds in by_kind.items()}
+    paths: list[Path]
+    parents: np.ndarray
+    depth: np.ndarray
+    end: np.ndarray
 
+    @classmethod
+    def of(cls, leaves: list[Path]) -> _Rows:
+        number: dict[Path, int] = {}
+        parents: list[int] = []
+        for path in leaves:
+            if path in number:
+                continue
+            depth = len(path) - 1
+            while depth >= 0 and path[:depth] not in number:
+                depth -= 1
+            above = number[path[:depth]] if depth >= 0 else -1
+            for below in range(depth + 1, len(path) + 1):
+                number[path[:below]] = len(parents)
+                parents.append(above)
+                above = len(parents) - 1
+        end = np.array([number[path] for path in leaves], dtype=np.int64)
+        depths = np.array([len(path) for path in number], dtype=np.int64)
+        return cls(list(number), np.array(parents, dtype=np.int64), depths, end)
 
-def _most(kinds: dict[str, int]) -> str:
-    largest = max(kinds, key=lambda one: kinds[one])
-    return largest if 3 * kinds[largest] >= 2 * sum(kinds.values()) else MIXED
+    def up(self, values: np.ndarray) -> np.ndarray:
+        """Values of nodes (the first axis), each with those of all nodes beneath it."""
+        total = values.copy()
+        for depth in range(int(self.depth.max(initial=0)), 0, -1):
+            here = np.flatnonzero(self.depth == depth)
+            np.add.at(total, self.parents[here], total[here])
+        return total
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Values of leaves, summed up: int64[node]."""
+        of_ends = np.zeros(len(self.parents), dtype=np.int64)
+        np.add.at(of_ends, self.end, values)
+        return self.up(of_ends)
+
+    def kinds(self, values: np.ndarray, kind: np.ndarray, chosen: np.ndarray) -> list[str]:
+        """The kind of at least two thirds of each node's ``chosen`` leaves; "" without any."""
+        names, which = np.unique(kind, return_inverse=True)
+        of_ends = np.zeros((len(self.parents), len(names)), dtype=np.int64)
+        leaves = np.zeros_like(of_ends)
+        np.add.at(of_ends, (self.end[chosen], which[chosen]), values[chosen])
+        np.add.at(leaves, (self.end[chosen], which[chosen]), 1)
+        totals, leaves = self.up(of_ends), self.up(leaves)
+        largest = np.where(leaves > 0, totals, -1).argmax(axis=1)
+        most = totals[np.arange(len(totals)), largest]
+        said = np.where(3 * most >= 2 * totals.sum(axis=1), names[largest], MIXED)
+        return np.where(leaves.any(axis=1), said, "").tolist()
 
 
 def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -> list[Node]:

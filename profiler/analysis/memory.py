@@ -20,15 +20,15 @@ def fullest_tiles(report: Report) -> np.ndarray:
     """
     tiles = []
     for ipu in range(report.target.ipus_per_replica):
-        row = report.tiles(ipu).iloc[fullest(report, ipu)]
-        tiles.append(int(row["total"] if row["overflow"] else row["peak"]))
+        of, tile = report.tile_columns(ipu), fullest(report, ipu)
+        tiles.append(int(of["total" if of["overflow"][tile] else "peak"][tile]))
     return np.array(tiles, dtype=np.int64)
 
 
 def fullest(report: Report, ipu: int) -> int:
     """The fullest tile of an IPU, as `profiler.memory.fullest_tile` ranks them."""
-    tiles = report.tiles(ipu)
-    return fullest_tile(tiles["peak"].to_numpy(), tiles["overflow"].to_numpy())
+    tiles = report.tile_columns(ipu)
+    return fullest_tile(tiles["peak"], tiles["overflow"])
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:
@@ -42,9 +42,9 @@ def memory_peaks(report: Report) -> pd.DataFrame:
 
     rows = []
     for ipu in range(report.target.ipus_per_replica):
-        tiles, steps = report.tiles(ipu), report.program_steps(ipu)
+        columns, steps = report.tile_columns(ipu), report.program_steps(ipu)
         tile = fullest(report, ipu)
-        row = tiles.iloc[tile]
+        row = {name: values[tile] for name, values in columns.items()}
         step = int(row["peak_step"])
         name = str(steps["name"].iloc[step]) if step < len(steps) else ""
         held = report.live_variables(ipu, step, tile)
@@ -84,6 +84,5 @@ def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
 
     `Report.live_variables` of that step and tile.
     """
-    tiles = report.tiles(ipu)
     tile = fullest(report, ipu)
-    return report.live_variables(ipu, int(tiles["peak_step"].iloc[tile]), tile)
+    return report.live_variables(ipu, int(report.tile_columns(ipu)["peak_step"][tile]), tile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,23 +21,25 @@ _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 
 
-def operators(report: Report) -> pd.DataFrame:
+def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataFrame:
     """`Report.ops` with columns from their steps, the most cycles first.
 
+    ``stages``: of these only (None: all).
     ``share`` (of all operators' cycles, each once), ``flops_per_cycle``, ``exchanged`` (bytes
     received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
     cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
     cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
-    ops, steps = report.ops, report.steps_as_run()
-    steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
+    every = report.ops
+    ops = every if stages is None else every[every["stage"].isin(stages)]
+    steps = _steps_of(report, ops)
     compute = steps[steps["kind"] == "compute"]
     even = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
     spent = compute["cycles"].groupby(compute["op"]).sum()
     balance = (even / spent.clip(lower=1)).reindex(ops.index)
     frame = ops.assign(
         id=ops.index,
-        share=ops["cycles"] / max(1, int(ops["cycles"].sum())),
+        share=ops["cycles"] / max(1, int(every["cycles"].sum())),
         flops_per_cycle=ops["flops"] / ops["cycles"].clip(lower=1),
         exchanged=steps.groupby("op")["bytes_in"].sum().reindex(ops.index).fillna(0),
         balance=balance.astype(object).where(balance.notna(), None),
@@ -44,11 +47,20 @@ def operators(report: Report) -> pd.DataFrame:
         lost_cycles=(spent - even).reindex(ops.index).fillna(0),
         source=[
             f"{file}:{line}" if file else ""
-            for file, line in zip(ops["file"], ops["line"], strict=True)
+            for file, line in zip(ops["file"].tolist(), ops["line"].tolist(), strict=True)
         ],
     )
-    frame = frame.join(roofline(report))
+    frame = frame.join(_roofline(report, ops, steps))
     return frame.sort_values("cycles", ascending=False, kind="stable")
+
+
+def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
+    """The steps that these operators run once, as often as their body runs them."""
+    steps = report.steps_as_run()
+    chosen = (steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)
+    if len(ops) < len(report.ops):
+        chosen &= steps["op"].isin(ops.index)
+    return steps[chosen]
 
 
 def roofline(report: Report) -> pd.DataFrame:
@@ -61,8 +73,12 @@ def roofline(report: Report) -> pd.DataFrame:
     or, at this intensity, the exchange allows) and ``bound`` ("compute" or "exchange": which of the
     two it is; "" without operations).
     """
-    ops, steps, target = report.ops, report.steps_as_run(), report.target
-    steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
+    return _roofline(report, report.ops, _steps_of(report, report.ops))
+
+
+def _roofline(report: Report, ops: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """`roofline` of some operators, whose steps these are."""
+    target = report.target
     spent = {
         kind: (
             steps.loc[steps["kind"] == kind, "cycles"]

@@ -13,15 +13,36 @@ def overflows(report: Report) -> list[Overflow]:
     overflowing = []
     target = report.target
     for ipu in range(target.ipus_per_replica):
-        frame, variables = report.tiles(ipu), report.ipu_variables(ipu)
-        tiles = {name: frame[name].to_numpy() for name in ("total", "peak", "peak_step")}
-        is_code = np.isin(variables.category, CODE)
-        code = report.peaks_of(ipu, is_code)
-        code_peaks = (code.tile_peak, code.tile_peak_step)
-        worst = worst_tile(tiles, code_peaks, target.bytes_per_tile, target.region0_bytes)
+        is_code = _is_code(report, ipu)
+        worst = worst_tile(
+            report.tile_columns(ipu),
+            _code_peaks(report, ipu, is_code),
+            target.bytes_per_tile,
+            target.region0_bytes,
+        )
         if worst is not None:
             overflowing.append(_with_contents(report, ipu, worst, is_code))
     return overflowing
+
+
+def _is_code(report: Report, ipu: int) -> np.ndarray:
+    """Which of an IPU's variables are code: bool[variable]."""
+    category = report.ipu_variables(ipu).category
+    code: np.ndarray = np.logical_or.reduce([category == one for one in CODE])
+    return code
+
+
+def _code_peaks(report: Report, ipu: int, is_code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most bytes of code on each tile, and at which step: int64[tile] each.
+
+    Where all code together is within region 0, whenever it is live, that is what is returned.
+    """
+    variables = report.ipu_variables(ipu)
+    together = variables.totals.of(variables.vector[is_code])
+    if together.max() <= report.target.region0_bytes:
+        return together, np.zeros_like(together)
+    peaks = report.peaks_of(ipu, is_code)
+    return peaks.tile_peak, peaks.tile_peak_step
 
 
 def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:

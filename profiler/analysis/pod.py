@@ -57,8 +57,8 @@ def loads(report: Report) -> pd.DataFrame:
     whole = tasks.groupby("ipu")["cycles"].sum()
     busy = tasks[tasks["task"] != BodyTask.IDLE].groupby("ipu")["cycles"].sum()
     ipus = whole.index.to_numpy()
-    peak = [int(report.tiles(int(ipu))["total"].max()) for ipu in ipus]
-    variables = report.variables
+    peak = [int(report.tile_columns(int(ipu))["total"].max()) for ipu in ipus]
+    variables = report.variables_with("role", "ipu", "bytes")
     weights = variables[variables["role"] == "weight"].groupby("ipu")["bytes"].sum()
     return pd.DataFrame(
         {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from profiler import records, trace
+from profiler import records
+from profiler.enums import Purpose
 from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def subtree_ends(parents: np.ndarray) -> np.ndarray:
@@ -21,6 +27,14 @@ def subtree_ends(parents: np.ndarray) -> np.ndarray:
     return np.arange(len(size), dtype=np.int64) + np.array(size, dtype=np.int64)
 
 
+def parents_of(tree: pd.DataFrame) -> np.ndarray:
+    """Row of each node's parent in `Report.program`, -1 for a root: int64[node]."""
+    import pandas as pd
+
+    parents: np.ndarray = pd.Index(tree["id"]).get_indexer(tree["parent"])
+    return parents
+
+
 def program_cycles(report: Report) -> np.ndarray:
     """Cycles of one call for each node of `Report.program`, int64 in its order.
 
@@ -28,12 +42,12 @@ def program_cycles(report: Report) -> np.ndarray:
     takes as long as on its slowest IPU. Waiting counts as time of the IPU's external syncs, so that
     the root of a pipeline takes as long as a call.
     """
+    import pandas as pd
+
     tree, steps = report.program, report.columns_of(records.Step)
-    row_of = {id: row for row, id in enumerate(tree["id"].tolist())}
-    parents = np.array([row_of.get(id, -1) for id in tree["parent"].tolist()], dtype=np.int64)
-    ends = subtree_ends(parents)
+    ends = subtree_ends(parents_of(tree))
     spent = _step_cycles(report)
-    leaf = np.array([row_of.get(id, -1) for id in steps["program"].tolist()], dtype=np.int64)
+    leaf = pd.Index(tree["id"]).get_indexer(steps["program"])
     order = np.argsort(leaf, kind="stable")
     order = order[leaf[order] >= 0]
     return _longest_of_ipus(leaf[order], steps["ipu"][order], spent[order], ends)
@@ -88,9 +102,8 @@ def _step_cycles(report: Report) -> np.ndarray:
 def _external_syncs(report: Report) -> dict[int, int]:
     """IPU -> row of its first external sync, for those that have one."""
     steps = report.columns_of(records.Step)
-    syncs: dict[int, int] = {}
-    columns = zip(steps["type"], steps["purpose"], steps["ipu"].tolist(), strict=True)
-    for row, (kind, purpose, ipu) in enumerate(columns):
-        if trace.step_kind(kind, purpose) == "external sync":
-            syncs.setdefault(ipu, row)
-    return syncs
+    syncs = np.flatnonzero(
+        (steps["type"] == records.SYNC) & (steps["purpose"] == Purpose.EXTERNAL_SYNC)
+    )
+    ipus, first = np.unique(steps["ipu"][syncs], return_index=True)
+    return dict(zip(ipus.tolist(), syncs[first].tolist(), strict=True))

@@ -322,13 +322,10 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
 
     The gain is bounded by an even share of the same work.
     """
-    ops = analysis.operators(report)
     if not len(report.stages):
         return []
-    ops = ops[
-        ops["stage"].isin(_paced_by(report))
-        & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
-    ]
+    ops = analysis.operators(report, stages=_paced_by(report))
+    ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:

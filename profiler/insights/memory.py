@@ -13,6 +13,7 @@ from profiler.insights.finding import Insight
 from profiler.memory import what_it_needs
 from profiler.rebalance import Assignment, Costs, what_if
 from profiler.rebalance.choice import Choice
+from profiler.rebalance.what_if import memory_of_ipu
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     """The worst tile of each IPU that holds more than fits."""
     findings = []
     for over in analysis.overflows(report):
-        tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
+        tiles = int((report.tile_columns(over.ipu)["overflow"] > 0).sum())
         count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
         ways = _ways_out(basis, over.ipu)
         action = "what frees most of that tile, and what asks for it"
@@ -93,7 +94,8 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
     present = what_if(costs, stages)
     choices = tuple(Choice(costs.recompute, True) for _ in stages.ipus)
     after = what_if(costs, replace(stages, choices=choices))
-    freed = present.fullest[ipu] - after.fullest[ipu]
+    then = memory_of_ipu(costs, after.assignment, ipu)
+    freed = memory_of_ipu(costs, stages, ipu).nbytes - then.nbytes
     cost = after.total - present.total
     share = cost / max(1, present.total)
     total = int(_states(report).groupby("ipu")["bytes"].sum().max())

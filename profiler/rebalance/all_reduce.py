@@ -48,7 +48,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     These are the accumulators; if a weight update has one micro-batch there are none, and it is the
     gradients that the update reads.
     """
-    variables = report.variables
+    variables = report.variables_with("role", "block", "bytes")
     gradients = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
     if not len(gradients) and report.format >= _KNOWS_USES:
         gradients = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]

@@ -29,12 +29,13 @@ _OF_A_PART = 400  # ... and to look at a split of the first Blocks
 _EFFORT = 25  # cells for each byte of the memory of all stages
 _NARROW = 4  # parts of the gap that is aimed at, within which more ways are kept apart
 _MOST_WAYS = 64_000
+_LEAST_EFFORT = 50_000_000  # cells
 _WIDE = 2  # times the gap that is aimed at: beyond this a coarse grid does
 
 
 def effort_of(costs: Costs, table: IntervalCosts) -> int:
     """How many cells to look at: in proportion to what the memory of all stages takes to find."""
-    return _EFFORT * table.final.size * len(table.choices) * costs.machine.tiles
+    return max(_LEAST_EFFORT, _EFFORT * table.final.size * len(table.choices) * costs.machine.tiles)
 
 
 @dataclass(frozen=True, order=True)

@@ -123,27 +123,25 @@ class Costs(BlockCosts):
 
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
-        held = {
-            ipu: report.peaks_of(ipu, ~report.ipu_variables(ipu).interleaved).tile_peak
-            for ipu in sorted(set(self.ipus))
-        }
-        residual, ran_by = residuals(self, held)
+        nothing = np.zeros(0, dtype=np.int64)
+        held = [self._region0(report, nothing)]
+        copied = self._copies_of_ties(report) if len(self.cuts.ties) else nothing
+        if len(copied):
+            held.append(self._region0(report, copied))
+        (residual, *at_home), ran_by = residuals(self, *held)
         memory = replace(self.memory, residual=residual, residual_of=ran_by)
-        if len(residual):
-            memory = replace(memory, residual_at_home=self._residual_at_home(report))
+        if at_home:
+            memory = replace(memory, residual_at_home=at_home[0])
         return replace(self, memory=memory, measured=bool(len(residual)))
 
-    def _residual_at_home(self, report: Report) -> np.ndarray:
-        """`BlockMemory.residual_at_home`."""
-        copied = self._copies_of_ties(report) if len(self.cuts.ties) else np.zeros(0)
-        if not len(copied):
-            return self.memory.residual_at_home
+    def _region0(self, report: Report, without: np.ndarray) -> dict[int, np.ndarray]:
+        """Peak bytes in region 0 of each IPU's tiles, ``without`` the variables of these ids."""
         held = {}
         for ipu in sorted(set(self.ipus)):
             variables = report.ipu_variables(ipu)
-            copies = np.isin(variables.id, copied)
-            held[ipu] = report.peaks_of(ipu, ~variables.interleaved & ~copies).tile_peak
-        return residuals(self, held)[0]
+            chosen = ~variables.interleaved & ~np.isin(variables.id, without)
+            held[ipu] = report.peaks_of(ipu, chosen).tile_peak
+        return held
 
     def _copies_of_ties(self, report: Report) -> np.ndarray:
         """Ids of the variables that are copies of tied weights (`copies_of_ties`)."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import IntervalMemory, interval_memory
+from profiler.rebalance.tile_memory import FULL, IntervalMemory, interval_memory
 from profiler.schedules import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)
@@ -166,7 +166,9 @@ def _memory(
         # nothing: stages that are too full are not looked at.
         wide = known_width
         if width > known_width:
-            wide = min(len(costs), max(width + width // 6, 2 * known_width, _LEAST_WIDTH))
+            full = table is not None and bool((table.plain[:, -1] >= FULL).all())
+            wider = len(costs) if full else 2 * known_width
+            wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
         table = interval_memory(roomy, wide, choice, enough)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     return replace(

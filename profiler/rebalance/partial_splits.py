@@ -33,6 +33,7 @@ from profiler.rebalance.update_bounds import (
 from profiler.rebalance.what_if import Assignment, what_if
 
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
+_TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,8 @@ class Search:
                 (ways, unit), merged = _alike(ways, most, unit), True
             steps.append((ways.before, ways.last))
         floor = int(ways.bound.min(initial=below)) if merged else below
-        rows = np.argsort(ways.bound, kind="stable")[: _TRIED if merged else None]
+        tried = _TRIED if self.apart else _TRIED_SHARING
+        rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
         splits = self._splits(rows, steps, within)
         found = self._least_of(splits, least)
         return Found(replace(found, bound=min(found.total, floor)), kept)

@@ -5,11 +5,12 @@ Passes with the same contents step by step, such as those of equal layers, are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from profiler import liveness
 from profiler.rebalance.passes import Pass, Passes
 from profiler.rebalance.profile_columns import Steps, Variables
 from profiler.rebalance.shared_weights import SharedWeight
@@ -175,18 +176,42 @@ def _most_live(here: _Lives, spots: np.ndarray) -> _Peak:
     its peak.
     """
     start, stop, vectors, region1 = here
-    tiles = vectors.shape[1]
-    level, level1, most, most1 = np.zeros((4, tiles), dtype=np.int64)
-    times = np.unique(np.concatenate([start, stop]))
-    times = times[times <= spots[-1]]
+    plain, interleaved = (
+        _most_at(start[chosen], stop[chosen], vectors[chosen], spots)
+        for chosen in (~region1, region1)
+    )
+    return plain, interleaved
+
+
+def _most_at(
+    start: np.ndarray, stop: np.ndarray, vectors: np.ndarray, spots: np.ndarray
+) -> np.ndarray:
+    """The most that is live on each tile at any of the ``spots``: int64[tile]."""
+    most, level = np.zeros((2, vectors.shape[1]), dtype=np.int64)
+    at = np.concatenate([start, stop])
+    order = np.argsort(at, kind="stable")
+    order = order[at[order] <= spots[-1]]
+    times, first = np.unique(at[order], return_index=True)
     behind = np.append(times[1:], spots[-1] + 1)
-    runs = np.searchsorted(spots, behind) > np.searchsorted(spots, times)
-    for at, in_pass in zip(times.tolist(), runs.tolist(), strict=True):
-        for sign, chosen in ((1, start == at), (-1, stop == at)):
-            rows = np.flatnonzero(chosen)
-            level += sign * vectors[rows].sum(axis=0)
-            level1 += sign * vectors[rows[region1[rows]]].sum(axis=0)
-        if in_pass:
-            np.maximum(most, level - level1, out=most)
-            np.maximum(most1, level1, out=most1)
-    return most, most1
+    in_pass = np.searchsorted(spots, behind) > np.searchsorted(spots, times)
+    sign = np.where(order < len(start), 1, -1)
+    edges = np.append(first, len(order))
+    for some in _pieces(edges, max(1, liveness.BLOCK_CELLS // max(1, len(level)))):
+        rows = slice(edges[some.start], edges[some.stop])
+        changes = vectors[order[rows] % max(1, len(start))] * sign[rows, None]
+        levels = np.add.reduceat(changes, first[some] - edges[some.start], axis=0)
+        levels[0] += level
+        np.cumsum(levels, axis=0, out=levels)
+        level = levels[-1].copy()
+        most = np.maximum(most, levels[in_pass[some]].max(axis=0, initial=0))
+    return most
+
+
+def _pieces(edges: np.ndarray, most: int) -> Iterator[slice]:
+    """Groups that begin at ``edges``, as many at a time as have ``most`` rows, or one that is."""
+    begin = 0
+    while begin < len(edges) - 1:
+        end = int(np.searchsorted(edges, edges[begin] + most, side="right")) - 1
+        end = max(begin + 1, end)
+        yield slice(begin, end)
+        begin = end

@@ -119,7 +119,8 @@ def best_split(
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     near = assignment
-    if not narrows(costs, near) or len(costs) * wanted <= _WHOLE_SCHEDULES:
+    apart = len(set(where)) == len(where)
+    if not (apart and narrows(costs, near)) or len(costs) * wanted <= _WHOLE_SCHEDULES:
         near = _better_neighbours(costs, assignment, together)
     searched = least_update(costs, near, allowed, together, least)
     prediction = what_if(costs, searched.assignment)
@@ -200,6 +201,8 @@ def quickest_split(
     fewest = 0  # stages, one an IPU, that hold all Blocks
     for at in sorted(range(len(lists)), key=bounds.__getitem__):
         ipus = lists[at]
+        if not _legal(costs, len(ipus)):
+            continue
         apart = len(set(ipus)) == len(ipus)
         if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
             continue
@@ -235,10 +238,17 @@ def _why_the_last(
         return "there is none"
     if last not in problems:
         try:
-            best_split(costs, ipus=lists[last], choices=choices, together=together)
+            split = best_split(costs, ipus=lists[last], choices=choices, together=together)
         except ValueError as error:
             return str(error)
+        return "; ".join(split.prediction.problems)
     return problems[last]
+
+
+def _legal(costs: Costs, stages: int) -> bool:
+    """Whether there are micro-batches enough for so many stages."""
+    least = schedules.pipeline_stages(stages, costs.training)
+    return not costs.pipelined or costs.micro_batches >= least
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:

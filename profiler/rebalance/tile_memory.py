@@ -23,7 +23,7 @@ from profiler.rebalance.running import Edges, Growing, Own
 from profiler.schedules import stash_depth
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
-_FULL = np.iinfo(np.int64).max // 8
+FULL = np.iinfo(np.int64).max // 8
 
 
 @dataclass(frozen=True)
@@ -259,22 +259,37 @@ def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int)
     return _carried(costs, common, count)
 
 
-def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def residuals(
+    costs: BlockCosts, *held: Mapping[int, np.ndarray]
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
-    int64[IPU, tile] and int64[Block]. ``held``: for each IPU as profiled, the bytes in region 0 of
-    its tiles. Empty if the stages do not follow the order of the Blocks.
+    int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: for each IPU as profiled, the
+    bytes in region 0 of its tiles. Empty if the stages do not follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
-        return np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+        none = np.zeros((0, 0), dtype=np.int64)
+        return (none,) * len(held), np.zeros(0, dtype=np.int64)
     parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
-    off = []
-    for ipu, region0 in held.items():
-        stages = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
-        off.append(region0 - packed(costs, stages)[0])
-    row = {ipu: number for number, ipu in enumerate(held)}
-    return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
+    ipus = list(held[0])
+    row = {ipu: number for number, ipu in enumerate(ipus)}
+    region0 = _region0_of_each(costs, parts, ipus)
+    off = tuple(np.array([one[ipu] for ipu in ipus]) - region0 for one in held)
+    return off, np.array([row[costs.ipus[k]] for k in stage])
+
+
+def _region0_of_each(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
+    """Bytes in region 0 of each IPU by the costs of its Blocks alone: int64[IPU, tile]."""
+    if len(set(costs.ipus)) == len(costs.ipus):
+        every = held_by_each(costs, parts)
+        held: np.ndarray = sum(every.always.values(), start=every.running)
+        return held[[costs.ipus.index(ipu) for ipu in ipus]]
+    stages = [
+        [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
+        for ipu in ipus
+    ]
+    return np.array([packed(costs, some)[0] for some in stages])
 
 
 def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.ndarray:
@@ -371,8 +386,8 @@ def interval_memory(
         if own.waits:
             _at_the_end(costs, always, ends, plain)
     return IntervalMemory(
-        np.where(inside, plain, _FULL),
-        np.where(inside, gapped, _FULL),
+        np.where(inside, plain, FULL),
+        np.where(inside, gapped, FULL),
         stash,
         costs.machine.tiles,
         waiting(costs, 0, choice),
@@ -417,7 +432,7 @@ def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.
     kind = _kind(costs, always, own)
     own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
     code = _code_of_blocks(costs)
-    plain = np.full((count, width), _FULL, dtype=np.int64)
+    plain = np.full((count, width), FULL, dtype=np.int64)
     for begin in range(0, count, _CHUNK):
         _grow(costs, always, own, code, begin, plain[begin : begin + _CHUNK])
     return plain
@@ -428,7 +443,7 @@ def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarr
     count, width = plain.shape
     begin = count - width
     kind = _kind(costs, always, own)
-    final = np.full((width, width), _FULL, dtype=np.int64)
+    final = np.full((width, width), FULL, dtype=np.int64)
     _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
     rows = np.arange(width)
     plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]

@@ -82,9 +82,18 @@ def verdicts(
             answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
     for ipu, some in enumerate(stages):
         if len(some) > 1:
-            ((tile, nbytes, largest, most),) = _fullest(held_by(costs, some))
-            answers[ipu] = Verdict(ipu, tile, nbytes, limit, largest, most, exact)
+            answers[ipu] = verdict_on(costs, some, ipu, exact)
     return tuple(answers)
+
+
+def verdict_on(costs: Costs, parts: Sequence[Part], ipu: int, exact: bool = False) -> Verdict:
+    """The verdict on one IPU that runs these stages; without any it is all free."""
+    limit = costs.machine.bytes_per_tile
+    if not parts:
+        return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
+    (fullest,) = _fullest(held_by(costs, parts))
+    tile, nbytes, largest, most = fullest
+    return Verdict(ipu, tile, nbytes, limit, largest, most, exact)
 
 
 def _fullest(held: Held) -> list[tuple[int, int, str, int]]:

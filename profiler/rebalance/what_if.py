@@ -16,7 +16,7 @@ from profiler import schedules
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Part, stage_parts
-from profiler.rebalance.verdict import Answer, Verdict, verdicts
+from profiler.rebalance.verdict import Answer, Verdict, verdict_on, verdicts
 from profiler.schedules import Schedule
 from profiler.units import listed
 
@@ -91,8 +91,7 @@ class Prediction:
         """The verdict on each IPU."""
         if self.known_memory is not None:
             return self.known_memory
-        exact = _as_profiled(self.costs, self.assignment)
-        return verdicts(self.costs, self.assignment.parts(self.costs), self.assignment.ipus, exact)
+        return memory_of(self.costs, self.assignment)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -129,6 +128,19 @@ class Prediction:
     def stage_cycles(self) -> np.ndarray:
         """Cycles per micro-batch of each stage: int64[stages]."""
         return np.array(self.forward) + np.array(self.backward or [0] * len(self.forward))
+
+
+def memory_of(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
+    """The verdict on each IPU of an assignment, without its schedule."""
+    exact = _as_profiled(costs, assignment)
+    return verdicts(costs, assignment.parts(costs), assignment.ipus, exact)
+
+
+def memory_of_ipu(costs: Costs, assignment: Assignment, ipu: int) -> Verdict:
+    """The verdict on one IPU of an assignment."""
+    exact = _as_profiled(costs, assignment)
+    parts = zip(assignment.parts(costs), assignment.ipus, strict=True)
+    return verdict_on(costs, [part for part, where in parts if where == ipu], ipu, exact)
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:

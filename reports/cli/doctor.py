@@ -1,8 +1,10 @@
 """Check a profile for damage: that it is whole, and its tables agree. Exit code 1 where not.
 
-Reads everything in it: every table, the memory of every IPU, the execution of every run. With
---upgrade, a profile of an older format is first rewritten in today's: our own commands read both,
-SQL written for the newer one does not.
+Reads everything in it: every table, the memory of every IPU, the execution of every run. Large
+tables are there as rows, for SQL, and packed, for our own commands: both are compared unless the
+checksum says that the file is as it was written. A stranger can write any checksum: --rows compares
+them always. With --upgrade, a profile of an older format is first rewritten in today's: our own
+commands read both, SQL written for the newer one does not.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_form(parser)
     parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="compare all rows with what is packed, as for a file from a stranger",
+    )
+    parser.add_argument(
         "--upgrade",
         action="store_true",
         help="rewrite profiles of an older format in the current one",
@@ -48,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
         if args.upgrade and migrate.is_old(report):
             report = Report(migrate.upgrade(report.path))
-        rows = [dict(zip(("check", "found"), row, strict=True)) for row in _checks(report)]
+        rows = [
+            dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)
+        ]
         frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
         well = well and bool(frame["ok"].all())
         shown = frame.assign(found=frame["found"].where(~frame["ok"], "well"))
@@ -60,8 +69,11 @@ def run(args: argparse.Namespace) -> int:
     return failed or (common.OK if well else common.NOT_SO)
 
 
-def _checks(report: Report) -> Iterator[tuple[str, str]]:
-    """The name of each check with what is wrong, "" if nothing is."""
+def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
+    """The name of each check with what is wrong, "" if nothing is.
+
+    ``every_row``: packed columns are compared with the rows whatever the file's checksum says.
+    """
     from profiler import ProfileError
 
     checks: tuple[tuple[str, Callable[[Report], str]], ...] = (
@@ -69,8 +81,9 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
             "the run finished",
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
         ),
+        ("its bytes are those that were written", _bytes),
         ("every table can be read", _tables),
-        ("packed columns are what rows say", _packed),
+        ("packed columns are what rows say", lambda r: _packed(r, every_row)),
         ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
@@ -105,9 +118,19 @@ def _tables(report: Report) -> str:
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
-def _packed(report: Report) -> str:
-    from profiler import records
+def _bytes(report: Report) -> str:
+    from profiler.seal import State
 
+    damaged = report.as_written is State.DAMAGED
+    return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
+
+
+def _packed(report: Report, every_row: bool) -> str:
+    from profiler import records
+    from profiler.seal import State
+
+    if report.as_written is State.INTACT and not every_row:
+        return ""
     for record in records.STORED:
         amiss = report.packed_amiss(record)
         if amiss:
@@ -157,7 +180,7 @@ def _memory(report: Report) -> str:
     import numpy as np
 
     for ipu in common.ipus(report):
-        report.tiles(ipu)
+        report.tile_columns(ipu)
         every = np.ones(len(report.ipu_variables(ipu).id), dtype=bool)
         if (report.peaks_of(ipu, every).step_total < 0).any():
             return f"IPU {ipu} has less than nothing live"
@@ -165,7 +188,8 @@ def _memory(report: Report) -> str:
 
 
 def _overflow(report: Report) -> str:
-    over = {ipu: int((report.tiles(ipu)["overflow"] > 0).sum()) for ipu in common.ipus(report)}
+    overflow = {ipu: report.tile_columns(ipu)["overflow"] for ipu in common.ipus(report)}
+    over = {ipu: int((beyond > 0).sum()) for ipu, beyond in overflow.items()}
     return ", ".join(f"IPU {ipu}: {tiles:,} tiles" for ipu, tiles in over.items() if tiles)
 
 

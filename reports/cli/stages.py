@@ -3,6 +3,7 @@
 A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50% means that the IPU of that
 stage waits half of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight
 update. The stash is what a stage keeps of micro-batches that went forward and have not come back.
+A weight that stages share counts once, where it is; their copies are left out.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ import pytest
 from benchmarks.fidelity import fits, models, page
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
 from benchmarks.fidelity.cases import CannotRun, Row
+from benchmarks.fidelity.errors import class_of
+from ipu_exec.lowering.measured import STAGES
 from tests.paths import ROOT
 
 ROW = Row(
@@ -129,6 +131,14 @@ def test_a_proportion_may_be_of_each_ipu() -> None:
 
     assert proportions("0.1/0.2/0.2/0.3") == {0: 0.1, 1: 0.2, 2: 0.2, 3: 0.3}
     assert set(proportions("0.25").values()) == {0.25}
+
+
+def test_software_of_2019_counts_for_no_class_and_stages_for_their_own() -> None:
+    convolution = replace(ROW, case="3x3 stride 1 14x14 256->256 batch 1", unit="TFLOP/s")
+    assert class_of(replace(convolution, source="PLB")) == "convolution"
+    assert class_of(replace(convolution, source="JIA 5.5")) is None
+    stage = replace(ROW, case="digits training", quantity="forward of stage 1", unit="cycles")
+    assert class_of(stage) == STAGES
 
 
 def test_the_summary_shows_the_median_and_the_worst() -> None:

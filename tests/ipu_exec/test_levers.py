@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 
+import ipu_exec
 from ipu_exec.errors import Error
-from ipu_exec.levers import Levers, parse
+from ipu_exec.levers import Levers, changed_options, parse
 from profiler import analysis, open_report
 from profiler.enums import Role
 from tests.ipu_exec.test_run import ipu_run
@@ -48,6 +50,16 @@ def test_a_script_is_compiled_with_its_levers_pulled(tmp_path: Path) -> None:
         assert not report.stages["recompute_cycles"].any()
         returned = analysis.host_tensors(report)
         assert returned.loc[returned["way"] == "out", "bytes"].max() <= 4
+
+
+def test_state_in_parts_of_one_replica_is_said_to_change_nothing() -> None:
+    one, two = ipu_exec.Options(), ipu_exec.Options().replicationFactor(2)
+    with pytest.warns(UserWarning, match="state=in-parts changes nothing with one replica"):
+        changed_options(one, parse("state=in-parts"), training=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed_options(two, parse("state=in-parts"), training=True)
+        changed_options(one, parse("state=off-chip"), training=True)
 
 
 def test_a_wrong_lever_ends_before_the_script(tmp_path: Path) -> None:

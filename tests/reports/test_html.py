@@ -17,6 +17,7 @@ from reports import html
 from reports.html import write_html
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
+from viewer.figures import pipeline
 
 
 def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
 def test_more_steps_than_can_be_drawn_are_left_out(
     demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(html, "MAX_SLICES", 10)
+    monkeypatch.setattr(pipeline, "MOST_STEPS", 10)
     with open_report(demo / "training") as report:
         (section,) = (one for one in html._sections(report) if one.title == "Pipeline")
     assert "Strip: empty, since its steps are too many to draw." in section.note

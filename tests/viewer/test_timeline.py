@@ -215,7 +215,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
 ) -> None:
     """As GPT-3 over 256 IPUs, with 13 million steps on each."""
     counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
-    monkeypatch.setattr(timeline, "MOST_STEPS", min(counts) - 1)
+    monkeypatch.setattr(pipeline, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
     lanes = timeline.lanes_of(profiles, report, 0, 0)
     assert not len(lanes.steps) and len(lanes.tasks)
@@ -224,7 +224,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert (rows.step == -1).all()
     (said,) = timeline.as_tasks(report, 0, 0, [1])
     assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
-    monkeypatch.setattr(timeline, "MOST_STEPS", sum(counts))
+    monkeypatch.setattr(pipeline, "MOST_STEPS", sum(counts))
     assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
     all_of_it = timeline.lanes_of(Profiles([report]), report, 0, 0)
     assert len(all_of_it.steps) == sum(counts)
@@ -234,7 +234,7 @@ def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = timeline.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
-    monkeypatch.setattr(timeline, "MOST_STEPS", 0)
+    monkeypatch.setattr(pipeline, "MOST_STEPS", 0)
     profiles = Profiles([report])
     window = (whole.end * 0.4, whole.end * 0.5)
     assert timeline.as_tasks(report, 0, 0, [1], window) == []

@@ -22,6 +22,7 @@ from profiler import records
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed
+from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, look
@@ -47,6 +48,7 @@ _TASK, _STRIP, _BESIDE = (
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
+MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 150 MB
 _MOST_STAGES = 48  # of stages
 _DIGIT = 7  # pixels
 _BOLD, _SMALL = 8.0, 6.0  # pixels of a character in a lane's name, and in the lines below it
@@ -234,6 +236,16 @@ def lanes(
         shown,
         tuple(arranged),
     )
+
+
+def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
+    """How many steps these IPUs execute in a device iteration (None: in the whole call)."""
+    return sum(report.step_count(run, int(ipu), iteration) for ipu in ipus)
+
+
+def drawable(report: Report, run: int, iteration: int | None, ipus: Ipus) -> bool:
+    """Whether all steps of these IPUs are drawn at once, in the viewer as in the HTML report."""
+    return len(ipus) <= FEW and steps_of(report, run, iteration, ipus) <= MOST_STEPS
 
 
 def _arranged(together: list[Lane], opened: set[int], pinned: list[int]) -> list[Lane]:

@@ -160,16 +160,16 @@ def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any
     inside = [node for node in inside if node.path[: len(at)] == at and node.width]
     inside.sort(key=lambda one: -one.width)
     whole = max(1, nodes[at].value)
+    above = {path[:-1] for path in nodes if path}
     heads = ["", "this profile", "share", "the other", "difference"]
     heads = heads if compared else ["", "in sum", "share"]
     rows = []
     for node in inside[:_MOST_ROWS]:
-        leads = any(len(path) > len(node.path) for path in _below(nodes, node.path))
         cells = [words(node.value), units.percent(node.value / whole)]
         if compared:
             sign = "+" if node.value >= node.before else "−"
             cells += [words(node.before), sign + words(abs(node.value - node.before))]
-        name = _button(node.path, node.path[-1]) if leads else node.path[-1]
+        name = _button(node.path, node.path[-1]) if node.path in above else node.path[-1]
         rows.append(html.Tr([html.Td(name), *(html.Td(one, className="n") for one in cells)]))
     if len(inside) > _MOST_ROWS:
         rest = html.Td(f"and {len(inside) - _MOST_ROWS:,} smaller", colSpan=len(heads))
@@ -184,10 +184,6 @@ def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any
         className="plain",
     )
     return [_trail(at), table, _operators(at)]
-
-
-def _below(nodes: dict[Path, Node], path: Path) -> Any:
-    return (one for one in nodes if one[: len(path)] == path)
 
 
 def _trail(at: Path) -> Any:

@@ -14,6 +14,7 @@ from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
 from profiler.analysis import program_cycles
+from profiler.analysis.program import parents_of, subtree_ends
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
@@ -160,14 +161,13 @@ def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=pd.Index(names)).astype(object)
 
 
-def _leaves(report: Report) -> dict[int, dict[str, int]]:
-    """IPU, position and cycles of each step, by its node of the program tree."""
-    names = ("program", "ipu", "position", "cycles")
-    columns = (report.steps_in_order(name).tolist() for name in names)
-    return {
-        program: {"ipu": ipu, "position": position, "cycles": cycles}
-        for program, ipu, position, cycles in zip(*columns, strict=True)
-    }
+def _leaves(report: Report, tree: pd.DataFrame) -> np.ndarray:
+    """IPU and position of each node's step, -1 where a node is none: int64[2, node]."""
+    node = pd.Index(tree["id"]).get_indexer(report.steps_in_order("program"))
+    of_nodes = np.full((2, len(tree)), -1)
+    for values, name in zip(of_nodes, ("ipu", "position"), strict=True):
+        values[node[node >= 0]] = report.steps_in_order(name)[node >= 0]
+    return of_nodes
 
 
 class Tree:
@@ -176,18 +176,16 @@ class Tree:
     def __init__(self, report: Report) -> None:
         self.frame = report.program
         self.ids: list[int] = self.frame["id"].tolist()
-        at = {id: row for row, id in enumerate(self.ids)}
-        self.parent = [at.get(parent, -1) for parent in self.frame["parent"].tolist()]
-        self.leaf = _leaves(report)
+        parents = parents_of(self.frame)
+        self.parent: list[int] = parents.tolist()
+        self.ipu, self.position = _leaves(report, self.frame)
         self.cycles = program_cycles(report)
         self.depth = [0] * len(self.ids)
         for row, above in enumerate(self.parent):  # parents come first
             if above >= 0:
                 self.depth[row] = self.depth[above] + 1
-        self.below = [0] * len(self.ids)
-        for row in range(len(self.ids) - 1, -1, -1):
-            if self.parent[row] >= 0:
-                self.below[self.parent[row]] += self.below[row] + 1
+        below = subtree_ends(parents) - np.arange(len(parents)) - 1
+        self.below: list[int] = below.tolist()
 
     def shown(
         self, find: str, ipu: int, toggled: set[int]
@@ -200,8 +198,7 @@ class Tree:
                 self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
             )
         if ipu >= 0:
-            on_ipu = (id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids)
-            hit &= np.fromiter(on_ipu, dtype=bool, count=count)
+            hit &= self.ipu == ipu
         looking = bool(find) or ipu >= 0
         inside = hit.tolist()
         if looking:
@@ -222,7 +219,7 @@ class Tree:
     def _row(self, row: int, opened: bool) -> dict[str, Any]:
         id, below = self.ids[row], self.below[row]
         mark = ("▾ " if opened else "▸ ") if below else "   "
-        leaf = self.leaf.get(id)
+        leaf = self.ipu[row] >= 0
         node = self.frame.iloc[row]
         return {
             "id": str(id),
@@ -230,8 +227,8 @@ class Tree:
             "type": str(node["type"]),
             "repeat": int(node["repeat"]) if node["repeat"] != 1 else None,
             "below": below or None,
-            "ipu": leaf["ipu"] if leaf else None,
-            "position": leaf["position"] if leaf else None,
+            "ipu": int(self.ipu[row]) if leaf else None,
+            "position": int(self.position[row]) if leaf else None,
             "cycles": int(self.cycles[row]) or None,
         }
 

@@ -31,7 +31,6 @@ from viewer.pages.common import View
 from viewer.profiles import Profiles
 
 MOST_PINS = 16
-MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 150 MB in the server
 MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that
 LANES = ("lanes", "opened", "pins")
 Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
@@ -192,11 +191,6 @@ def _executed(
     return profiles.made(report, key, lambda: report.executed(run, ipus, iteration, part))
 
 
-def _counts(report: Report, run: int, iteration: int | None, ipus: Ipus) -> list[int]:
-    """How many steps each of these IPUs executes."""
-    return [report.step_count(run, int(ipu), iteration) for ipu in ipus]
-
-
 def part_of(
     report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window
 ) -> tuple[float, float] | None:
@@ -205,11 +199,9 @@ def part_of(
     All of it where they are not too many; else a window, from the start of what is shown, with a
     margin for dragging; None where that, too, has too many: tasks are drawn instead.
     """
-    if len(ipus) > FEW:
-        return None
-    if sum(_counts(report, run, iteration, ipus)) <= MOST_STEPS:
+    if pipeline_figures.drawable(report, run, iteration, ipus):
         return -np.inf, np.inf
-    if window is None:
+    if len(ipus) > FEW or window is None:
         return None
     origin, _ = report.extent(run, ipus, iteration)
     margin = (window[1] - window[0]) / 2
@@ -236,7 +228,7 @@ def as_tasks(
     """A message if rows have tasks because their steps are too many."""
     if part_of(report, run, iteration, ipus, window) is not None:
         return []
-    count = sum(_counts(report, run, iteration, ipus))
+    count = pipeline_figures.steps_of(report, run, iteration, ipus)
     words = (
         f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
         " forward or backward. Zoom in for the steps."
@@ -256,8 +248,8 @@ def rows_of(
 ) -> Trace:
     """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
 
-    Rows have tasks where there are more steps than `MOST_STEPS`; those of a ``window`` (cycles from
-    the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
+    Rows have tasks where there are more steps than are drawn at once; those of a ``window`` (cycles
+    from the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
 
     ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
     path.

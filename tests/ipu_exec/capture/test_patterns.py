@@ -70,6 +70,20 @@ def test_rows_cost_less_than_a_table():
     )
 
 
+def test_a_tied_products_gradient_is_added_before_the_rest_of_the_backward():
+    """It does not wait for the embedding's rows: the table's size is free again at once."""
+    executable = compiled(True, TIED)
+    ops = [op for op in executable.graph.ops if op.direction == "backward"]
+    adds = [n for n, op in enumerate(ops) if op.aten.startswith("aten.add_")]
+    rows = next(n for n, op in enumerate(ops) if op.aten.startswith("aten.index_put_"))
+    made = [n for n, op in enumerate(ops) if set(op.outputs) & set(ops[adds[0]].inputs[1:])]
+    assert len(adds) == 1 and adds[0] == made[0] + 1 < rows
+    gradient = max((v for v in executable.variables if v.role == "gradient"), key=lambda v: v.bytes)
+    steps = [step for body in executable.tree.bodies for step in body.steps]
+    assert gradient.bytes >= WORDS * WIDTH * 4
+    assert "index_put" not in " ".join(step.name for step in steps[gradient.start : gradient.stop])
+
+
 def test_without_an_accumulator_nothing_is_rewritten():
     assert "aten.embedding_dense_backward.default" in names(compiled(True, TIED, accumulation=1))
 

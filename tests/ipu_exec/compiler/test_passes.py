@@ -280,6 +280,37 @@ def test_an_operator_without_lowering_is_named_with_its_line():
         compile_step(exotic, (torch.eye(4),), {}, ipu_exec.Options(), None, False)
 
 
+@pytest.mark.parametrize("head_ipu", [0, 2])
+def test_a_tied_weight_counts_once_in_the_weights_of_stages_and_blocks(head_ipu):
+    """Its copies, on the IPU that reads it and on that which passes it on, are no weights."""
+
+    def step(self, words, labels):
+        with ipu_exec.Block("embedding"):
+            x = self.embedding(words)
+        with ipu_exec.Block("middle"):
+            x = self.middle(x)
+        with ipu_exec.Block("head"):
+            return torch.nn.functional.cross_entropy(self.head(x), labels)
+
+    embedding = torch.nn.Embedding(500, 16)
+    head = torch.nn.Linear(16, 500, bias=False)
+    head.weight = embedding.weight
+    model = model_of(step, embedding=embedding, middle=torch.nn.Linear(16, 16), head=head)
+    opts = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs(True)
+    opts.Training.gradientAccumulation(5)
+    placed = {"embedding": 0, "middle": 1, "head": head_ipu}
+    stages = [ipu_exec.Stage(name).ipu(ipu) for name, ipu in placed.items()]
+    opts.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    batch = (torch.randint(500, (4,)), torch.randint(500, (4,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executable = compile_step(model, batch, {}, opts, optimizer, True)
+    own = [500 * 16 * 4, (16 * 16 + 16) * 4, 0]
+    assert [row.weight_bytes for row in stage_rows(executable)] == own
+    assert [row.weight_bytes for row in block_rows(executable)] == own
+    copies = [v for v in executable.variables if v.role == "weight" and v.bytes == own[0]]
+    assert len({v.ipu for v in copies}) == (3 if head_ipu else 1)
+
+
 def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     model = Mlp([8192, 8192, 8192], [0, 0])
     opts = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(
@@ -297,12 +328,24 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
         "By kind: optimiser state ",  # AdamW's two moments of each weight
         "layers.1.weight",
         error.profile_path,
-        "ipu-run --num-ipus 4 SCRIPT",  # it needs over twice a tile
+        # a weight with its gradient and two moments: more IPUs alone would not hold it
+        "Block L1 needs 1.",
+        "an IPU has 897.0 MiB. Cut its tensors over several IPUs (Options.tensorSharding)",
     ):
         assert part in error.message
     report = profiler.open_report(error.profile_path)
     assert report.meta["state"] == "out of memory" and report.predicted
     assert (report.tiles(0)["overflow"] > 0).any()
+
+
+def test_out_of_memory_proposes_as_many_ipus_as_hold_all_blocks():
+    model = Mlp([6000, 6000, 6000, 6000], [0, 0, 0])
+    opts = ipu_exec.Options().showCompilationProgressBar(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = (torch.randn(4, 6000), torch.randn(4, 6000))
+    executable = compile_step(model, batch, {}, opts, optimizer, True)
+    with pytest.raises(ipu_exec.OutOfMemoryError, match="ipu-run --num-ipus 4 SCRIPT"):
+        executable.check_memory()
 
 
 @pytest.mark.parametrize("less", [0, 1])

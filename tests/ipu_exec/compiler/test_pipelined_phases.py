@@ -22,7 +22,7 @@ from ipu_exec.errors import warn_once
 from ipu_exec.machine import TARGETS
 from profiler import schedules
 from profiler.enums import Purpose
-from profiler.phased import Phases, pipelined_phases
+from profiler.phased import Phases, pipelined_phases, pipelined_phases_total
 from tests.models import Mlp
 
 WIDTH, LAYERS, BATCH = 64, 4, 8
@@ -143,7 +143,9 @@ def test_the_closed_form_is_the_trace(
     kinds = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
     once = {task: (cycles,) * count for task, cycles in zip(kinds, moves, strict=True)}
     of_stage = tuple(phase for phase in range(phases) for _ in range(stages))
-    laid_out = pipelined_phases(costs, micro_batches, Phases(of_stage, {}, {}, once=once))
+    of_phases = Phases(of_stage, {}, {}, once=once)
+    laid_out = pipelined_phases(costs, micro_batches, of_phases)
+    assert pipelined_phases_total(costs, micro_batches, of_phases) == laid_out.total
     assert laid_out.total == schedules.pipelined_phases_cycles(
         stages, phases, micro_batches, forward, backward, enter, back, leave
     )
@@ -205,6 +207,7 @@ def test_the_closed_form_over_io_tiles_is_the_trace(
         beside={task: (cycles,) * count for task, cycles in beside.items()},
     )
     laid_out = pipelined_phases(costs, micro_batches, facts)
+    assert pipelined_phases_total(costs, micro_batches, facts) == laid_out.total
     assert laid_out.total == schedules.phases_over_io_tiles_cycles(
         stages, phases, micro_batches, forward, backward, once, over
     )

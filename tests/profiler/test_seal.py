@@ -1,0 +1,87 @@
+"""The checksum of a profile: damage is found, an edit is told from it, and trust has an end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from profiler import open_report, schema, seal
+from profiler.seal import State
+from reports.cli import main
+from tests.synthetic import synthetic_profile
+
+SWAPPED = (
+    "UPDATE packed_columns SET (dtype, data) = (SELECT dtype, data FROM packed_columns"
+    " WHERE of = 'program_steps' AND name = 'position') WHERE of = 'program_steps' AND"
+    " name = 'cycles'"
+)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "LEAST_PACKED", 50)
+        path = tmp_path_factory.mktemp("sealed") / "profile.pop"
+        return synthetic_profile(path, ipus=2, tiles=4, steps_per_body=20)
+
+
+@pytest.fixture
+def copy(profile, tmp_path) -> Path:
+    return Path(shutil.copy(profile, tmp_path / "profile.pop"))
+
+
+def state(path: Path) -> State:
+    with open_report(path) as report:
+        return report.as_written
+
+
+def alter(path: Path, sql: str, *values: object) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def doctor(path: Path, capsys, *options: str) -> str:
+    main(["doctor", str(path), *options])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_written_is_intact_wherever_it_lies(profile, copy):
+    assert state(profile) is state(copy) is State.INTACT
+
+
+def test_any_byte_that_changed_is_damage(copy, capsys):
+    data = bytearray(copy.read_bytes())
+    at = data.index(b"vertex") if b"vertex" in data else len(data) // 2
+    data[at] ^= 1
+    copy.write_bytes(data)
+    assert state(copy) is State.DAMAGED
+    assert "bytes have changed since" in doctor(copy, capsys)
+
+
+def test_an_edit_with_sql_is_no_damage(copy, capsys):
+    alter(copy, "UPDATE meta SET value = '\"another\"' WHERE key = 'model'")
+    assert state(copy) is State.EDITED
+    assert "bytes have changed" not in doctor(copy, capsys)
+
+
+@pytest.mark.parametrize("said", [None, 7, "", "blake2b:0", seal.BLANK])
+def test_a_file_without_a_checksum_is_unknown(copy, said):
+    if said is None:
+        alter(copy, "DELETE FROM meta WHERE key = 'checksum'")
+    assert seal.state(copy, said) is State.UNKNOWN
+
+
+def test_a_checksum_that_a_stranger_wrote_is_not_taken_for_a_comparison(copy, capsys):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "LEAST_PACKED", 50)
+        alter(copy, SWAPPED)
+        assert "packed otherwise" in doctor(copy, capsys)  # edited: its rows are compared
+        alter(copy, "UPDATE meta SET value = ? WHERE key = 'checksum'", json.dumps(seal.BLANK))
+        seal.seal(copy)
+        assert state(copy) is State.INTACT
+        assert "packed otherwise" in doctor(copy, capsys, "--rows")
