@@ -189,12 +189,24 @@ def place_halves(options: ipu_exec.Options, halves: Sequence[tuple[int, int, int
 
 
 def gpt2(row: Row) -> Compiled:
-    """Like BERT: the head is tied to the embedding, both on IPU 0."""
+    """Like BERT: the head is tied to the embedding, both on IPU 0.
+
+    Its product is in parts, and the loss of each piece of the sequence by itself, as the public
+    script has them ([EX, nlp/gpt2/pytorch]).
+    """
     from examples.models import gpt2 as source
 
     options, batch = configured(row)
-    base = source.MEDIUM if "edium" in row.case else source.SMALL
-    config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
+    sizes = {"GPT-2 medium": source.MEDIUM, "GPT-2 large": source.LARGE}
+    base = next((s for name, s in sizes.items() if row.case.startswith(name)), source.SMALL)
+    config = replace(
+        base,
+        sequence=number(row.case, r"sequence (\d+)"),
+        micro_batch=batch,
+        vocabulary=number(row.case, r"vocabulary (\d+)", base.vocabulary),
+        head_parts=number(row.case, r"head in (\d+) parts", 1),
+        loss_pieces=number(row.case, r"loss in (\d+) pieces", 1),
+    )
     place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
     example = source.example(config)
     return compile_training(row, example.module, options, example.inputs(batch))
