@@ -337,9 +337,9 @@ GROUPS = (
                 (
                     "recorded; obeyed are engineOptions' autoReport.*, autoRecomputation, two"
                     " patterns (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams and"
-                    " enableExplicitIR; groupNormStridedChannelGrouping warns: groups are of"
-                    " neighbouring channels, as PyTorch has them, and cost what those cost; so does"
-                    " the engine option opt.internalExchangeOptimisationTarget"
+                    " enableExplicitIR; the engine option opt.internalExchangeOptimisationTarget"
+                    " warns; groupNormStridedChannelGrouping warns: groups are of neighbouring"
+                    " channels, as PyTorch has them, and cost what those cost"
                 ),
             ),
             "Jit": (ACCEPTED, "models are captured by running them"),

@@ -382,6 +382,10 @@ def interval_memory(
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
+    final = at_the_end(costs, choice)
+    if final.recompute != choice.recompute:
+        behind_all = costs.stash_bytes(first, last, final.recompute)
+        stash = np.where(last == count - 1, behind_all, stash)
     plain: np.ndarray | None = None
     if enough is not None:
         bound = _upper_bound(costs, always, own, first, last)
@@ -390,7 +394,7 @@ def interval_memory(
     exact = plain is None
     if plain is None:
         plain = _exactly(costs, always, own, width)
-        ends = Own.of(costs, at_the_end(costs, choice), True)
+        ends = Own.of(costs, final, True)
         if own.waits:
             _at_the_end(costs, always, ends, plain)
     return IntervalMemory(
@@ -398,7 +402,7 @@ def interval_memory(
         np.where(inside, gapped, FULL),
         stash,
         costs.machine.tiles,
-        waiting(costs, 0, at_the_end(costs, choice)),
+        waiting(costs, 0, final),
         exact,
     )
 

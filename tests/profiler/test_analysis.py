@@ -17,6 +17,7 @@ from profiler import Report, analysis, open_report, units
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
 from tests.models import Mlp
+from tests.profiler.rebalance.cases import deep
 from tests.synthetic import synthetic_profile
 
 
@@ -79,7 +80,8 @@ def test_insights_are_ordered_by_gain_and_lead_somewhere(report: Report) -> None
         assert one.action
 
 
-def test_the_gain_of_a_split_is_what_the_schedule_says(report: Report) -> None:
+def test_the_gain_of_a_split_is_what_the_schedule_says(tmp_path: Path) -> None:
+    report = deep(tmp_path, {"a": 3, "b": 1, "c": 1}, [("a", "b"), ("c",)])
     insight = next(one for one in insights(report) if one.where.startswith("/rebalance?"))
     starts = tuple(int(first) for first in insight.where.split("=")[1].split(","))
     costs = Costs.from_report(report)

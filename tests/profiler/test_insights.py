@@ -271,10 +271,10 @@ def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> No
     needed = over.limit + over.bytes_over
     assert first.detail.startswith(f"Tile {over.tile} needs {needed / 1024:,.1f} of 624 KiB")
     held = report.live_variables(0, over.position, over.tile)
-    assert [size for _, size in over.largest] == held["bytes"].tolist()[:5]
+    assert [size for _, size in over.contents.largest] == held["bytes"].tolist()[:5]
     always = report.variables.loc[held["variable"], "always_live"].to_numpy() != 0
-    assert over.always_live == held["bytes"].to_numpy()[always].sum()
-    always_live = f"{over.always_live / 1024:,.1f}".removesuffix(".0")
+    assert over.contents.always_live == held["bytes"].to_numpy()[always].sum()
+    always_live = f"{over.contents.always_live / 1024:,.1f}".removesuffix(".0")
     assert f"{always_live} KiB are always live" in said
 
 

@@ -49,7 +49,7 @@ def test_check_compiles_the_script_with_each_advice(
     assert main(["advise", *words, "--check", GPT, "--tiny"]) == 0
     (page,) = json.loads(capsys.readouterr().out)
     (advice,) = page["advice"]
-    assert advice["compiled"] == pytest.approx(advice["samples_per_second"], rel=0.6)
+    assert advice["compiled"] == pytest.approx(advice["samples_per_second"], rel=0.7)  # an estimate
     assert (tmp_path / "advice1" / "training" / "profile.pop").is_file()
 
 

@@ -40,7 +40,7 @@ def test_a_proposal_is_written_run_and_verified(
     demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     placement = tmp_path / "placement.json"
-    out = say(capsys, "rebalance", demo / "training", "-o", placement)
+    out = say(capsys, "rebalance", demo / "training", "--stages", 3, "-o", placement)
     assert "Predicted: " in out
     assert [stage.blocks for stage in load_stages(placement)] == [("B1",), ("B2",), ("B3", "B4")]
     assert "accumulation" not in json.loads(placement.read_text())  # the script's own stays

@@ -406,8 +406,10 @@ def test_blocks_move_and_the_prediction_follows(
         view.wait(
             f"document.querySelector('#rebalance-numbers').innerText.includes('{units.cycles(expected.total)}')"
         )
-        lanes = view.plot("rebalance-lanes", "plot.layout.yaxis.ticktext.length")
-        assert lanes == 3
+        view.wait(
+            "document.querySelector('#rebalance-lanes .js-plotly-plot')"
+            ".layout.yaxis.ticktext.length === 3"
+        )
         page.locator("#rebalance-profiled").click()
         view.wait("!new URLSearchParams(location.search).get('starts')")
 

@@ -26,6 +26,7 @@ from profiler.rebalance.running import Edges
 from profiler.rebalance.split import ALL_CHOICES
 from profiler.rebalance.tile_memory import (
     Part,
+    at_the_end,
     held_by,
     held_by_each,
     interval_memory,
@@ -137,7 +138,9 @@ def test_all_stages_at_once_hold_what_each_does_alone() -> None:
         for choice in ALL_CHOICES:
             table = interval_memory(costs, blocks, choice)
             for first, last in combinations(range(blocks + 1), 2):
-                part = Part(first, last - 1, 3 if last < blocks else 0, choice)
+                followed = last < blocks
+                way = choice if followed else at_the_end(costs, choice)
+                part = Part(first, last - 1, 3 if followed else 0, way)
                 alone = int(ipu_bytes(costs, [part]).max())
                 assert table.fullest(part.depth)[first, last - 1 - first] == alone
 
