@@ -30,19 +30,20 @@ def least_update(
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
     bottleneck: int = 0,
+    narrow: bool = True,
 ) -> LeastUpdate:
     """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
     must be on one IPU; ``bottleneck``: a lower bound on the cycles of the busiest IPU, over all
-    splits.
+    splits; ``narrow``: look on, box by box, where a gap is left.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
     most = max(1, least.total // counted_micro_batches(costs, len(known.ipus)))
     apart = len(set(known.ipus)) == len(known.ipus)
     keep = together if apart else ()
-    boxed = narrows(costs, known)
+    boxed = narrow and narrows(costs, known)
     if boxed:
         most = longest_stage(costs, known.ipus, choices, most, keep, least.total)
     table = interval_costs(costs, len(known.ipus), choices, most, keep)
