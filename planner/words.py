@@ -245,7 +245,9 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
     for _ in range(_HALVINGS + 8):
         middle = (low + high) // 2
         try:
-            split = best_split(costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices)
+            split = best_split(
+                costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices, narrow=False
+            )
         except ValueError:
             low = middle
             continue
@@ -265,7 +267,9 @@ def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str
         for place in _longest([place for one in every for place in places(one, more)]):
             costs = place.costs(rings)
             try:
-                split = best_split(costs, ipus=place.ipus, choices=choices_of(place, more))
+                split = best_split(
+                    costs, ipus=place.ipus, choices=choices_of(place, more), narrow=False
+                )
             except ValueError:
                 continue
             if not split.prediction.problems:
