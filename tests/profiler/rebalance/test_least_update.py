@@ -45,6 +45,8 @@ def model(random: np.random.Generator, count: int, stages: int, full: float = 0.
     )
     training, pipelined = bool(random.random() < 0.85), bool(random.random() < 0.85)
     cycles = replace(costs.cycles, again_final=random.integers(0, 5, count))
+    frozen = int(random.integers(0, count)) if random.random() < 0.2 else 0
+    cycles.backward[:frozen] = 0
     if not training:
         none = np.zeros(count, dtype=np.int64)
         cycles = replace(cycles, backward=none, again_final=none)
