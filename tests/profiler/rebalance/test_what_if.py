@@ -153,7 +153,7 @@ def test_a_stage_of_which_nothing_trains_stashes_nothing_and_runs_nothing_again(
     tmp_path: Path,
 ) -> None:
     """Beside a Block that trains, the frozen ones run again; alone they have no backward."""
-    sizes = {name: 1 for name in "ABCDE"}
+    sizes = dict.fromkeys("ABCDE", 1)
     mixed, alone = (
         deep(tmp_path / name, sizes, stages, frozen=2)
         for name, stages in {
