@@ -14,7 +14,7 @@ from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from profiler.rebalance.block_memory import BlockMemory
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.cuts import Cuts, Ties
+from profiler.rebalance.cuts import Cuts, Ties, skips
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.profile_columns import Variables, sum_by
@@ -74,18 +74,21 @@ class Costs(BlockCosts):
             off_chip = any(choice.offload for choice in choices)
         if len(set(choices)) > 1:
             again = any(choice.recompute for choice in choices)
+        memory = BlockMemory.from_report(report, stage, ties)
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
             cycles=BlockCycles(forward, backward, update, **recomputed(report, forward)),
-            memory=BlockMemory.from_report(report, stage, ties),
+            memory=memory,
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
+            cuts=Cuts(
+                copy, blocks["copy_back_bytes"].to_numpy(), ties, skips(memory.carried, ties)
+            ),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,

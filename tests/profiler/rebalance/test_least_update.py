@@ -13,7 +13,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Assignment, Costs, best_split, boxes, what_if
 from profiler.rebalance import least_update as search
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.cuts import Ties
+from profiler.rebalance.cuts import Shared, Ties
 from profiler.rebalance.interval_costs import interval_costs
 from profiler.rebalance.least_ramps import least_ramps
 from profiler.rebalance.many_splits import ManySplits, total_cycles
@@ -60,7 +60,7 @@ def model(random: np.random.Generator, count: int, stages: int, full: float = 0.
             board_link_bytes_per_cycle=rate / 3,
             ipus_per_board=int(random.choice([2, 100])),
         ),
-        cuts=replace(costs.cuts, ties=_ties(random, count)),
+        cuts=replace(costs.cuts, ties=_ties(random, count), skips=_skips(random, costs, count)),
         streams=_streams(random, costs, count),
         reduce=int(random.choice([0, 500])),
         training=training,
@@ -74,6 +74,19 @@ def _ties(random: np.random.Generator, count: int) -> Ties:
         return Ties()
     readers = random.choice(count, int(random.integers(2, 4)), replace=False)
     return Ties(("w",), (tuple(sorted(readers.tolist())),), (3000,))
+
+
+def _skips(
+    random: np.random.Generator, costs: Costs, count: int
+) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
+    """An activation, or a gradient, that is a part of what crosses the cuts."""
+    if count < 3 or random.random() < 0.6:
+        return (), ()
+    touched = np.sort(random.choice(count, int(random.integers(2, 4)), replace=False))
+    crossed = slice(int(touched[0]), int(touched[-1]))
+    ahead = Shared(tuple(touched.tolist()), int(costs.cuts.ahead[crossed].min() // 2))
+    back = Shared(tuple(touched[::-1].tolist()), int(costs.cuts.back[crossed].min() // 2))
+    return [((ahead,), ()), ((), (back,)), ((ahead,), (back,))][int(random.integers(3))]
 
 
 def _streams(random: np.random.Generator, costs: Costs, count: int):  # type: ignore[no-untyped-def]
