@@ -406,7 +406,8 @@ async function unpacked(id) {
     script.textContent = await unpacked('plotly');
     document.head.append(script);
     const figures = JSON.parse(await unpacked('figures'));
-    const config = { displaylogo: false, responsive: true, scrollZoom: false };
+    const config = { displaylogo: false, showSendToCloud: false, responsive: true,
+      scrollZoom: false };
     const theme = () => document.documentElement.dataset.theme;
     const draw = () => Promise.all(figures[theme()].map((figure, i) =>
       Plotly.react('figure-' + i, figure.data, figure.layout, config)));

@@ -229,7 +229,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
-            [html.P(words), common.table("liveness-table", variables, COLUMNS, theme, height=320)],
+            [
+                *_no_step(step, at, len(program)),
+                html.P(words),
+                common.table("liveness-table", variables, COLUMNS, theme, height=320),
+            ],
             figures.lifetimes(largest, at, len(program), theme),
         )
 
@@ -317,6 +321,14 @@ def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
     program = report.program_steps(ipu)
     in_program = program["step"].isin(np.unique(step[step >= 0]))
     return program.loc[in_program, "position"].to_numpy()
+
+
+def _no_step(asked: Any, shown: int, steps: int) -> list[Any]:
+    """A message where the program of the IPU has no step of the number that is asked for."""
+    if asked is None or str(asked) in ("", str(shown)):
+        return []
+    words = f"There is no step {asked} here: there are 0 to {steps - 1:,}; this is {shown:,}."
+    return [common.message(words, "warning")]
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:

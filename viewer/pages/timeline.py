@@ -77,7 +77,7 @@ def states(page: str, *names: str) -> list[State]:
 def pixels(where: Any) -> int:
     """Pixel columns of the figures, from the window width that the browser reported."""
     width = common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 0, 8000)
-    return max(300, width - MARGINS)
+    return max(180, width - MARGINS)
 
 
 def numbers(value: Any, most: int) -> list[int]:
