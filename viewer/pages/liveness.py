@@ -11,6 +11,7 @@ from profiler import Report, analysis
 from viewer.figures import counters as counter_figures
 from viewer.figures import lod, units
 from viewer.figures import memory as figures
+from viewer.figures.legend import legend_above
 from viewer.figures.marks import marked
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
@@ -199,7 +200,10 @@ def register(app: Dash, profiles: Profiles) -> None:
             if second is not None and ipu < second.target.ipus_per_replica
             else None
         )
-        return figures.liveness(frame, limit, common.theme_of(where), one, scale == "limit", beside)
+        figure = figures.liveness(
+            frame, limit, common.theme_of(where), one, scale == "limit", beside
+        )
+        return legend_above(figure, timeline.width(where), below=6)
 
     @app.callback(
         Output("liveness-live", "children"),
@@ -234,7 +238,7 @@ def register(app: Dash, profiles: Profiles) -> None:
                 html.P(words),
                 common.table("liveness-table", variables, COLUMNS, theme, height=320),
             ],
-            figures.lifetimes(largest, at, len(program), theme),
+            figures.lifetimes(largest, at, len(program), theme, timeline.width(where)),
         )
 
 
