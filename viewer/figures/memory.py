@@ -99,7 +99,11 @@ def heat_map(
             zmax=top,
             colorscale=colours_to(most, limit),
             colorbar={
-                "title": {"text": "KiB a tile", "side": "right", "font": {"size": 12}},
+                "title": {
+                    "text": "KiB",
+                    "side": "top",
+                    "font": {"size": 12},
+                },  # at its side: over numbers
                 "thickness": 14,
                 "len": 0.94,
                 "y": 1,
@@ -357,7 +361,7 @@ def chip(
             xgap=1,
             ygap=1,
             colorbar={
-                "title": {"text": name, "side": "right", "font": {"size": 12}},
+                "title": {"text": name, "side": "top", "font": {"size": 12}},
                 "thickness": 14,
                 "outlinewidth": 0,
             },
