@@ -129,8 +129,8 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: of what was looked at until then, this is the best"
     if plan.exact:
         return (
-            f"exact for the costs of the {plan.compiles} compiles: every split, every p and r and"
-            " every way to save memory was looked at or ruled out by a lower bound"
+            f"exact for the costs of the {plan.compiles} compiles: with a stage an IPU every split,"
+            " p and r and every way to save memory was looked at or ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
