@@ -27,7 +27,7 @@ _MEASURES = (
     Column("ipus", "IPUs", ",.0f", width=90),
     Column("samples_per_second", "samples/s", ",.2f", width=130),
     Column("cycles", "cycles", ",.0f", width=140),
-    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=150, scale=1024),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
     Column("problem", "problem", least=160),
 )
 
@@ -96,7 +96,9 @@ def _register(app: Dash, runs: pd.DataFrame, settings: list[str], opener: Opener
     )
     def open_run(cell: Any, click: Any) -> Any:
         by_line = ctx.triggered_id == "sweep-lines"
-        said = click["points"][0]["customdata"] if by_line else (cell or {}).get("rowId")
+        if not (click if by_line else cell):  # a change of theme makes both anew
+            return no_update
+        said = click["points"][0]["customdata"] if by_line else cell.get("rowId")
         position = common.whole(said, -1, 0, len(runs) - 1)
         return no_update if position < 0 else opened(runs.iloc[position], opener)
 
