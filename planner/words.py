@@ -19,6 +19,7 @@ from profiler.units import per_second
 
 _HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
 _KIB = 1024
+_LONG = 10  # seconds from which on milliseconds say nothing
 
 
 def table(plan: Plan) -> pd.DataFrame:
@@ -142,6 +143,11 @@ def _percent(share: float) -> str:
 def kib(nbytes: int) -> str:
     """Bytes in the unit that the tools show."""
     return f"{nbytes / _KIB:,.0f} KiB"
+
+
+def latency(seconds: float) -> str:
+    """A time in milliseconds, or in seconds where it takes some."""
+    return f"{seconds:,.1f} s" if seconds >= _LONG else f"{seconds * 1e3:,.3f} ms"
 
 
 # -- nothing fits ---

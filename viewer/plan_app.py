@@ -11,7 +11,7 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from planner import Candidate, Mapping, Plan
 from planner.plan import SHARES
-from planner.words import table
+from planner.words import latency, table
 from profiler.units import per_second
 from viewer import guard as guards
 from viewer.alone import THEME, page_alone
@@ -68,12 +68,14 @@ def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) ->
 
 
 def first_chosen(plan: Plan) -> list[int]:
-    """The positions of the candidates that are side by side at first: the best and the script's.
+    """The positions of the candidates that are side by side at first.
 
-    The best is last, so that it stays beside what is chosen first.
+    The script's own, or the second where that is the best, and the best, which is last, so that it
+    stays beside what is chosen first.
     """
     own = next((k for k, one in enumerate(plan.candidates) if one.own), 0)
-    return list(dict.fromkeys([own, 0]))
+    other = own or min(1, len(plan.candidates) - 1)
+    return list(dict.fromkeys([other, 0]))
 
 
 def _body(plan: Plan, theme: themes.Theme) -> Any:
@@ -107,11 +109,11 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
 
 
 def _columns(plan: Plan) -> tuple[Column, ...]:
-    """The table's columns; low rates have three digits behind the point.
+    """The table's columns; low rates have two digits behind the point.
 
     Words have as much room as they take; what nothing is said in is left out.
     """
-    digits = 0 if plan.best.rate >= _WHOLE else 3
+    digits = 0 if plan.best.rate >= _WHOLE else 2
     rate = replace(_RATE, format=f",.{digits}f")
     shown = {column.name: column for column in _COLUMNS} | {_RATE.name: rate}
     frame = table(plan)
@@ -197,7 +199,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
     mapping, came = one.mapping, one.obtained
     rows = [
         ("samples a second", per_second(one.rate)),
-        ("latency", f"{one.latency * 1e3:,.3f} ms"),
+        ("latency", latency(one.latency)),
         ("cycles", _cycles(one)),
         ("largest extent", _extent(one)),
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),

@@ -32,6 +32,9 @@ _MEASURES = (
 )
 
 
+_AXIS = 150  # pixels of an axis and its name
+
+
 def create_sweep_app(
     runs: pd.DataFrame, name: str, opener: Opener, guard: guards.Guard | None = None
 ) -> Dash:
@@ -55,13 +58,19 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
     fields = {name: f"setting{number}" for number, name in enumerate(settings)}
     own = [_column(fields[name], name, runs[name]) for name in settings]
     shown = runs[[*settings, *(column.name for column in _MEASURES)]].rename(columns=fields)
+    numbers = [column.name for column in _MEASURES if column.format]
+    shown[numbers] = shown[numbers].astype(object).where(runs["cycles"] > 0, None)
     return [
         common.card(
             "Settings and what came of them",
-            dcc.Graph(
-                id="sweep-lines",
-                figure=figures.coordinates(runs, settings, theme),
-                config={"displaylogo": False, "responsive": True},
+            html.Div(
+                dcc.Graph(
+                    id="sweep-lines",
+                    figure=figures.coordinates(runs, settings, theme),
+                    config={"displaylogo": False, "responsive": True},
+                    style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
+                ),
+                style={"overflowX": "auto"},  # a phone has room for two axes and their names
             ),
             note="A line a run, the quicker the brighter. A filter of the table below holds here,"
             " too; a click on a line opens its profile.",

@@ -47,6 +47,6 @@ def test_the_app_answers() -> None:
 def test_the_best_and_the_scripts_own_are_side_by_side_at_first() -> None:
     best, other = plan().candidates
     with_own = replace(plan(), candidates=(best, replace(other, own=True)))
-    assert first_chosen(plan()) == [0] and first_chosen(with_own) == [1, 0]
+    assert first_chosen(plan()) == first_chosen(with_own) == [1, 0]
     notes = candidates(with_own, themes.theme("light"), (0, 1)).layout.annotations
     assert [note.text for note in notes][:2] == ["<b>A</b>", "<b>B</b> the script’s own"]
