@@ -201,7 +201,7 @@ class _Lowering:
         storage = self.graph.storages[accumulator]
         shard = self._shard(storage.parameter, stage)
         self.layouts.of[accumulator, stage] = shard.layout(storage.dtype)
-        return shard
+        return shard.of_slice(prod(self.graph.values[op.writes[0]].shape))
 
     def _shard_of_update(self, update: WeightUpdate, stage: int) -> Shard | None:
         if not update.in_parts:
@@ -284,7 +284,7 @@ class _Lowering:
         # a plan asks only whether something stays: a layer that is run again in the backward is the
         # same operators
         role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
-        if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
+        if shard is not None and prod(value.shape) == shard.of_elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
         layout = self.layouts.decide(value.storage, stage) if placed else None
