@@ -58,7 +58,8 @@ class TiedGradients:
         back = ops["direction"][op] == Direction.BACKWARD
         adds = back & (variables["role"][row] == Role.ACCUMULATOR)
         adds &= np.isin(variables["parameter"][row], ties.tensors)
-        weight_of = dict(zip(op[adds].tolist(), variables["parameter"][row[adds]].tolist()))
+        weights = variables["parameter"][row[adds]].tolist()
+        weight_of = dict(zip(op[adds].tolist(), weights, strict=True))
         block = variables["block"][row]
         made = np.isin(op, list(weight_of)) & np.isin(variables["role"][row], _MADE) & (block >= 0)
         found: dict[int, tuple[int, int, int]] = {}
@@ -73,13 +74,13 @@ class TiedGradients:
                 found[tensor] = home, reader, by
         if not found:
             return cls()
-        home, reader, by = (np.array(column) for column in zip(*found.values(), strict=True))
+        homes, readers, added = (np.array(column) for column in zip(*found.values(), strict=True))
         spent = sum_by(
             rows_of(ops["id"], report.steps_in_order("op")),
             report.steps_in_order("spent"),
             len(ops["id"]),
         )
-        return cls(home, reader, np.array(list(found)), spent[by], ops["block"][by])
+        return cls(homes, readers, np.array(list(found)), spent[added], ops["block"][added])
 
     def at_home(self, backward: np.ndarray) -> np.ndarray:
         """Cycles of the Blocks' backward, int64[Block], with additions in the weights' Blocks."""

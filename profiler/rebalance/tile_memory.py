@@ -322,7 +322,8 @@ def residuals(
     """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
     int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: for each IPU as profiled, the
-    bytes in region 0 of its tiles, and maybe the same without copies of tied weights. Empty if the stages do not follow the order of the Blocks.
+    bytes in region 0 of its tiles, and maybe the same without copies of tied weights. Empty if the
+    stages do not follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
@@ -352,7 +353,7 @@ def _region0_of_each(
         return held[[costs.ipus.index(ipu) for ipu in ipus]]
     held_bytes = []
     for ipu in ipus:
-        own = np.flatnonzero(np.array(costs.ipus) == ipu)
+        own = [k for k, where in enumerate(costs.ipus) if where == ipu]
         through = passing[own].sum(axis=0) if passing is not None else None
         held_bytes.append(packed(costs, [parts[k] for k in own], through)[0])
     return np.array(held_bytes)
