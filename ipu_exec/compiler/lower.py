@@ -57,7 +57,9 @@ def lower_graph(
 
 def _serialised_weights(graph: Graph) -> frozenset[int]:
     """Storages of weights that serialised products cut."""
-    cut = {graph.values[v].storage for op in graph.ops if op.attributes.serialised for v in op.inputs}
+    cut = {
+        graph.values[v].storage for op in graph.ops if op.attributes.serialised for v in op.inputs
+    }
     return frozenset(s for s in cut if graph.storages[s].role == Role.WEIGHT)
 
 

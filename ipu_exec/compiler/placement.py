@@ -15,7 +15,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage
-from ipu_exec.lowering import is_view
+from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.topology import IPUS_OF_A_PROCESS, MAX_IPUS
 from profiler import schedules
@@ -193,7 +193,8 @@ def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bo
     willow/src/patterns/optimizerdecompose.cpp], ``gradAccum``, and
     willow/src/transforms/serializematmuls.cpp, ``serializeVarUpdate``), so that stages of one IPU
     add to one accumulator and no gradient waits for the weight's own stage. A Block on another IPU
-    sends its gradient to the weight's, and phases move an accumulator with its weight's.
+    sends its gradient to the weight's, and phases move an accumulator with its weight's. Rows of an
+    embedding's gradient stay with the embedding (``TiedGatherAccumulatePattern``).
     """
     at = {-1: stages[0].ipu if stages else 0}  # the IPU of each Block; what is in none comes first
     for stage in () if phased else stages:
@@ -206,7 +207,8 @@ def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bo
                 weights.setdefault(graph.values[value].storage, op.block)
         written = [_storage_of(graph, value) for value in op.writes]
         adds_to = [s.parameter for s in written if s.role == Role.ACCUMULATOR]
-        if op.direction == Direction.BACKWARD and adds_to and adds_to[0] in weights:
+        added = op.direction == Direction.BACKWARD and info(op.aten).addition
+        if added and adds_to and adds_to[0] in weights:
             made = [makers.get(graph.values[v].storage, -1) for v in op.inputs]
             home, maker = weights[adds_to[0]], max(made, default=-1)
             together = home in at and at[home] == at.get(maker)

@@ -18,6 +18,7 @@ from profiler.rebalance.profile_columns import Variables, rows_of, sum_by
 from profiler.report import Report
 
 _STEPS_OF_ADDITION = 3  # the product's last, an exchange, the addition
+_ADD = "aten.add_.Tensor"  # of rows to a table it is another operator, the embedding's own
 _MADE = (Role.ACTIVATION, Role.GRADIENT)
 
 
@@ -56,7 +57,7 @@ class TiedGradients:
         row, op = row[known], op[known]
         home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
         back = ops["direction"][op] == Direction.BACKWARD
-        adds = back & (variables["role"][row] == Role.ACCUMULATOR)
+        adds = back & (ops["aten"][op] == _ADD) & (variables["role"][row] == Role.ACCUMULATOR)
         adds &= np.isin(variables["parameter"][row], ties.tensors)
         weights = variables["parameter"][row[adds]].tolist()
         weight_of = dict(zip(op[adds].tolist(), weights, strict=True))

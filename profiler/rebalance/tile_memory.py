@@ -457,6 +457,7 @@ def interval_memory(
     exact = plain is None
     if plain is None:
         plain = _exactly(costs, always, own, width)
+        _with_all_readers(costs, always, own, plain)
         ends = Own.of(costs, final, True)
         if own.waits:
             _at_the_end(costs, always, ends, plain)
@@ -522,8 +523,33 @@ def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarr
     kind = _kind(costs, always, own)
     final = np.full((width, width), FULL, dtype=np.int64)
     _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
+    _with_all_readers(costs, always, own, final, begin)
     rows = np.arange(width)
     plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]
+
+
+def _with_all_readers(
+    costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray, begin: int = 0
+) -> None:
+    """Write the stages that have tied weights with all Blocks that read them into ``plain``.
+
+    Gradients are added there where they are made; a stage that grows does not know yet that it will
+    have these Blocks. Its rows are stages from ``begin`` on.
+    """
+    ties = costs.cuts.ties.blocks if costs.memory.carried.tied.any() else ()
+    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(plain))
+    if rows <= 0:
+        return
+    kind = _kind(costs, always, own)
+    together = np.full((rows, plain.shape[1]), FULL, dtype=np.int64)
+    code = _code_of_blocks(costs)
+    _grow(costs, always.astype(kind), own.some(kind), code, begin, together, len(costs))
+    first = begin + np.arange(rows)[:, None]
+    last = first + np.arange(plain.shape[1])
+    whole = np.ones(last.shape, dtype=bool)
+    for home, *readers in ties:
+        whole &= (first > home) | (readers[-1] <= last)
+    plain[:rows] = np.where(whole, together, plain[:rows])
 
 
 def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
@@ -550,8 +576,12 @@ def _grow(
     code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
     begin: int,
     plain: np.ndarray,
+    more: int | None = None,
 ) -> None:
-    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``."""
+    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``.
+
+    ``more``: as in `Growing`.
+    """
     count, (size, width) = len(costs), plain.shape
     kind = always.dtype
     code, apart = code_of_blocks
@@ -566,7 +596,7 @@ def _grow(
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = np.zeros_like(code, dtype=kind)
     new_code[some] = code[some]
-    growing = Growing(costs, own, np.arange(begin, begin + size))
+    growing = Growing(costs, own, np.arange(begin, begin + size), more=more)
     interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
     common = np.zeros((size, len(residual)), dtype=np.int64)
     for step in range(width):
