@@ -11,7 +11,6 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import Direction, Role
-from profiler.rebalance.carried import Carried
 from profiler.rebalance.profile_columns import COLUMNS_OF_VARIABLES
 from profiler.report import Report
 
@@ -105,23 +104,6 @@ class Shared:
                 furthest = reader
             there.add(stage)
         return slice(*sorted((furthest, readers[-1])))
-
-
-def skips(carried: Carried, ties: Ties) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
-    """The activations, and the gradients, that Blocks beyond the next one read.
-
-    Without the gradients of tied weights, which are counted with these.
-    """
-    ways: tuple[list[Shared], list[Shared]] = ([], [])
-    tied = [*zip(map(set, ties.blocks), ties.nbytes, strict=True)]
-    for row in np.flatnonzero(~carried.direct).tolist():
-        back = bool(carried.back[row])
-        blocks = np.flatnonzero(carried.touched[row]).tolist()
-        one = Shared(tuple(reversed(blocks) if back else blocks), int(carried.nbytes[row].sum()))
-        of_weight = any(size == one.nbytes and users.issuperset(blocks) for users, size in tied)
-        if not (back and of_weight):
-            ways[back].append(one)
-    return tuple(ways[0]), tuple(ways[1])
 
 
 @dataclass(frozen=True)
