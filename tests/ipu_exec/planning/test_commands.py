@@ -36,6 +36,7 @@ class Layers(torch.nn.Module):
         return x
 
 torch.manual_seed(0)
+print("a line of the script's")
 model = Layers()
 options = poptorch.Options()
 options.Training.gradientAccumulation(4)
@@ -59,6 +60,7 @@ def test_a_plan_is_written_and_the_script_runs_with_it_unchanged(tmp_path: Path)
     plan = load(file)
     assert [row["split"] for row in rows] == [one.mapping.split for one in plan.candidates]
     assert "call" not in planned.stdout  # the script ended at its first call
+    assert "a line of the script's" in planned.stderr  # and left standard output to the plan
     best = plan.best
     assert best.mapping.samples == 16 and best.mapping.attached == 2
 
@@ -99,6 +101,8 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     few = ipu_run("--plan", "8", "--fix", "p=3", "--micro-batches", "4", str(script), cwd=tmp_path)
     assert few.returncode == 1
     assert "16 samples of a weight update cannot be cut" in few.stderr
+    seven = ipu_run("--plan", "8", "--micro-batches", "7", str(script), cwd=tmp_path)
+    assert seven.returncode == 1 and "none divides the 16 samples" in seven.stderr
     wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
     plain = write(tmp_path / "plain.py", "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
