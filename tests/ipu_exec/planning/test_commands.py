@@ -101,8 +101,6 @@ def test_what_cannot_be_planned_says_why(tmp_path: Path) -> None:
     few = ipu_run("--plan", "8", "--fix", "p=3", "--micro-batches", "4", str(script), cwd=tmp_path)
     assert few.returncode == 1
     assert "16 samples of a weight update cannot be cut" in few.stderr
-    seven = ipu_run("--plan", "8", "--micro-batches", "7", str(script), cwd=tmp_path)
-    assert seven.returncode == 1 and "none divides the 16 samples" in seven.stderr
     wrong = ipu_run("--plan", "2", "--fix", "q=3", str(script), cwd=tmp_path)
     assert wrong.returncode == 2 and "--fix 'q=3'" in wrong.stderr
     plain = write(tmp_path / "plain.py", "import torch\ntorch.nn.Linear(2, 2)(torch.ones(2))\n")
