@@ -283,7 +283,9 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
         scaled: np.ndarray = np.ceil(values * factor[:, None]).astype(np.int64)
         return scaled
 
-    moved = samples * (0.5 if half else 1.0)
+    rate = 0.5 if half else 1.0
+    moved = samples * rate
+    carried = np.where(memory.carried.is_tied, rate, moved)[:, None] * memory.carried.nbytes
     return replace(
         memory,
         always=times(memory.always, 1),
@@ -294,9 +296,7 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
         else memory.peak_if_again,
         peak_interleaved=times(memory.peak_interleaved, 0),
         saved=np.ceil(memory.saved * moved).astype(np.int64),
-        carried=replace(
-            memory.carried, nbytes=np.ceil(memory.carried.nbytes * moved).astype(np.int64)
-        ),
+        carried=replace(memory.carried, nbytes=np.ceil(carried).astype(np.int64)),
     )
 
 

@@ -144,10 +144,11 @@ class Carried:
     @cached_property
     def direct(self) -> np.ndarray:
         """Whether each tensor goes only from a Block to the next one."""
-        return np.asarray(self.last - self.first == 1) & ~self._is_tied
+        return np.asarray(self.last - self.first == 1) & ~self.is_tied
 
     @property
-    def _is_tied(self) -> np.ndarray:
+    def is_tied(self) -> np.ndarray:
+        """``tied``, or that none is where it is not known: bool[tensor]."""
         return self.tied if len(self.tied) else np.zeros(len(self), dtype=bool)
 
     def stays(
@@ -169,7 +170,7 @@ class Carried:
             together = (first <= home) & (maker <= last)
         else:
             together = np.zeros_like(home, dtype=bool)
-        return np.asarray(self._is_tied[some, None] & together)
+        return np.asarray(self.is_tied[some, None] & together)
 
 
 def _largest_of_tensors(variables: Variables) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
 from profiler import Report, open_report
+from profiler.advise.estimates import estimated, sizes
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.tile_memory import passing_through
 from reports.cli import main as ipu_report
@@ -193,6 +194,18 @@ def test_an_ipu_holds_what_passes_it_while_ipus_exchange(
     # more than it holds while its own Blocks run: what-if says it to the byte
     fullest = what_if(costs, SPLITS["through"]).fullest[1]
     assert fullest == pytest.approx(int(compiled.tiles(1)["total"].max()), rel=0.03)
+
+
+def test_a_tied_gradient_has_its_weights_size_whatever_the_micro_batch(
+    in_parts: dict[str, Report],
+) -> None:
+    """Other tensors that Blocks hand on grow with the samples."""
+    costs = Costs.from_report(in_parts["away"])
+    before = costs.memory.carried
+    after = estimated(costs, sizes(in_parts["away"]), False, 2.0).memory.carried
+    assert (after.nbytes[before.tied] == before.nbytes[before.tied]).all()
+    assert (after.nbytes[~before.tied] == 2 * before.nbytes[~before.tied]).all()
+    assert 0 < before.tied.sum() < len(before)
 
 
 def tied_to(costs: Costs) -> list[int]:
