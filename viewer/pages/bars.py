@@ -124,7 +124,7 @@ def _piece(trace: dict[str, Any], position: int, value: float, most: float) -> A
     if trace.get("meta") == SPACER:
         return html.Div(style=width)
     texts, marker = trace.get("text"), trace["marker"]
-    hover = trace.get("customdata", texts)[position]
+    hovers: Any = trace.get("customdata", texts)
     style = {**width, **_fill(marker, position)}
     fonts = (trace.get(font, {}).get("color") for font in ("textfont", "insidetextfont"))
     if colour := next(filter(None, fonts), None):
@@ -134,7 +134,7 @@ def _piece(trace: dict[str, Any], position: int, value: float, most: float) -> A
     return html.Div(
         html.Span(words, style={"background": _colour(marker, position)}) if words else None,
         style=style,
-        title=unescape(hover).strip().replace("<br>", "\n"),
+        title=unescape(hovers[position]).strip().replace("<br>", "\n"),
         **data,
     )
 
