@@ -12,11 +12,15 @@ shares, so that the stages return there.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ipu_exec as poptorch
 from examples import common

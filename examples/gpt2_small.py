@@ -9,11 +9,15 @@ python -m examples.gpt2_small --tiny --steps 60                     a toy that l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ipu_exec as poptorch
 from examples import common

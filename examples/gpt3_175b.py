@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ipu_exec as poptorch
 from examples.models import gpt3

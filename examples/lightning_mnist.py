@@ -11,15 +11,19 @@ make two. What is logged, stopped by and saved is Lightning's own.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
-from digits import ConvStage, load_small_digits  # type: ignore[import-not-found]
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import ipu_exec as poptorch
+from examples.digits import ConvStage, load_small_digits
 from ipu_exec.lightning import IPUStrategy
 
 

@@ -9,9 +9,14 @@ python -m examples.lstm --tiny
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import ipu_exec as poptorch
 from examples import common

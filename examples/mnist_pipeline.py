@@ -15,15 +15,19 @@ Written as a PopTorch user would write it: only the import differs.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from digits import Mnist, ShiftedDigits, load_mnist, load_small_digits  # type: ignore[import-not-found]
 from torch.utils.data import Dataset, TensorDataset
 
+if not __package__:  # run as a file, not by -m
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import ipu_exec as poptorch
+from examples.digits import Mnist, ShiftedDigits, load_mnist, load_small_digits
 
 
 def make_options(args: argparse.Namespace, training: bool) -> poptorch.Options:

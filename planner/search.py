@@ -208,7 +208,7 @@ def split_onto(
         costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
     if keeps_are_cheapest(costs) or len(choices) == 1:
-        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=False)
+        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=0)
         here = what_if(costs, free.prediction.assignment)
         if not here.problems:
             return candidate_of(place, costs, here, free.proven, free.gap)
@@ -216,7 +216,7 @@ def split_onto(
             promised = candidate_of(place, costs, here, free.proven, free.gap)
             if worth(promised, question.objective) <= beat:
                 return None
-    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=False)
+    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=0)
     if split.prediction.problems:
         raise ValueError("; ".join(split.prediction.problems))
     return candidate_of(place, costs, split.prediction, split.proven, split.gap)

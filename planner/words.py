@@ -246,7 +246,7 @@ def _least_memory(place: Place, question: Question, rings: RingsOf) -> Predictio
         middle = (low + high) // 2
         try:
             split = best_split(
-                costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices, narrow=False
+                costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices, narrow=0
             )
         except ValueError:
             low = middle
@@ -268,7 +268,7 @@ def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str
             costs = place.costs(rings)
             try:
                 split = best_split(
-                    costs, ipus=place.ipus, choices=choices_of(place, more), narrow=False
+                    costs, ipus=place.ipus, choices=choices_of(place, more), narrow=0
                 )
             except ValueError:
                 continue

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from profiler.advise import Basis, Levers
 
 
+PLACEMENT = "placement.json"  # beside a compile's profiles, where its split is another
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of one compile: samples per second and bytes of the fullest tile, or ``error``.
@@ -58,7 +61,7 @@ def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
     """A placement file of the split, with stages saving memory as the levers say."""
     from profiler.rebalance import placement_file
 
-    path = folder / "placement.json"
+    path = folder / PLACEMENT
     content = placement_file(basis.costs_with(levers), basis.assignment_with(levers))
     path.write_text(json.dumps(content, indent=1))
     return path
@@ -85,8 +88,12 @@ def _outcome(path: Path) -> Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One round of a search: what was compiled, what was predicted for it, and the outcome."""
+    """One round of a search: what was compiled, what was predicted for it, and the outcome.
 
+    ``name``: the subfolder of its profile and, where its split is another, its placement file.
+    """
+
+    name: str
     levers: Levers
     title: str
     predicted: float
@@ -119,8 +126,9 @@ def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]
             if levers in tried:
                 break
             tried.add(levers)
-            outcome = script.compiled(f"round{number}", levers, basis)
-            steps.append(Step(levers, best.title, best.samples_per_second, outcome))
+            name = f"round{number}"
+            outcome = script.compiled(name, levers, basis)
+            steps.append(Step(name, levers, best.title, best.samples_per_second, outcome))
     return steps
 
 

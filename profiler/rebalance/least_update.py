@@ -30,20 +30,20 @@ def least_update(
     choices: Sequence[Choice],
     together: Sequence[Sequence[int]] = (),
     bottleneck: int = 0,
-    narrow: bool = True,
+    narrow: int | None = None,
 ) -> LeastUpdate:
     """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
 
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
     must be on one IPU; ``bottleneck``: a lower bound on the cycles of the busiest IPU, over all
-    splits; ``narrow``: look on, box by box, where a gap is left.
+    splits; ``narrow``: cells (`boxes`) to look at where a gap is left, as in `split.best_split`.
     """
     least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
     most = max(1, least.total // counted_micro_batches(costs, len(known.ipus)))
     apart = len(set(known.ipus)) == len(known.ipus)
     keep = together if apart else ()
-    boxed = narrow and narrows(costs, known)
+    boxed = narrow != 0 and narrows(costs, known)
     if boxed:
         most = longest_stage(costs, known.ipus, choices, most, keep, least.total)
     table = interval_costs(costs, len(known.ipus), choices, most, keep)
@@ -59,7 +59,9 @@ def least_update(
         least = replace(found, bound=max(least.bound, found.bound))
         if least.total - least.bound <= _NEAR * least.total * (least.bound < least.total):
             return least
-    return Boxes(search, least).narrowed(effort_of(costs, table)) if boxed else least
+    if not boxed:
+        return least
+    return Boxes(search, least).narrowed(effort_of(costs, table) if narrow is None else narrow)
 
 
 def narrows(costs: Costs, split: Assignment) -> bool:

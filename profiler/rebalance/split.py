@@ -96,7 +96,7 @@ def best_split(
     ipus: Sequence[int] | None = None,
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
-    narrow: bool = True,
+    narrow: int | None = None,
 ) -> Split:
     """Find the quickest split into ``stages`` (default: as many as profiled).
 
@@ -104,9 +104,13 @@ def best_split(
 
     ``ipus``: the IPU of each stage, which may repeat (default: one stage per IPU). ``together``:
     groups of Blocks that must be on one IPU, such as those that share a weight. ``choices``: which
-    ways of saving memory each stage may take (default: all as profiled). ``narrow``: take the time
-    to bring the gap under a tenth of a per cent. Raises ValueError if there are fewer Blocks than
-    stages, or if no split fits.
+    ways of saving memory each stage may take (default: all as profiled). Raises ValueError if there
+    are fewer Blocks than stages, or if no split fits.
+
+    ``narrow``: about how many cells (`boxes`) to look at to bring the gap under a tenth of a per
+    cent, of which a core takes some 10^9 a second. None: as many as are in proportion to the time
+    that the stages' memory takes. 0: none, for a split that only has to be held against others;
+    its gap may be wide. Fewer cells never make the bound wrong, only lower.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
@@ -123,7 +127,10 @@ def best_split(
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     near = assignment
     apart = len(set(where)) == len(where)
-    if not (narrow and apart and narrows(costs, near)) or len(costs) * wanted <= _WHOLE_SCHEDULES:
+    if (
+        not (narrow != 0 and apart and narrows(costs, near))
+        or len(costs) * wanted <= _WHOLE_SCHEDULES
+    ):
         near = _better_neighbours(costs, assignment, together)
     searched = least_update(costs, near, allowed, together, least, narrow)
     prediction = what_if(costs, searched.assignment)

@@ -9,6 +9,7 @@ advises on what was compiled until nothing gains. The script stays as it is.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from reports.checks import Outcome, Script, Step
     from reports.tables import Lines, Page, Table
 
+_ADVICE = "advice"  # folders of what --check compiled, numbered as printed
 HELP = "what to change, over all levers, with the gain and the lines to write"
 EXAMPLES = """  ipu-report advise demo/training
   ipu-report advise --samples 512 demo/training        at most so many samples a weight update
@@ -103,9 +105,9 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     failed.append(_most(steps, outcomes) <= _present(advised))
     tables = [_table(advices, outcomes)]
     if len(steps) > 1:
-        tables.append(_rounds(steps))
+        tables.append(_rounds(steps, args.output))
     errors = [say(words) for words in _errors(advices, outcomes)]
-    lines = (say(now), *_lines(advices), *errors, *_verdict(advised, steps))
+    lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
     return Page(str(report.path), (*tables, *lines))
 
 
@@ -143,8 +145,7 @@ def _checked(
         path, *arguments = args.check
         script = Script(path, arguments, folder, str(report.meta["kind"]))
         outcomes = [
-            _compiled(script, f"advice{number}", one, basis)
-            for number, one in enumerate(advices, 1)
+            _compiled(script, _folder(number), one, basis) for number, one in enumerate(advices, 1)
         ]
         ranked = sorted(
             zip(advices, outcomes, strict=True), key=lambda pair: -pair[1].samples_per_second
@@ -152,9 +153,15 @@ def _checked(
         best, outcome = ranked[0]
         if not outcome.samples_per_second:  # nothing fits: go on from the one that says most
             best, outcome = advices[0], outcomes[0]
-        first = Step(best.levers, best.title, best.samples_per_second, outcome)
+        name = _folder(advices.index(best) + 1)
+        first = Step(name, best.levers, best.title, best.samples_per_second, outcome)
         limit = args.samples or MORE * basis.costs.samples * basis.costs.micro_batches
         return outcomes, search(script, first, limit, args.rounds)
+
+
+def _folder(number: int) -> str:
+    """Where the compile of a piece of advice leaves its files, below that of --output."""
+    return f"{_ADVICE}{number}"
 
 
 def _compiled(script: Script, name: str, advice: Advice, basis: Basis) -> Outcome:
@@ -216,7 +223,7 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
     return [f"{', '.join(whose)}: {error}" for error, whose in numbers.items()]
 
 
-def _rounds(steps: list[Step]) -> Table:
+def _rounds(steps: list[Step], folder: Path | None) -> Table:
     import pandas as pd
 
     from reports.tables import Column, Table, kibibytes, sentence, text
@@ -228,20 +235,35 @@ def _rounds(steps: list[Step]) -> Table:
             _came(step.outcome),
             step.outcome.fullest,
             step.levers.argument,
+            _split(step, folder),
         )
         for step in steps
     ]
-    names = ["title", "predicted", "came", "fullest", "argument"]
+    names = ["title", "predicted", "came", "fullest", "argument", "split"]
     columns = (
         Column("predicted", "samples/s\npredicted", _per_second),
         Column("came", "compiled", text),
         Column("fullest", "extent\nKiB", kibibytes),
         Column("argument", "ipu-run --with", sentence),
+        Column("split", "split", sentence),
     )
     frame = pd.DataFrame(rows, columns=pd.Index(names))
     return Table(
         "rounds", frame, columns, title="From the best of them on, each advised on the last"
     )
+
+
+def _split(step: Step, folder: Path | None) -> str:
+    """Whose split it is: the profile's, or another, in the file that keeps it."""
+    if step.levers.split is None:
+        return "the script's"
+    return str(_placement(step, folder)) if folder else "another"
+
+
+def _placement(step: Step, folder: Path) -> Path:
+    from reports.checks import PLACEMENT
+
+    return folder / step.name / PLACEMENT
 
 
 def _lines(advices: list[Advice]) -> list[Lines]:
@@ -262,19 +284,35 @@ def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
     return max([*rates, *(outcome.samples_per_second for outcome in outcomes)])
 
 
-def _verdict(advised: Advised, steps: list[Step]) -> list[Lines]:
-    from reports.tables import say
+def _verdict(
+    args: argparse.Namespace, basis: Basis, advised: Advised, steps: list[Step]
+) -> list[Lines]:
+    """How fast the fastest is, and the whole of what makes the script so."""
+    from profiler.advise.levers import code
+    from reports.tables import Lines, clean, say
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)
     if rate <= now:
         return [say("Nothing that was compiled is faster than the profile.")]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
-    words = best.levers.argument
-    command = f": ipu-run --with {words}" if words else ""
-    return [
-        say(
-            f"The fastest that was compiled takes {_per_second(rate)} samples a"
-            f" second{times}{command}."
-        )
-    ]
+    said = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
+    if best is steps[0]:
+        number = best.name.removeprefix(_ADVICE)
+        return [say(f"{said}: that is advice {number}."), say(_command(args, best))]
+    statements = code(basis, best.levers)
+    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
+    lines = [say(f"{said}. Write this:"), Lines(tuple(((clean(line), ""),) for line in below))]
+    return [*lines, say(_command(args, best))]
+
+
+def _command(args: argparse.Namespace, best: Step) -> str:
+    """The fastest by `ipu-run`, the script unchanged."""
+    words = ["ipu-run"]
+    if best.levers.split is not None:
+        if args.output is None:
+            return "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
+        words += ["--placement", str(_placement(best, args.output))]
+    if best.levers.argument:
+        words += ["--with", best.levers.argument]
+    return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"

@@ -70,12 +70,42 @@ def test_a_search_goes_on_from_what_was_compiled_until_nothing_gains(
     monkeypatch.setattr(checks.Script, "compiled", compiled)
     script = checks.Script("train.py", (), tmp_path, "training")
     first = checks.Step(
-        Levers(outputs="loss"), "the loss only", 1.0, outcome(1.0, profile / "profile.pop")
+        "advice1",
+        Levers(outputs="loss"),
+        "the loss only",
+        1.0,
+        outcome(1.0, profile / "profile.pop"),
     )
     steps = checks.search(script, first, 0, rounds=5)
     assert len(steps) == 2  # nothing is predicted to be quicker than what the second took
     assert asked[0].outputs == "loss"
     assert set(asked[0].pulled) > {"outputs"}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_fastest_is_said_with_its_split(
+    kept: bool,
+    profile: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two rounds with the same levers may differ by their split, which is no ``--with``."""
+    with open_report(profile / "profile.pop") as report:
+        present = Basis.of(report).present
+    monkeypatch.setattr(checks.Script, "compiled", lambda *_: outcome(1e9))
+    fastest = checks.Step("round2", Levers(outputs="loss", split=present), "", 2e9, outcome(2e9))
+    monkeypatch.setattr(checks, "search", lambda script, first, *_: [first, fastest])
+    folder = ["-o", str(tmp_path)] if kept else []
+    assert main(["advise", "--top", "1", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    last = out[out.index("The fastest that was compiled") :]
+    assert "return loss" in last
+    assert "poptorch.Stage(" in last
+    file = tmp_path / "round2" / "placement.json"
+    command = f"ipu-run --placement {file} --with outputs=loss {GPT} --tiny"
+    assert (command in last) == kept
+    assert ("-o DIR keeps its placement file" in last) != kept
 
 
 def test_a_check_without_a_script_is_refused(

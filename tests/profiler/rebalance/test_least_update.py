@@ -285,6 +285,26 @@ def test_the_bound_of_boxes_is_never_above_the_least(
     assert narrowed > 15
 
 
+def test_the_gap_narrows_with_the_cells_that_the_caller_grants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None at all, one look, and what it takes; each is a bound on what the widest search found."""
+    monkeypatch.setattr(search, "_ALL", 0)
+    monkeypatch.setattr(search, "_WAYS", (2, 3))
+    wide = 0
+    for seed in range(6):
+        costs = random_costs(
+            np.random.default_rng(seed), 60, 4, stages=10, micro_batches=60, recompute=False
+        )
+        splits = [best_split(costs, 10, narrow=cells) for cells in (0, 1, 1 << 40)]
+        totals = [split.prediction.total for split in splits]
+        assert max(split.least_total for split in splits) <= min(totals)
+        assert splits[-1].gap < 1e-3 and totals[-1] <= totals[0]
+        wide += splits[0].gap > 1e-3 and splits[1].gap > 1e-3
+    assert wide > 2
+    assert best_split(costs, 10).least_total > splits[1].least_total  # its own measure
+
+
 def _with_choices(costs: Costs, split: Assignment) -> Assignment:
     own = (Choice.profiled(costs),) * len(split.starts)
     return replace(split, choices=split.choices or own)
