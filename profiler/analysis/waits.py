@@ -126,7 +126,8 @@ def _edge(row: Any, tensors: _Moved) -> str:
     if row.cause == "collective over replicas":
         return "replicas exchange"
     if row.cause == "copy between IPUs":
-        others = " and ".join(str(peer) for peer in sorted(tensors.ends - {row.ipu}))
-        return f"copies between IPU {row.ipu} and {others}"
+        peers = sorted(tensors.ends - {row.ipu})
+        others = " and ".join(str(peer) for peer in peers)
+        return f"copies between IPU {row.ipu} and IPU{'s' if len(peers) > 1 else ''} {others}"
     where = "the host" if row.cause == "host I/O" else "streaming memory"
     return f"to {where}" if tensors.target < 0 else f"from {where}"
