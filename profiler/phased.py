@@ -202,6 +202,7 @@ def _cycle_starts(
     none = (0,) * len(costs.ipus)
     free = ahead.tolist()
     over: list[tuple[int, int, int]] = []
+    moved: list[tuple[int, int, int, int, int, int]] = []
     starts = np.zeros(len(length), dtype=np.int64)
     now, begin = 0, 0
 
@@ -209,7 +210,7 @@ def _cycle_starts(
         ipu, cycles = costs.ipus[stage], phases.once.get(task, none)[stage]
         if cycles:
             at = free[ipu]
-            tasks.add(task, ipu, np.array([cycle]), np.array([at]), np.array([cycles]), stage)
+            moved.append((task, ipu, cycle, at, cycles, stage))
             over.append((ipu, at, at + cycles))
             free[ipu] = at + cycles
 
@@ -227,6 +228,7 @@ def _cycle_starts(
         begin += micro_batches + len(stages) - 1
         for place, stage in enumerate(stages) if kind == BACKWARD else ():
             move(LEAVE, stage, begin - len(stages) + place)
+    tasks.add(*np.array(moved, dtype=np.int64).reshape(-1, 6).T)
     return starts, over, free
 
 

@@ -236,17 +236,12 @@ def _lanes(report: Report) -> pipeline.Lanes:
     tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > pipeline.FEW
     path = pipeline.on_ipus(tasks, chain_through(tasks))
 
-    def of(steps: Executed) -> pipeline.Lanes:
-        cycles = report.pipeline_cycles(0, 0)
-        shards = analysis.shards_of(report)
-        return pipeline.lanes(
-            tasks, steps, cycles, report.stages, fold=fold, path=path, shards=shards
-        )
-
-    lanes = of(Executed.nothing())
+    cycles, none = report.pipeline_cycles(0, 0), Executed.nothing()
+    shards = analysis.shards_of(report)
+    lanes = pipeline.lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
     if not pipeline.drawable(report, 0, 0, lanes.ipus):
         return lanes
-    return of(report.executed(0, lanes.ipus, 0))
+    return lanes.with_steps(report.executed(0, lanes.ipus, 0))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:

@@ -99,7 +99,8 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
         f" largest over the smallest, nothing kept; in bold where it is over {WANTED:.0f}."
         " `rebalance` searches over all stages. Of what `insights` adds at 256 IPUs, a quarter is"
         " that search, a quarter the advice on levers, each with the memory of all stages, and a"
-        " fifth reading what Blocks cost (`python -m cProfile -s cumtime -m reports.cli insights`);"
+        " quarter reading what Blocks cost"
+        " (`python -m cProfile -s cumtime -m reports.cli insights`);"
         f" `html` draws more lanes; `query` is `{SQL}`.",
         "",
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",

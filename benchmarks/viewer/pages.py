@@ -60,7 +60,8 @@ def section(profiles: dict[str, Path]) -> list[str]:
         "By `python -m benchmarks.viewer --pages NAME=PROFILE ...`: milliseconds of CPU that the"
         " server takes, where nothing is kept of the profile and in a viewer that is started"
         " after that, and the kilobytes of the answer. In bold: a first time"
-        f" over {WANTED} times that of the first profile.",
+        f" over {WANTED} times that of the first profile; times up to {_SHORT * 1e3:.0f} ms"
+        " are the process's noise, and compare with nothing.",
         "",
         f"| page: what | {' | '.join(heads)} |",
         f"| --- |{' ---: | ---: |' * len(profiles)}",

@@ -26,7 +26,7 @@ from profiler.report import Report, number
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
-_MOST_ESTIMATES = 4  # kept at a time
+_MOST_ESTIMATES = 2  # kept at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
 

@@ -259,7 +259,14 @@ class PhasedBasis(Basis):
         return of_stages, phases
 
     def _spent(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
-        """Cycles of bodies by stage or IPU: int64[count]."""
+        """Cycles of bodies by stage or IPU: int64[count]. Every setting asks for the same."""
+        key = "spent", of, count, tasks
+        if key not in self.costs.known:
+            self.costs.known[key] = self._sum_of(of, count, tasks)
+        spent: np.ndarray = self.costs.known[key]
+        return spent
+
+    def _sum_of(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
         bodies = self.report.columns_of(records.Body)
         chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
         chosen &= bodies[of] >= 0

@@ -107,13 +107,14 @@ def chain(
     usable = usable[np.lexsort((ipu[usable], -length, rank[usable], end[usable]))]
     # numbers of Python: what is looked up one by one is quicker in lists
     ends, begins, ipus = end[usable].tolist(), start[usable].tolist(), ipu[usable].tolist()
-    worker = np.where(rank[usable] == 0, ipu[usable], -1)
+    worker = np.where(rank[usable] == 0, ipu[usable], -1).tolist()
     tasks, starts, stops = [], [], []
     time, here = total, -1
     while time > 0:
         low, high = bisect_left(ends, time), bisect_right(ends, time)
-        stays = np.flatnonzero((worker[low:high] == here) & (here >= 0))
-        row = low + int(stays[-1]) if len(stays) else low if low < high else -1
+        row = low if low < high else -1
+        if here >= 0 and here in (together := worker[low:high]):
+            row = high - 1 - together[::-1].index(here)  # the last of them
         begin = begins[row] if row >= 0 else ends[low - 1] if low else 0
         tasks.append(int(usable[row]) if row >= 0 else -1)
         starts.append(max(0, begin))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ _PART_OF_COPY = re.compile(r"/(?:begin|mid|end)$")
 Path = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A name in a tree with the sum of everything beneath it.
 
     ``before``: the same sum of another profile, 0 without one. ``width``: its extent in a drawing,
@@ -233,10 +232,8 @@ def tree(leaves: pd.DataFrame, before: pd.DataFrame | None = None) -> dict[Path,
             for own, other in zip(kind, rows.kinds(values, kinds, ~is_new), strict=True)
         ]
     columns = (new.tolist(), old.tolist(), width.tolist(), kind)
-    return {
-        path: Node(path, *columns_of)
-        for path, columns_of in zip(rows.paths, zip(*columns, strict=True), strict=True)
-    }
+    nodes = map(Node._make, zip(rows.paths, *columns, strict=True))
+    return dict(zip(rows.paths, nodes, strict=True))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # (docs/machine.md#targets).
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
+_OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 
@@ -55,12 +56,13 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
 
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
-    """The steps that these operators run once, as often as their body runs them."""
-    steps = report.steps_as_run()
-    chosen = (steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)
+    """The steps that these operators run once, as often as their body runs them: `_OF_STEPS`."""
+    steps = report.program_steps()
+    chosen = ((steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)).to_numpy()
     if len(ops) < len(report.ops):
-        chosen &= steps["op"].isin(ops.index)
-    return steps[chosen]
+        chosen = chosen & steps["op"].isin(ops.index).to_numpy()
+    rows = np.flatnonzero(chosen)
+    return steps[[*_OF_STEPS]].take(np.repeat(rows, steps["times"].to_numpy()[rows]))
 
 
 def roofline(report: Report) -> pd.DataFrame:
@@ -79,14 +81,11 @@ def roofline(report: Report) -> pd.DataFrame:
 def _roofline(report: Report, ops: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """`roofline` of some operators, whose steps these are."""
     target = report.target
+    by_kind = steps.groupby(["kind", "op"], sort=False)["cycles"].sum()
     spent = {
-        kind: (
-            steps.loc[steps["kind"] == kind, "cycles"]
-            .groupby(steps["op"])
-            .sum()
-            .reindex(ops.index)
-            .fillna(0)
-        )
+        kind: (by_kind.loc[kind] if kind in by_kind.index else by_kind.iloc[:0].droplevel(0))
+        .reindex(ops.index)
+        .fillna(0)
         for kind in ("compute", "exchange", "sync")
     }
     received = steps["bytes_in"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0).to_numpy()

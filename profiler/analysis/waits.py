@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +36,55 @@ def longest_waits(report: Report, path: pd.DataFrame) -> pd.DataFrame:
     only, are one row: that of the longest, with the cycles and ``times`` of all.
     """
     rows = entries(path)
-    moved = dict(iter(report.moved_tensors.groupby("step")))
+    across = ~rows["cause"].isin([*_WORK])
+    moved = _moved(report.moved_tensors, rows.loc[across, "step"])
     rows.insert(0, "what", [_words(row, moved) for row in rows.itertuples(index=False)])
     return _together(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Tensors that one step moves across a chip's edge.
+
+    ``ends``: where they come from and go to, -1 for what is no IPU; ``target``: where the first
+    goes; ``largest``: the largest of them in words.
+    """
+
+    ends: set[int]
+    target: int
+    largest: str
+
+
+def _moved(tensors: pd.DataFrame, steps: pd.Series) -> dict[int, _Moved]:
+    """What each of the steps moves; ``tensors``: `Report.moved_tensors`."""
+    tensors = tensors[tensors["step"].isin(steps)].sort_values("step", kind="stable")
+    step, source, target = (tensors[name].to_numpy() for name in ("step", "source", "target"))
+    unique, first = np.unique(step, return_index=True)
+    edges = [*first.tolist(), len(step)]
+    largest = _largest(tensors)
+    return {
+        one: _Moved(
+            {*source[begin:end].tolist(), *target[begin:end].tolist()},
+            int(target[begin]),
+            largest[one],
+        )
+        for one, (begin, end) in zip(unique.tolist(), pairwise(edges), strict=True)
+    }
+
+
+def _largest(tensors: pd.DataFrame) -> dict[int, str]:
+    """The largest tensors of each step, by all bytes that it moves of them."""
+    by_name = tensors.groupby(["step", "name"], sort=False)["bytes"].sum()
+    by_name = by_name.sort_values(ascending=False, kind="stable")
+    names: dict[int, list[str]] = {}
+    for (step, name), nbytes in zip(by_name.index.tolist(), by_name.tolist(), strict=True):
+        said = names.setdefault(step, [])
+        said.append(f"{name} {size(nbytes)}" if len(said) < _MOST_TENSORS else "")
+    return {
+        step: ", ".join(said[:_MOST_TENSORS])
+        + (f" and {len(said) - _MOST_TENSORS} more" if len(said) > _MOST_TENSORS else "")
+        for step, said in names.items()
+    }
 
 
 def _together(rows: pd.DataFrame) -> pd.DataFrame:
@@ -52,14 +100,14 @@ def _together(rows: pd.DataFrame) -> pd.DataFrame:
     return merged.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
-def _words(row: Any, moved: dict[Any, pd.DataFrame]) -> str:
+def _words(row: Any, moved: dict[int, _Moved]) -> str:
     """``row``: an entry; ``moved``: tensors that cross a chip's edge, by step."""
     if row.cause in _WORK:
         return f"{_worker(row)} {_WORK[row.cause]}; {_part(row)}"
     tensors = moved.get(row.step)
     if tensors is None:
         return f"{row.cause}: {row.name}"
-    return f"{_edge(row, tensors)}: {_largest(tensors)}"
+    return f"{_edge(row, tensors)}: {tensors.largest}"
 
 
 def _worker(row: Any) -> str:
@@ -73,22 +121,13 @@ def _part(row: Any) -> str:
     return f"most in {row.name} ({percent(share)} of it)"
 
 
-def _edge(row: Any, tensors: pd.DataFrame) -> str:
+def _edge(row: Any, tensors: _Moved) -> str:
     """The two ends between which the tensors move."""
     if row.cause == "collective over replicas":
         return "replicas exchange"
     if row.cause == "copy between IPUs":
-        peers = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()} - {row.ipu})
+        peers = sorted(tensors.ends - {row.ipu})
         others = " and ".join(str(peer) for peer in peers)
         return f"copies between IPU {row.ipu} and IPU{'s' if len(peers) > 1 else ''} {others}"
     where = "the host" if row.cause == "host I/O" else "streaming memory"
-    return f"to {where}" if int(tensors["target"].iloc[0]) < 0 else f"from {where}"
-
-
-def _largest(tensors: pd.DataFrame) -> str:
-    """The largest tensors by all bytes that the step moves of them."""
-    by_name = tensors.groupby("name", sort=False)["bytes"].sum()
-    by_name = by_name.sort_values(ascending=False, kind="stable")
-    said = [f"{name} {size(nbytes)}" for name, nbytes in by_name.head(_MOST_TENSORS).items()]
-    more = len(by_name) - len(said)
-    return ", ".join(said) + (f" and {more} more" if more else "")
+    return f"to {where}" if tensors.target < 0 else f"from {where}"

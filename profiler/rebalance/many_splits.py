@@ -7,7 +7,9 @@ distinct pipeline cycles are computed for each split.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -57,13 +59,18 @@ def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
 
 def assignment_cycles(costs: Costs, assignment: Assignment) -> int:
     """``what_if(costs, assignment).total``, mostly without its schedule."""
-    if costs.streams.across:
-        return what_if(costs, assignment).total
-    chosen = [part.choice for part in assignment.parts(costs)]
-    choices = tuple(dict.fromkeys(chosen))
-    which = np.array([[choices.index(choice) for choice in chosen]])
-    splits = ManySplits(np.array([assignment.starts]), which, assignment.ipus, choices)
-    return int(total_cycles(costs, splits)[0])
+    return int(cycles_of_assignments(costs, [assignment])[0])
+
+
+def cycles_of_assignments(costs: Costs, assignments: Sequence[Assignment]) -> np.ndarray:
+    """`assignment_cycles` of some splits onto the same list of IPUs: int64[split]."""
+    if costs.streams.across or not assignments:
+        return np.array([what_if(costs, one).total for one in assignments], dtype=np.int64)
+    chosen = [[part.choice for part in one.parts(costs)] for one in assignments]
+    number = {choice: at for at, choice in enumerate(dict.fromkeys(chain.from_iterable(chosen)))}
+    which = np.array([[number[choice] for choice in ways] for ways in chosen])
+    starts = np.array([one.starts for one in assignments])
+    return total_cycles(costs, ManySplits(starts, which, assignments[0].ipus, tuple(number)))
 
 
 def counted_micro_batches(costs: Costs, stages: int) -> int:

@@ -5,7 +5,7 @@ Passes with the same contents step by step, such as those of equal layers, are c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from profiler.rebalance.shared_weights import SharedWeight
 from profiler.rebalance.tied_gradients import TiedGradients
 
 _Peak = tuple[np.ndarray, np.ndarray]  # of region 0 and of region 1, int64[tile]
-# Of variables: start, stop, bytes on each tile (int64[variable, tile]), whether in region 1.
+# Of variables: start, stop, row in a table of vectors (int64[row, tile]), whether in region 1.
 _Lives = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -89,13 +89,12 @@ class Touched:
         alive = (stop > 0) & (start <= spots[-1])
         columns = (np.maximum(start, 0), stop, self.variables.vector[rows], region1)
         start, stop, vector, region1 = (column[alive] for column in columns)
+        here, vectors = (start, stop, vector, region1), self.variables.vectors
         if arrived:
-            here = (start, stop, self.variables.vectors[vector], region1)
-            return _most_live(_with_arrived(here, arrived), spots)
+            return _most_live(*_with_arrived(here, arrived, vectors), spots)
         key = b" ".join(one.tobytes() for one in (start, stop, vector, region1, spots))
         if key not in self._peaks:
-            here = (start, stop, self.variables.vectors[vector], region1)
-            self._peaks[key] = _most_live(here, spots)
+            self._peaks[key] = _most_live(here, vectors, spots)
         return self._peaks[key]
 
 
@@ -196,60 +195,48 @@ def _add_updating(memory: PassMemory, touched: Touched, spots: dict[int, np.ndar
     np.maximum(memory.peak, 0, out=memory.peak)
 
 
-def _with_arrived(here: _Lives, arrived: Sequence[_Arrived]) -> _Lives:
-    start, stop, vectors, region1 = here
+def _with_arrived(
+    here: _Lives, arrived: Sequence[_Arrived], vectors: np.ndarray
+) -> tuple[_Lives, np.ndarray]:
+    """The lives and the table of vectors, with those that arrived at the end of both."""
+    start, stop, vector, region1 = here
     none = np.zeros(len(arrived), dtype=np.int64)
-    return (
+    with_them = (
         np.concatenate([start, [one.start for one in arrived]]),
         np.concatenate([stop, [one.stop for one in arrived]]),
-        np.concatenate([vectors, [one.nbytes for one in arrived]]),
+        np.concatenate([vector, len(vectors) + np.arange(len(arrived))]),
         np.concatenate([region1, none.astype(bool)]),
     )
+    return with_them, np.concatenate([vectors, [one.nbytes for one in arrived]])
 
 
-def _most_live(here: _Lives, spots: np.ndarray) -> _Peak:
+def _most_live(here: _Lives, vectors: np.ndarray, spots: np.ndarray) -> _Peak:
     """The peak of live bytes on each tile at ``spots``, in region 0 and in region 1.
 
     Other Blocks run between this Block's forward and backward; what only they hold is not part of
     its peak.
     """
-    start, stop, vectors, region1 = here
+    start, stop, vector, region1 = here
     plain, interleaved = (
-        _most_at(start[chosen], stop[chosen], vectors[chosen], spots)
+        _most_at(start[chosen], stop[chosen], vector[chosen], vectors, spots)
         for chosen in (~region1, region1)
     )
     return plain, interleaved
 
 
 def _most_at(
-    start: np.ndarray, stop: np.ndarray, vectors: np.ndarray, spots: np.ndarray
+    start: np.ndarray, stop: np.ndarray, vector: np.ndarray, vectors: np.ndarray, spots: np.ndarray
 ) -> np.ndarray:
     """The most that is live on each tile at any of the ``spots``: int64[tile]."""
-    most, level = np.zeros((2, vectors.shape[1]), dtype=np.int64)
     at = np.concatenate([start, stop])
-    order = np.argsort(at, kind="stable")
-    order = order[at[order] <= spots[-1]]
-    times, first = np.unique(at[order], return_index=True)
+    counted = at <= spots[-1]
+    times, when = np.unique(at[counted], return_inverse=True)
     behind = np.append(times[1:], spots[-1] + 1)
     in_pass = np.searchsorted(spots, behind) > np.searchsorted(spots, times)
-    sign = np.where(order < len(start), 1, -1)
-    edges = np.append(first, len(order))
-    for some in _pieces(edges, max(1, liveness.BLOCK_CELLS // max(1, len(level)))):
-        rows = slice(edges[some.start], edges[some.stop])
-        changes = vectors[order[rows] % max(1, len(start))] * sign[rows, None]
-        levels = np.add.reduceat(changes, first[some] - edges[some.start], axis=0)
-        levels[0] += level
-        np.cumsum(levels, axis=0, out=levels)
-        level = levels[-1].copy()
-        most = np.maximum(most, levels[in_pass[some]].max(axis=0, initial=0))
-    return most
-
-
-def _pieces(edges: np.ndarray, most: int) -> Iterator[slice]:
-    """Groups that begin at ``edges``, as many at a time as have ``most`` rows, or one that is."""
-    begin = 0
-    while begin < len(edges) - 1:
-        end = int(np.searchsorted(edges, edges[begin] + most, side="right")) - 1
-        end = max(begin + 1, end)
-        yield slice(begin, end)
-        begin = end
+    if not in_pass.any():
+        return np.zeros(vectors.shape[1], dtype=np.int64)
+    rows, row = np.unique(vector, return_inverse=True)
+    changes = np.zeros((len(times), len(rows)), dtype=np.int32)
+    sign = np.repeat([1, -1], len(start))
+    np.add.at(changes, (when, np.tile(row, 2)[counted]), sign[counted])
+    return liveness.fullest_states(np.cumsum(changes, axis=0)[in_pass], vectors[rows])[0]

@@ -15,9 +15,9 @@ import numpy as np
 
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import depth_of, memory_of_all
+from profiler.rebalance.interval_costs import cycles_of_intervals, depth_of, memory_of_all
 from profiler.rebalance.tile_memory import IntervalMemory, Part, ipu_bytes
-from profiler.rebalance.what_if import Assignment, stage_cycles
+from profiler.rebalance.what_if import Assignment
 
 _MOST_WAYS = 10_000  # that differ in what is open: more are not all looked at
 
@@ -85,7 +85,7 @@ class _Search:
         # whether an IPU holds stages does not depend on how long a search lets them be
         self._fits: dict[tuple[Part, ...], bool] = costs.known.setdefault("fit together", {})
         self._alone: dict[Choice, IntervalMemory] = {}
-        self._length: dict[tuple[Part, bool], int] = {}
+        self._length = _lengths(costs, choices)
 
     def stage(self, k: int, ways: dict[_Key, _Way]) -> dict[_Key, _Way]:
         """The best ways with stage k, from those without it."""
@@ -132,9 +132,10 @@ class _Search:
         return range(begin, count - behind) if behind else [count - 1]
 
     def _cycles(self, part: Part, final: bool) -> int:
-        if (part, final) not in self._length:
-            self._length[part, final] = sum(stage_cycles(self.costs, part, final))
-        return self._length[part, final]
+        length: int = self._length[None if final else part.choice][part.first][
+            part.last - part.first
+        ]
+        return length
 
     def _holds(self, parts: tuple[Part, ...]) -> bool:
         if not self.memory:
@@ -156,6 +157,20 @@ class _Search:
         """Whether each group is on this IPU with all of its Blocks, or with none."""
         here = {block for part in parts for block in range(part.first, part.last + 1)}
         return all(not group & here or group <= here for group in self.together)
+
+
+def _lengths(costs: Costs, choices: tuple[Choice, ...]) -> dict[Choice | None, list[list[int]]]:
+    """Cycles of a stage by its choice, its first Block, and how many more Blocks it has.
+
+    Under None those of the last stage. Worked out once for the costs.
+    """
+    key = "lengths of stages", choices
+    if key not in costs.known:
+        early, final = cycles_of_intervals(costs, choices, len(costs))
+        tables = zip((*choices, None), (*early, final), strict=True)
+        costs.known[key] = {choice: table.tolist() for choice, table in tables}
+    lengths: dict[Choice | None, list[list[int]]] = costs.known[key]
+    return lengths
 
 
 def _worst(way: _Way | None) -> int:

@@ -29,8 +29,8 @@ from profiler.rebalance.interval_costs import (
 )
 from profiler.rebalance.least_update import least_update, narrows
 from profiler.rebalance.many_splits import (
-    assignment_cycles,
     counted_micro_batches,
+    cycles_of_assignments,
 )
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import TooManyWays, least_bottleneck_revisiting
@@ -42,6 +42,7 @@ from profiler.units import listed
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
+_Move = tuple[int, int, int]  # first and last of some cuts that move, and by how many Blocks
 _FEW_IPUS = 4  # up to which stages come back to each of them
 _MOST_NAMED = 6  # moves
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
@@ -531,33 +532,55 @@ def _better_neighbours(
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
     exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
-    total: Callable[[Assignment], int] = (
-        (lambda a: assignment_cycles(costs, a)) if exact else _Totals(costs)
-    )
+    one_by_one = None if exact else _Totals(costs)
     moves = [
         (a, b, step)
         for a in range(1, stages)
         for b in range(a, stages if small else a + 1)
         for step in (-1, 1)
     ]
-    best, current = total(assignment), assignment
+
+    def totals(tried: list[Assignment]) -> list[int]:
+        if one_by_one is not None:
+            return [one_by_one(one) for one in tried]
+        lengths: list[int] = cycles_of_assignments(costs, tried).tolist()
+        return lengths
+
+    def first_better(some: list[_Move]) -> tuple[int, Assignment, int] | None:
+        """The first of some moves that shortens it, where it leads, and what that takes."""
+        ways = [(at, _moved(costs, current, move)) for at, move in enumerate(some)]
+        tried = [(at, one) for at, one in ways if one is not None and _kept(costs, one, together)]
+        lengths = totals([one for _, one in tried])
+        for (at, one), length in zip(tried, lengths, strict=True):
+            first, last, _ = some[at]
+            if length < best and _fits(costs, one, range(first - 1, last + 1)):
+                return at, one, length
+        return None
+
+    current, (best,) = assignment, totals([assignment])
+    at_once = len(moves) if exact else 1
     for _ in range(len(costs) * stages if small else _ROUNDS):
-        moved = False
-        for first, last, step in moves:
-            starts = np.array([*current.starts, len(costs)])
-            starts[first : last + 1] += step
-            if (np.diff(starts) <= 0).any():
+        at, before = 0, best
+        while at < len(moves):
+            found = first_better(moves[at : at + at_once])
+            if found is None:
+                at += at_once
                 continue
-            tried = replace(current, starts=tuple(starts[:-1].tolist()))
-            if (
-                _kept(costs, tried, together)
-                and (length := total(tried)) < best
-                and _fits(costs, tried, range(first - 1, last + 1))
-            ):
-                best, current, moved = length, tried, True
-        if not moved:
+            within, current, best = found
+            at += within + 1
+        if best == before:
             break
     return current
+
+
+def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | None:
+    """With some neighbouring cuts moved by a Block; None where that leaves a stage none."""
+    first, last, step = move
+    starts = np.array([*assignment.starts, len(costs)])
+    starts[first : last + 1] += step
+    if (np.diff(starts) <= 0).any():
+        return None
+    return replace(assignment, starts=tuple(starts[:-1].tolist()))
 
 
 class _Totals:

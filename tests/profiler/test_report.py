@@ -509,6 +509,18 @@ def test_any_intervals_in_any_window_blocks_and_shape(case, first, height, width
     assert peaks.max_tile.tolist() == whole.argmax(axis=1).tolist()
 
 
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_the_fullest_of_any_states(states, vectors, tiles, seed):
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, 4, (states, vectors)).astype(np.int32)
+    of_each = random.integers(0, random.choice([3, 1 << 40]), (vectors, tiles))
+    held = counts @ of_each
+    most, first = liveness.fullest_states(counts, of_each)
+    assert most.tolist() == held.max(axis=0).tolist()
+    assert first.tolist() == held.argmax(axis=0).tolist()
+
+
 def test_liveness_sums_the_map(report):
     frame, whole = report.liveness(2), naive_map(report, 2)
     assert frame["total"].tolist() == whole.sum(axis=1).tolist()

@@ -153,11 +153,14 @@ class Rows:
         Slices whose row is outside ``0 .. rows - 1`` are left out.
         """
         order = np.flatnonzero((row >= 0) & (row < rows))
-        later, forward = np.diff(row[order]), np.diff(start[order]) >= 0
+        if len(order) < len(row):
+            row, start, end, code = (column[order] for column in (row, start, end, code))
+        later, forward = np.diff(row), np.diff(start) >= 0
         if not ((later > 0) | ((later == 0) & forward)).all():  # sorted they are many times as fast
-            order = order[np.lexsort((start[order], row[order]))]
-        first = np.searchsorted(row[order], np.arange(rows + 1))
-        return cls(first, start[order], end[order], code[order], order)
+            by_row = np.lexsort((start, row))
+            columns = (row, start, end, code, order)
+            row, start, end, code, order = (column[by_row] for column in columns)
+        return cls(np.searchsorted(row, np.arange(rows + 1)), start, end, code, order)
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -178,6 +181,8 @@ class Rows:
 
     def only(self, wanted: np.ndarray) -> Rows:
         """A selection of the rows, in the given order."""
+        if np.array_equal(wanted, np.arange(len(self))):
+            return self
         parts = [self.of(row) for row in wanted.tolist()]
         first = np.cumsum([0, *(part.stop - part.start for part in parts)])
         positions = np.concatenate([np.arange(part.start, part.stop) for part in parts] or [first])

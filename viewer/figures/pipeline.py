@@ -140,11 +140,19 @@ class Lanes:
     names: tuple[str, ...]  # of the lanes, short
     shown: np.ndarray  # the IPU that each lane shows
     arranged: tuple[Lane, ...]
+    row: np.ndarray  # of each IPU that is shown, before lanes are drawn again; -1
+    again: np.ndarray  # the row that each lane is drawn from
 
     @property
     def ipus(self) -> list[int]:
         """The IPUs that lanes show, each once."""
         return list(dict.fromkeys(self.shown.tolist()))
+
+    def with_steps(self, steps: Executed) -> Lanes:
+        """The same lanes with executed steps in their strips."""
+        code, beside = codes_of_steps(steps), beside_others(steps)
+        rows = _rows(_times_of_steps(steps), code, self.row, ~beside).only(self.again)
+        return replace(self, steps=steps, step_rows=rows)
 
     @property
     def end(self) -> int:
@@ -200,7 +208,7 @@ def lanes(
     number of its IPU after those of all IPUs.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
-    code, of_steps = codes(tasks, by_direction=True), codes_of_steps(steps)
+    code = codes(tasks, by_direction=True)
     beside = (tasks["kind"] == records.BESIDE).to_numpy()
     path = path or on_ipus(tasks, chain_through(tasks))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
@@ -220,14 +228,13 @@ def lanes(
     lane = np.zeros(count, dtype=np.int64)
     for at, one in reversed(list(enumerate(arranged))):
         lane[one.members] = at
-    return Lanes(
+    none = Executed.nothing()
+    without = Lanes(
         tasks,
-        steps,
+        none,
         cycles,
         _rows(_times_of(tasks), code, row, ~beside).only(again),
-        _rows((steps.ipu, steps.start, steps.end), of_steps, row, ~beside_others(steps)).only(
-            again
-        ),
+        _rows(_times_of_steps(none), codes_of_steps(none), row, beside_others(none)).only(again),
         tuple(lane_label(one, stages) for one in arranged),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(_times_of(tasks), code, row, beside).only(again),
@@ -236,7 +243,10 @@ def lanes(
         tuple(one.name for one in arranged),
         shown,
         tuple(arranged),
+        row,
+        again,
     )
+    return without.with_steps(steps)
 
 
 def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
@@ -681,17 +691,20 @@ def _merged(count: int) -> str:
 
 
 def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
-    rows = lanes.tasks.iloc[rows_of_lanes.source[found.longest]]
+    at = rows_of_lanes.source[found.longest]
+    names = ("name", "micro_batch", "cycles", "pipeline_cycle", "phase")
+    columns = (lanes.tasks[name].array.take(at).tolist() for name in names)
     lines = []
-    for row, count in zip(rows_of(rows), found.count.tolist(), strict=True):
-        batch = f"micro-batch {row.micro_batch}" if row.micro_batch >= 0 else ""
+    for name, batch, cycles, cycle, phase, count in zip(
+        *columns, found.count.tolist(), strict=True
+    ):
         lines.append(
             text_of(
                 [
-                    f"<b>{plain(row.name)}</b>",
-                    batch,
-                    clock.both(row.cycles),
-                    f"pipeline cycle {row.pipeline_cycle}, {row.phase}" if row.phase else "",
+                    f"<b>{plain(name)}</b>",
+                    f"micro-batch {batch}" if batch >= 0 else "",
+                    clock.both(cycles),
+                    f"pipeline cycle {cycle}, {phase}" if phase else "",
                     _merged(count),
                 ]
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
@@ -69,5 +71,12 @@ def text_of(pieces: list[str]) -> str:
 
 
 def rows_of(frame: pd.DataFrame) -> Iterator[Any]:
-    """The rows of a small frame, with columns as attributes."""
-    return iter(frame.itertuples())
+    """The rows of a small frame, with columns as attributes, and its index as ``Index``."""
+    columns = (frame[name].tolist() for name in frame.columns)
+    return map(_row_type(tuple(frame.columns))._make, zip(frame.index, *columns, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _row_type(names: tuple[str, ...]) -> Any:
+    """A class for rows with these columns, which takes longer to make than the rows."""
+    return namedtuple("Row", ("Index", *names), rename=True)

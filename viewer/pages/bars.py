@@ -34,19 +34,20 @@ def bars(id: str, figure: go.Figure) -> Any:
     Vertical lines with an annotation at their place become marks; annotations at the right edge
     become the text behind each bar.
     """
-    traces = [trace for trace in figure.data if trace.type == "bar"]
-    labels = list(dict.fromkeys(label for trace in traces for label in trace.y))
+    # as dictionaries: plotly's objects look a name up anew each time they are asked for it
+    traces = [trace.to_plotly_json() for trace in figure.data if trace.type == "bar"]
+    labels = list(dict.fromkeys(label for trace in traces for label in trace["y"]))
     at = {label: position for position, label in enumerate(labels)}
     values = np.zeros((len(traces), len(labels)))
     for index, trace in enumerate(traces):
-        values[index, [at[label] for label in trace.y]] = np.asarray(trace.x, dtype=float)
+        values[index, [at[label] for label in trace["y"]]] = np.asarray(trace["x"], dtype=float)
     span = figure.layout.xaxis.range
     most = float(span[1]) if span else float(values.sum(axis=0).max(initial=0)) * 1.02
     ends = {note.y: note for note in figure.layout.annotations if note.xref == "paper"}
     rows = []
     pieces_of: dict[str, list[Any]] = {label: [] for label in labels}
     for index, trace in enumerate(traces):
-        for position, label in enumerate(trace.y):
+        for position, label in enumerate(trace["y"]):
             if (value := values[index, at[label]]) > 0:
                 pieces_of[label].append(_piece(trace, position, value, most))
     alone = len(traces) == 1
@@ -68,8 +69,10 @@ def bars(id: str, figure: go.Figure) -> Any:
             )
         rows.append(html.Div(cells, className="bar"))
     unit: Any = {"data-unit": _unit(figure)}
-    names = [trace for trace in traces if trace.name]
-    legend = [html.Span([html.I(style=_fill(trace.marker, 0)), trace.name]) for trace in names]
+    names = [trace for trace in traces if trace.get("name")]
+    legend = [
+        html.Span([html.I(style=_fill(trace["marker"], 0)), trace["name"]]) for trace in names
+    ]
     return html.Div(
         [
             html.Div(legend, className="legend"),
@@ -116,34 +119,39 @@ def _unit(figure: go.Figure) -> str:
     return str(axis.title.text or axis.ticksuffix or "").strip()
 
 
-def _piece(trace: go.Bar, position: int, value: float, most: float) -> Any:
-    if trace.meta == SPACER:
-        return html.Div(style={"width": f"{100 * value / most:.4f}%"})
-    hover = trace.customdata[position] if trace.customdata is not None else trace.text[position]
-    style = {"width": f"{100 * value / most:.4f}%", **_fill(trace.marker, position)}
-    if colour := trace.textfont.color or trace.insidetextfont.color:
+def _piece(trace: dict[str, Any], position: int, value: float, most: float) -> Any:
+    width = {"width": f"{100 * value / most:.4f}%"}
+    if trace.get("meta") == SPACER:
+        return html.Div(style=width)
+    texts, marker = trace.get("text"), trace["marker"]
+    hovers: Any = trace.get("customdata", texts)
+    style = {**width, **_fill(marker, position)}
+    fonts = (trace.get(font, {}).get("color") for font in ("textfont", "insidetextfont"))
+    if colour := next(filter(None, fonts), None):
         style["color"] = colour
-    words = unescape(trace.text[position]).strip() if trace.text is not None else ""
-    data: Any = {"data-name": trace.name or "", "data-value": f"{value:.10g}"}
+    words = unescape(texts[position]).strip() if texts is not None else ""
+    data: Any = {"data-name": trace.get("name", ""), "data-value": f"{value:.10g}"}
     return html.Div(
-        html.Span(words, style={"background": _colour(trace.marker, position)}) if words else None,
+        html.Span(words, style={"background": _colour(marker, position)}) if words else None,
         style=style,
-        title=unescape(hover).strip().replace("<br>", "\n"),
+        title=unescape(hovers[position]).strip().replace("<br>", "\n"),
         **data,
     )
 
 
-def _colour(marker: Any, position: int) -> str:
-    return str(marker.color if isinstance(marker.color, str) else marker.color[position])
+def _colour(marker: dict[str, Any], position: int) -> str:
+    colour = marker["color"]
+    return str(colour if isinstance(colour, str) else colour[position])
 
 
-def _fill(marker: Any, position: int) -> dict[str, str]:
-    colour = _colour(marker, position)
-    if marker.line.width:
-        return {"background": colour, "boxShadow": f"inset 0 0 0 1px {marker.line.color}"}
-    if not marker.pattern.shape:
+def _fill(marker: dict[str, Any], position: int) -> dict[str, str]:
+    colour, line = _colour(marker, position), marker.get("line", {})
+    if line.get("width"):
+        return {"background": colour, "boxShadow": f"inset 0 0 0 1px {line['color']}"}
+    pattern = marker.get("pattern", {})
+    if not pattern.get("shape"):
         return {"background": colour}
-    stroke = marker.pattern.fgcolor
+    stroke = pattern["fgcolor"]
     return {
         "background": f"repeating-linear-gradient(135deg, {stroke} 0 1.5px, {colour} 1.5px 6px)"
     }

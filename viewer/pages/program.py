@@ -178,6 +178,8 @@ class Tree:
         self.ids: list[int] = self.frame["id"].tolist()
         parents = parents_of(self.frame)
         self.parent: list[int] = parents.tolist()
+        columns = (self.frame[name].tolist() for name in ("name", "type", "repeat"))
+        self.names: list[tuple[str, str, int]] = list(zip(*columns, strict=True))
         self.ipu, self.position = _leaves(report, self.frame)
         self.cycles = program_cycles(report)
         self.depth = [0] * len(self.ids)
@@ -220,12 +222,12 @@ class Tree:
         id, below = self.ids[row], self.below[row]
         mark = ("▾ " if opened else "▸ ") if below else "   "
         leaf = self.ipu[row] >= 0
-        node = self.frame.iloc[row]
+        name, kind, repeat = self.names[row]
         return {
             "id": str(id),
-            "label": " " * 5 * self.depth[row] + mark + str(node["name"] or node["type"]),
-            "type": str(node["type"]),
-            "repeat": int(node["repeat"]) if node["repeat"] != 1 else None,
+            "label": " " * 5 * self.depth[row] + mark + (name or kind),
+            "type": kind,
+            "repeat": repeat if repeat != 1 else None,
             "below": below or None,
             "ipu": int(self.ipu[row]) if leaf else None,
             "position": int(self.position[row]) if leaf else None,

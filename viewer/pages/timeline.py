@@ -162,15 +162,15 @@ def lanes_of(
     whole = (report, run, iteration)
     tasks = report.tasks(run, iteration=iteration)
 
-    def of(steps: Executed) -> Lanes:
+    def make() -> Lanes:
         cycles, path = report.pipeline_cycles(run, iteration), waits.chain(profiles, *whole)
         more = path, shards_of(report)
-        return pipeline_figures.lanes(tasks, steps, cycles, report.stages, *how, *more)
-
-    def make() -> Lanes:
-        lanes = of(Executed.nothing())
+        none = Executed.nothing()
+        lanes = pipeline_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
         part = part_of(report, run, iteration, lanes.ipus, None)
-        return lanes if part is None else of(_executed(profiles, *whole, lanes.ipus, part))
+        if part is None:
+            return lanes
+        return lanes.with_steps(_executed(profiles, *whole, lanes.ipus, part))
 
     lanes = profiles.made(report, ("lanes", run, iteration, arrangement), make)
     if len(lanes.steps) or window is None:
@@ -179,7 +179,9 @@ def lanes_of(
     if part is None:
         return lanes
     key = ("lanes", run, iteration, arrangement, part)
-    return profiles.made(report, key, lambda: of(_executed(profiles, *whole, lanes.ipus, part)))
+    return profiles.made(
+        report, key, lambda: lanes.with_steps(_executed(profiles, *whole, lanes.ipus, part))
+    )
 
 
 def _executed(
