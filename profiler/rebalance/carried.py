@@ -90,7 +90,7 @@ class Carried:
         """
         ways: tuple[list[Shared], list[Shared]] = ([], [])
         tied = [*zip(map(set, ties.blocks), ties.nbytes, strict=True)]
-        for row in np.flatnonzero(~self.direct & ~self._is_tied).tolist():
+        for row in np.flatnonzero(~self.direct & ~self.is_tied).tolist():
             back = bool(self.back[row])
             blocks = np.flatnonzero(self.touched[row]).tolist()
             nbytes = int(self.nbytes[row].sum())
