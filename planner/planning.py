@@ -352,10 +352,13 @@ def _walk(
         price(state, wave)
     left = [key for key in several if key not in state.tried]
     if left:
-        state.left_out.append(
-            f"{len(left)} more ({_some(left)}): what is next to them is slower than the best by"
-            f" more than {1 - _NEAR:.0%}; --micro-batches and --proportions try what they name"
+        why = (
+            "there was no time for them"
+            if state.stopped
+            else f"what is next to them is slower than the best by more than {1 - _NEAR:.0%};"
+            " --micro-batches and --proportions try what they name"
         )
+        state.left_out.append(f"{len(left)} more ({_some(left)}): {why}")
 
 
 def _beside(state: _State, keys: Sequence[Key], near: Sequence[Key]) -> list[Key]:

@@ -98,6 +98,11 @@ def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
             f"--global-batch {batch} is no multiple of the script's micro-batch of {micro_batch}:"
             " say --micro-batches, numbers that divide it"
         )
+    if all(batch % size for size in sizes):
+        raise QuestionError(
+            f"--micro-batches {','.join(map(str, sizes))}: none divides the {batch} samples of a"
+            " weight update. Name divisors, or say --global-batch"
+        )
     sharding = options.tensor_sharding
     planned = sharding.shards > 1 or sharding.plan != "auto"
     return Question(

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from rich.console import Console
 
@@ -48,20 +48,30 @@ class Planning:
     asked: Asked
     args: argparse.Namespace
     words: tuple[str, ...]
+    out: TextIO
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end the script; 130 if Ctrl-C ended the search."""
         command = shlex.join(self.words)
-        best = _planned(call, replace(self.asked, command=command), self.args, command)
+        best = _planned(call, replace(self.asked, command=command), self.args, command, self.out)
         raise SystemExit(_INTERRUPTED if best.stopped == INTERRUPTED else 0)
 
 
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
-    """Have the first model that the script calls planned instead of compiled."""
-    PoplarExecutor.first_call_taker = Planning(asked_by(args), args, tuple(words))
+    """Have the first model that the script calls planned instead of compiled.
+
+    With ``--json`` and ``--csv`` standard output is the plan's alone; what the script prints goes
+    to standard error.
+    """
+    planning = Planning(asked_by(args), args, tuple(words), sys.stdout)
+    PoplarExecutor.first_call_taker = planning
+    if args.json or args.csv:
+        sys.stdout = sys.stderr
 
 
-def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: str) -> Plan:
+def _planned(
+    call: FirstCall, asked: Asked, args: argparse.Namespace, command: str, out: TextIO
+) -> Plan:
     console = Console(stderr=True)
     try:
         with progress(console) as told:
@@ -73,11 +83,11 @@ def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, command: s
         print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
         raise SystemExit(_INTERRUPTED) from None
     if args.json:
-        print(as_json(best_plan))
+        print(as_json(best_plan), file=out)
     elif args.csv:
-        print(as_csv(best_plan), end="")
+        print(as_csv(best_plan), end="", file=out)
     else:
-        show(best_plan, Console(width=None if sys.stdout.isatty() else 160))
+        show(best_plan, Console(file=out, width=None if out.isatty() else 160))
     if args.write:
         path = save(best_plan, args.write)
         print(

@@ -36,6 +36,7 @@ class Layers(torch.nn.Module):
         return x
 
 torch.manual_seed(0)
+print("a line of the script's")
 model = Layers()
 options = poptorch.Options()
 options.Training.gradientAccumulation(4)
@@ -59,6 +60,7 @@ def test_a_plan_is_written_and_the_script_runs_with_it_unchanged(tmp_path: Path)
     plan = load(file)
     assert [row["split"] for row in rows] == [one.mapping.split for one in plan.candidates]
     assert "call" not in planned.stdout  # the script ended at its first call
+    assert "a line of the script's" in planned.stderr  # and left standard output to the plan
     best = plan.best
     assert best.mapping.samples == 16 and best.mapping.attached == 2
 

@@ -15,6 +15,7 @@ from benchmarks.plan.brute_force import Case, Layers
 from ipu_exec import machine
 from ipu_exec.errors import Error
 from ipu_exec.planning import engine
+from ipu_exec.planning.asking import Asked, plan_call
 from planner.planning import INTERRUPTED
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
@@ -56,6 +57,7 @@ def test_no_compile_begins_when_the_budget_is_spent() -> None:
     assert plan.compiles == 1 and plan.own is not None
     assert "budget" in plan.stopped and plan.stopped in plan.why[-1]
     assert any("there was no time for it" in line for line in plan.left_out)
+    assert not any("slower" in line for line in plan.left_out)
 
 
 def test_where_nothing_fits_it_says_what_lacks_and_what_would_fit(
@@ -71,6 +73,11 @@ def test_where_nothing_fits_it_says_what_lacks_and_what_would_fit(
     assert "it is p=2 r=1 with a micro-batch of 4" in said
     assert "On 4 IPUs one fits: p=4, --plan 4" in said
     assert replace(case, ipus=4).plan().best.runs
+
+
+def test_micro_batches_that_do_not_divide_the_samples_are_refused() -> None:
+    with pytest.raises(Error, match="--micro-batches 3,5: none divides the 8 samples"):
+        plan_call(CASE.call(), Asked(2, micro_batches=(3, 5)))
 
 
 def test_inputs_without_a_batch_dimension_are_refused() -> None:
