@@ -353,8 +353,7 @@ def function_copies(executable: Any) -> int:
     """Cycles of the copies to and from the function of a tool, on their busiest tiles."""
     from benchmarks.fidelity import memory
 
-    result = [v for v in executable.variables if v.name.endswith("convolution:0")]
-    copied = [*memory.function_operands(executable.variables), *result]
+    copied = memory.function_tensors(executable.variables)
     return sum(int(copy_cycles(v.tile_bytes).max()) for v in copied)
 
 
