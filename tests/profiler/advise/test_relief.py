@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
 import ipu_exec
+from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, open_report
-from profiler.advise import relief
+from profiler.advise import Basis, relief
+from profiler.advise.relief import _moves as moved_blocks
 from profiler.insights import insights
+from profiler.rebalance import Assignment
 from tests.models import Mlp
 
 
@@ -45,6 +52,21 @@ def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
     report, said = refused
     assert "What frees most of that tile:" in said
     assert relief(report)[0].command in said
+
+
+@pytest.mark.parametrize(
+    ("ipu", "expected"),
+    [
+        (0, {"Block B to stage 1": (0, 1, 5)}),
+        (1, {"Block C to stage 0": (0, 3, 5), "Block E to stage 2": (0, 2, 4)}),
+        (2, {"Block F to stage 1": (0, 2, 6)}),
+    ],
+)
+def test_blocks_move_to_neighbouring_stages(ipu: int, expected: dict[str, tuple[int, ...]]) -> None:
+    costs = replace(random_costs(np.random.default_rng(0), 7, 4, stages=3), names=tuple("ABCDEFG"))
+    basis = SimpleNamespace(costs=costs, present=Assignment((0, 2, 5), (0, 1, 2)))
+    moves = moved_blocks(cast(Basis, basis), ipu)
+    assert {words: split.starts for words, split in moves} == expected
 
 
 def fullest(report: Report, ipu: int) -> int:
