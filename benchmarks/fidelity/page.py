@@ -421,8 +421,9 @@ built with a stand-in for Poplar's headers and asked for the plans of these benc
 a plan is ours to 1% (median); six in ten plans are the same, the others cost about as much but need
 not hold as many bytes: vertices of 2023 take a little longer than those of 2021, products of few
 rows are dot products there or have their operands swapped, and a convolution's output channels
-may take in its kernel (outChanFlattenDims), which is not done here. What is left beyond the wanted
-bounds is this.
+may take in its kernel (outChanFlattenDims), which is not done here: of 294 passes 14 have it, and
+but for the weights' gradients of VGG's first layer, which it makes 8 to 10% cheaper, the plan here
+costs at most 3% more. What is left beyond the wanted bounds is this.
 
 """
 
