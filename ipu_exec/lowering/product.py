@@ -920,15 +920,40 @@ class _ProductSteps:
             strides = 1, strides[1]
         rows, length = ceil_div(share.segments, strides[0]), ceil_div(share.width, strides[1])
         window = splits.filter_height, SLIC_WINDOW if splits.method == "slic" else 1
-        lists = worklists.worklist_bytes(splits.method, rows, length, problem.kernel, window)
+        inside = 1.0
+        if not self.pads_here:
+            whole, spread = self.problem, problem.field_stride[0]
+            inputs = (whole.in_rows - 1) * spread + 1
+            axis = whole.kernel[0], whole.stride[0], whole.dilation[0]
+            inside = worklists.inside(whole.image_rows, inputs, *axis)
+        lists = worklists.worklist_bytes(
+            splits.method, rows, length, problem.kernel, window, inside
+        )
         grain_in, grain_out = grains(problem, self.unit, splits.method, splits.filter_height)
         if splits.method == "hmac":  # a pointer for all channels of a dot product
             grain_in = max(1, problem.in_channels)
         groups = ceil_div(share.groups, group_grain(problem, splits.method))
         compact = self.build.machine.target.bytes_per_tile <= worklists.COMPACT_REACH
-        return lists + worklists.pointer_bytes(
-            ceil_div(share.ins, grain_in), ceil_div(self.step_outs, grain_out), groups, compact
+        pointer = 2 if compact else 4
+        partials = np.where(share.field > 0, self._separate_partials() * pointer, 0)
+        return (
+            lists
+            + partials
+            + worklists.pointer_bytes(
+                ceil_div(share.ins, grain_in), ceil_div(self.step_outs, grain_out), groups, compact
+            )
         )
+
+    def _separate_partials(self) -> Array:
+        """Partials that vertices add by a pointer each, because they do not lie in one piece."""
+        tile_bytes, partial = self.build.machine.target.bytes_per_tile, self.unit.partial_bytes
+        padded = self.share.field * self.step_padded_outs * self.share.groups
+        separate, depth = np.zeros_like(padded), self.splits.depth
+        for radix in amp.reduction_stages(depth):
+            depth = -(-depth // radix)
+            arriving = padded * depth * radix // self.splits.depth
+            separate += np.where(amp.lies_in_one_piece(arriving * partial, tile_bytes), 1, radix)
+        return separate
 
     @property
     def step_outs(self) -> Array:
