@@ -326,20 +326,25 @@ def _about(report: Report) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
-    body = "".join("<tr>" + "".join(_cell(str(cell)) for cell in row) + "</tr>" for row in rows)
-    return (
-        "<div"
-        f" class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    row_of_heads = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
+    body = "".join(
+        f"<tr>{''.join(_cell(str(cell), head) for cell, head in zip(row, heads, strict=True))}</tr>"
+        for row in rows
     )
+    table = f"<table><thead><tr>{row_of_heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='scroll'>{table}</div>"
 
 
-def _cell(words: str) -> str:
-    """Sentences wrap, names and numbers do not; text after a line break is code."""
+def _cell(words: str, head: str) -> str:
+    """Sentences wrap, names and numbers do not; text after a line break is code.
+
+    In a narrow window the cell stands below the others of its row, with its ``head``.
+    """
     said, _, code = words.partition("\n")
     wraps = " class='wraps'" if len(said) > _SENTENCE or code else ""
     below = f"<pre>{html.escape(code)}</pre>" if code else ""
-    return f"<td{wraps}>{html.escape(said)}{below}</td>"
+    named = html.escape(head, quote=True)
+    return f"<td{wraps} data-head='{named}'>{html.escape(said)}{below}</td>"
 
 
 def _packed(words: str) -> str:
@@ -379,7 +384,23 @@ th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { vertical-align: top; }
 td.wraps { white-space: normal; min-width: 260px; }
-pre { margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; }
+pre {
+  margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; overflow-x: auto;
+}
+@media (max-width: 620px) {
+  main { padding: 8px; }
+  section { padding: 10px 8px; }
+  table:has(.wraps) thead { display: none; }
+  table:has(.wraps), table:has(.wraps) tbody { display: block; }
+  table:has(.wraps) tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
+  table:has(.wraps) td {
+    display: block; padding: 1px 0; border: 0; white-space: normal; overflow-wrap: anywhere;
+    min-width: 0;
+  }
+  table:has(.wraps) td:not(.wraps) { display: inline-block; margin-right: 16px; }
+  table:has(.wraps) td:empty { display: none; }
+  table:has(.wraps) td:not(.wraps)::before { content: attr(data-head) ': '; color: var(--muted); }
+}
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
   font: inherit; color: var(--text); background: none;
@@ -399,6 +420,37 @@ async function unpacked(id) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Response(stream).text();
 }
+// In a narrow window names are short: of lanes the first line; and legends have small letters.
+function fitted({ data, layout }, id) {
+  const width = document.getElementById(id).clientWidth;
+  if (width > 620) { return layout; }
+  if (layout.yaxis?.type === 'category') {
+    const names = [...new Set(data.flatMap((one) => Array.from(one.y || [])))];
+    const ticktext = names.map((name) => (name.length > 15 ? name.slice(0, 14) + '…' : name));
+    const entries = layout.showlegend === false ? 0 : data.filter((one) => one.name).length;
+    return { ...layout, yaxis: { ...layout.yaxis, tickvals: names, ticktext },
+      height: layout.height + 16 * Math.max(0, entries - 4) };
+  }
+  if (!(layout.legend?.x < 0)) { return layout; }
+  const { margin, legend, height } = layout, ticks = layout.yaxis.ticktext || [];
+  const short = ticks.map((words) => words.split('<br>')[0]);
+  const letters = Math.max(6, ...short.map((words) => words.replace(/<[^>]*>/g, '').length));
+  const l = 34 + 8 * letters, lanes = Math.max(1, width - l - margin.r);
+  const names = new Set(data.filter((one) => one.showlegend !== false).map((one) => one.name));
+  const t = 46 + 19 * Math.ceil(names.size / Math.max(1, Math.floor((width - margin.r) / 165)));
+  const [low, high] = layout.xaxis.range;
+  let free = -Infinity;  // pixels, from which a name of a phase has room
+  const annotations = (layout.annotations || []).filter((one) => {
+    const words = one.text.replace(/^<b>(.*?)<.b>.*/, '$1'), half = 4 * words.length;
+    const at = (one.x - low) / (high - low) * lanes;
+    if (at - half < free) { return false; }
+    free = at + half;
+    return true;
+  }).map((one) => ({ ...one, text: one.text.replace(/(<.b>).*/, '$1') }));
+  return { ...layout, height: height + t - margin.t, margin: { ...margin, l, t }, annotations,
+    yaxis: { ...layout.yaxis, ticktext: short },
+    legend: { ...legend, x: -0.9 * l / lanes, indentation: -15, font: { size: 11 } } };
+}
 (async () => {
   const note = document.getElementById('note');
   try {
@@ -406,10 +458,11 @@ async function unpacked(id) {
     script.textContent = await unpacked('plotly');
     document.head.append(script);
     const figures = JSON.parse(await unpacked('figures'));
-    const config = { displaylogo: false, responsive: true, scrollZoom: false };
+    const config = { displaylogo: false, showSendToCloud: false, responsive: true,
+      scrollZoom: false };
     const theme = () => document.documentElement.dataset.theme;
     const draw = () => Promise.all(figures[theme()].map((figure, i) =>
-      Plotly.react('figure-' + i, figure.data, figure.layout, config)));
+      Plotly.react('figure-' + i, figure.data, fitted(figure, 'figure-' + i), config)));
     document.getElementById('theme').onclick = () => {
       const root = document.documentElement;
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';

@@ -273,8 +273,10 @@ def _shortcuts() -> Any:
         ("m", "mark the time at the pointer, or in the middle; again: remove it"),
         ("M", "select what is between the last two marks"),
         ("Shift + drag", "select a range and lanes: its sums are below"),
-        ("p", "pin the lane under the pointer, or unpin it"),
-        ("n N", "next and previous step found in the trace"),
+        ("↑ ↓, Enter", "what is in the middle of the figure in focus, lane by lane"),
+        ("p", "pin the lane under the pointer or asked after, or unpin it"),
+        ("o", "open that lane, or fold it"),
+        ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
         ("?", "these keys"),
         ("Esc", "close"),
     ]

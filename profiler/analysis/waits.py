@@ -80,7 +80,7 @@ def _edge(row: Any, tensors: pd.DataFrame) -> str:
     if row.cause == "copy between IPUs":
         peers = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()} - {row.ipu})
         others = " and ".join(str(peer) for peer in peers)
-        return f"copies between IPU {row.ipu} and {others}"
+        return f"copies between IPU {row.ipu} and IPU{'s' if len(peers) > 1 else ''} {others}"
     where = "the host" if row.cause == "host I/O" else "streaming memory"
     return f"to {where}" if int(tensors["target"].iloc[0]) < 0 else f"from {where}"
 

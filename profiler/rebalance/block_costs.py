@@ -16,6 +16,7 @@ from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.stash_costs import StashCosts
+from profiler.rebalance.tied_gradients import TiedGradients
 
 Index = int | np.ndarray
 
@@ -65,6 +66,9 @@ class BlockCosts:
     # cycles that a weight update is longer on several IPUs, because they exchange what is made of
     # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
     meeting: int | None = None
+
+    # cycles of ``cycles.backward`` are counted with additions in the weights' Blocks
+    tied_gradients: TiedGradients = field(default_factory=TiedGradients)
 
     # cycles that state took in the profile beyond the estimate, on a Block of each IPU; empty where
     # nothing is known
@@ -125,7 +129,7 @@ class BlockCosts:
         """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
         total = np.concatenate([[0], np.cumsum(self.cycles.again)])
         cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
-        return cycles
+        return cycles * self.goes_back[last]
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
         """The same for stages whose backward follows their forward at once.
@@ -144,7 +148,10 @@ class BlockCosts:
 
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
         """(bytes, tensors) of stages' stash."""
-        nbytes, tensors = (table[first, last] for table in self.stash.tables[not recompute])
+        goes_back = self.goes_back[last]
+        nbytes, tensors = (
+            table[first, last] * goes_back for table in self.stash.tables[not recompute]
+        )
         if recompute:
             return nbytes, tensors
         saved, number = (
@@ -153,6 +160,16 @@ class BlockCosts:
         )
         behind = np.asarray(last) + 1
         return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
+
+    @cached_property
+    def goes_back(self) -> np.ndarray:
+        """Whether a stage that ends with each Block has a backward: bool[Block].
+
+        The first Blocks have none where nothing in them trains, as of a frozen feature extractor. A
+        stage of these alone stashes nothing, and runs nothing again.
+        """
+        some: np.ndarray = np.maximum.accumulate(self.cycles.backward > 0)
+        return some
 
     @cached_property
     def tied_bytes(self) -> np.ndarray:

@@ -50,7 +50,7 @@ def test_it_says_why_and_what_to_do(demo: Path) -> None:
         assert title == sentence(first.title) and gain.endswith(f"{first.gain_cycles:,}")
         said, _, code = change.partition("\n")
         assert said == first.change_in_words and code == "\n".join(first.code)
-        assert f"<pre>{escape(code)}</pre>" in html._cell(change)
+        assert f"<pre>{escape(code)}</pre>" in html._cell(change, "change")
         assert tables["The longest waits"][1]
         assert len(tables["The quickest split of its Blocks"][1]) == 4  # as it is: none is quicker
         options = dict(tables["Options"][1])

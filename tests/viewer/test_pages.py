@@ -356,6 +356,64 @@ def test_the_operations_are_the_reports(chromium: Any, address: str, report: Rep
         assert view.query()["find"] == "max_pool"
 
 
+def test_a_group_of_operators_is_opened_and_left(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/operations?group=aten")
+        name = page.locator("#operations-grid [row-index='0'] .ag-cell").first
+        group = name.inner_text()
+        name.click()
+        view.wait(f"new URLSearchParams(location.search).get('within') === '{group}'")
+        view.wait("document.querySelector('#operations-grid [col-id=block_name]')")
+        assert f"› {group}" in page.inner_text("#operations-table .trail")
+        page.locator("#operations-groups").click()
+        view.wait("!new URLSearchParams(location.search).get('within')")
+        view.wait("document.querySelector('#operations-grid [col-id=operators]')")
+        assert view.complaints == []
+
+
+def test_letters_typed_fast_stay_in_their_order(chromium: Any, address: str) -> None:
+    words = "layer2/conv/convolution"
+    with tab(chromium, address) as view:
+        page = view.open("/operations")
+        page.keyboard.press("/")
+        page.keyboard.type(words)
+        view.wait(f"new URLSearchParams(location.search).get('find') === '{words}'")
+        assert page.input_value("input[type=search]") == words
+
+
+def test_a_number_that_there_is_not_is_refused(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        page.locator(".control input[type=number]").fill("99999")
+        page.keyboard.press("Enter")
+        view.wait("document.querySelector('#alert').innerText.includes('99999 is not among 0')")
+        view.wait("!location.search.includes('NaN')")
+        assert page.input_value(".control input[type=number]") == "99999"
+
+
+def test_a_figure_is_asked_by_keyboard_alone(chromium: Any, address: str) -> None:
+    """Down goes from lane to lane, P pins the one asked after, and focus stays where it is."""
+    focused = "document.activeElement?.closest('#pipeline-lanes')"
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        page.locator("#pipeline-lanes .js-plotly-plot").focus()
+        for row in range(3):
+            page.keyboard.press("ArrowDown")
+            view.wait(f"location.search.includes('%2C{row}') && {focused}")
+        view.wait("/IPU\\s+2/.test(document.querySelector('#pipeline-task').innerText)")
+        page.keyboard.press("p")
+        view.wait("location.search.includes('pins=2') && location.search.includes('%2C0')")
+        view.wait("/IPU\\s+2/.test(document.querySelector('#pipeline-task').innerText)")
+        assert page.evaluate(f"() => Boolean({focused})")
+        page.get_by_role("button", name="Pin it").press("Enter")
+        view.wait("location.search.includes('marks')")
+        view.wait("document.activeElement?.textContent === 'Pin it'")
+        page.keyboard.press("5")
+        view.wait("location.pathname === '/memory' && document.activeElement?.id === 'main'")
+        assert page.locator(".modebar-btn[data-title*='Share']").count() == 0
+        assert view.complaints == []
+
+
 def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         page = view.open("/program?find=convolve")
@@ -465,6 +523,26 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert "a device iteration" in words
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
+        assert view.complaints == []
+
+
+def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Path) -> None:
+    """Head, numbers and choices are the chosen profile's, not a mixture."""
+    other = open_report(synthetic_profile(tmp_path / "profile.pop", ipus=2))
+    with (
+        open_report(demo / "training") as report,
+        serving(create_app(report, other)) as both,
+        tab(chromium, both) as view,
+    ):
+        page = view.open("/memory?ipu=1&tile=3")
+        assert "4 IPUs" in page.inner_text("#head")
+        page.locator("main .controls button.dash-dropdown").first.click()
+        page.get_by_role("option").nth(1).click()
+        view.wait("document.querySelector('#head').innerText.includes('2 IPUs')")
+        assert (view.query()["profile"], view.query()["ipu"]) == ("1", "1")
+        settled(page)
+        page.locator("main .controls button.dash-dropdown").nth(1).click()
+        assert page.get_by_role("option").count() == 2
         assert view.complaints == []
 
 

@@ -27,16 +27,23 @@
       if (button) { set(button, { 'aria-labelledby': chosen ? id + ' ' + idOf(chosen) : id }); }
       if (target) { set(target, { 'aria-hidden': null, 'aria-label': label.textContent + ': ' + (chosen?.textContent || '') }); }
     });
-    element.querySelectorAll('input.dash-input-element').forEach((input) => set(input, { 'aria-labelledby': id }));
+    element.querySelectorAll('input.dash-input-element').forEach((input) => {
+      set(input, { 'aria-labelledby': id });
+      // Dash puts the caret back where it was a letter ago: between two fast letters they would change places.
+      if (input.type === 'search') { input.setSelectionRange = () => {}; }
+    });
     element.querySelectorAll('.buttons').forEach((group) => set(group, { role: 'group', 'aria-labelledby': id }));
   }
 
   function figure(plot) {
     const card = plot.closest('.card'), title = card?.querySelector('h2')?.textContent || 'figure';
     const note = card?.querySelector('header .note')?.textContent || '';
-    const time = plot.layout?.meta?.page ? ' Keys: A and D move, W and S zoom, F shows all.' : '';
+    const time = plot.layout?.meta?.page ? ' Keys: A and D move, W and S zoom, F shows all, up and down tell what is in the middle of a lane.' : '';
     set(plot, { role: 'figure', tabindex: '0', 'aria-label': (title + '. ' + note + time).trim() });
-    plot.querySelectorAll('.modebar-btn').forEach((button) => set(button, { 'aria-label': button.dataset.title || 'tool', role: 'button' }));
+    plot.querySelectorAll('.modebar-btn').forEach((button) => {
+      // where keys do the same, six stops less on the way
+      set(button, { 'aria-label': button.dataset.title || 'tool', role: 'button', ...(time ? { tabindex: '-1' } : {}) });
+    });
   }
 
   function repair() {
@@ -54,10 +61,36 @@
     document.querySelectorAll('.scroll').forEach((part) => set(part, { tabindex: '0', role: 'region', 'aria-label': part.closest('.card')?.querySelector('h2')?.textContent || 'list' }));
   }
 
+  // -- focus: what had it and is drawn anew has it again; of another page, the page has it ---------------
+  let last = null;
+  const cardOf = (element) => element.closest('.card')?.querySelector('h2')?.textContent;
+  const wordsOf = (element) => element.getAttribute('aria-label') || element.textContent.trim();
+  document.addEventListener('focusin', ({ target }) => {
+    last = { element: target, id: target.id, tag: target.tagName, words: wordsOf(target), card: cardOf(target),
+             grid: target.closest('.ag-root'), path: window.location.pathname, since: 0 };
+  });
+  document.addEventListener('focusout', ({ target, relatedTarget }) => {
+    setTimeout(() => { if (!relatedTarget && target.isConnected && last?.element === target) { last = null; } });
+  });
+  function again() {
+    const known = last && !/^named-/.test(last.id) && last.id ? document.getElementById(last.id) : null;
+    if (known) { return known; }
+    const cards = Array.from(document.querySelectorAll('.card')).filter((card) => card.querySelector('h2')?.textContent === last.card);
+    const alike = cards.flatMap((card) => Array.from(card.querySelectorAll(last.tag)));
+    return alike.find((one) => wordsOf(one) === last.words);
+  }
+  function keepFocus() {
+    if (!last || last.element.isConnected || last.grid?.isConnected || document.activeElement !== document.body) { return; }
+    const moved = last.path !== window.location.pathname, found = moved ? null : again();
+    last.since = last.since || performance.now();
+    if (!found && !moved && performance.now() - last.since < 3000) { setTimeout(keepFocus, 300); return; }
+    (found || document.getElementById('main'))?.focus({ preventScroll: true });
+  }
+
   let waiting = false;
   new MutationObserver(() => {
     if (waiting) { return; }
     waiting = true;
-    setTimeout(() => { waiting = false; repair(); window.ipuscopeTimeline?.frames(); }, 60);
+    setTimeout(() => { waiting = false; repair(); keepFocus(); window.ipuscopeTimeline?.frames(); }, 60);
   }).observe(document.documentElement, { childList: true, subtree: true, attributes: true, attributeFilter: ['aria-selected', 'aria-hidden', 'data-title'] });
 })();

@@ -212,11 +212,50 @@
     if (pinned && main()) { pinSlice(pinned.dataset.pin.split(',')); return; }
     const tick = event.target.closest?.('.ytick'), plot = tick?.closest('.js-plotly-plot');
     const lane = (metaOf(plot).lanes || [])[Number(tick?.querySelector('text')?.__data__?.x)];
-    if (lane && lane[1] >= 0) { put(metaOf(plot).page, 'opened', toggled('opened', lane[1]).join(',')); }
+    if (lane && lane[1] >= 0) { hold(plot); put(metaOf(plot).page, 'opened', toggled('opened', lane[1]).join(',')); }
   });
+  // The lane under the pointer, or, by keyboard, the one whose slice is asked after.
+  function laneNow() {
+    const plot = pointer?.plot || focused(), row = pointer ? pointer.row : rowAsked();
+    const lane = row >= 0 ? (metaOf(plot).lanes || [])[Math.round(row)] : null;
+    return lane ? { page: metaOf(plot).page, shown: lane[0], group: lane[1] } : null;
+  }
+  // Lanes move when one is pinned, opened or closed: what is asked after stays on its own.
+  let held = null;
+  function hold(plot) {
+    const row = rowAsked(), lane = (metaOf(plot).lanes || [])[row];
+    held = row >= 0 && lane ? { lanes: String(metaOf(plot).lanes), shown: lane[0] } : null;
+  }
+  function settle() {
+    const plot = held && figures().find((one) => (metaOf(one).lanes || []).length);
+    if (!plot || String(metaOf(plot).lanes) === held.lanes) { return; }
+    const row = metaOf(plot).lanes.findIndex((lane) => lane[0] === held.shown), at = value('at').split(',');
+    held = null;
+    if (row >= 0 && at.length === 2 && Math.round(Number(at[1])) !== row) { put(metaOf(plot).page, 'at', at[0] + ',' + row); }
+  }
   function pin() {
-    const lane = pointer && (metaOf(pointer.plot).lanes || [])[Math.round(pointer.row)];
-    if (lane) { put(metaOf(pointer.plot).page, 'pins', toggled('pins', lane[0])); }
+    const lane = laneNow();
+    hold(pointer?.plot || focused());
+    if (lane) { put(lane.page, 'pins', toggled('pins', lane.shown)); }
+  }
+  function open() {
+    const lane = laneNow();
+    hold(pointer?.plot || focused());
+    if (lane && lane.group >= 0) { put(lane.page, 'opened', toggled('opened', lane.group).join(',')); }
+  }
+
+  // -- by keyboard: what is in the middle of the figure in focus, lane by lane --------------------------
+  const focused = () => {
+    const plot = document.activeElement;
+    return plot?.classList?.contains('js-plotly-plot') && metaOf(plot).timeline ? plot : null;
+  };
+  const rowAsked = () => (value('at') ? Math.round(Number(value('at').split(',')[1])) : -1);
+  function ask(by) {
+    const plot = focused(), rows = metaOf(plot).rows;
+    if (!plot || (by && !rows)) { return false; }
+    const [low, high] = windowOf(plot), row = rows ? Math.max(0, Math.min(rows - 1, Math.max(by ? -1 : 0, rowAsked()) + by)) : 0;
+    put(metaOf(plot).page, 'at', Math.floor((low + high) / 2) + ',' + row);
+    return true;
   }
 
   // A slice is pinned by marks at both of its ends, and unpinned where both are there.
@@ -245,5 +284,5 @@
     if (plot && value('select')) { put(metaOf(plot).page, 'select', ''); }
   }
 
-  window.ipuscopeTimeline = { move, fit, mark, measure, pin, clear, frames: () => figures().forEach(frame) };
+  window.ipuscopeTimeline = { move, fit, mark, measure, pin, open, ask, clear, frames: () => { settle(); figures().forEach(frame); } };
 })();

@@ -11,8 +11,7 @@ window.dash_clientside.viewer = {
       localStorage.setItem('ipuscope-theme', root.dataset.theme);
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
-    return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme,
-             width: Math.max(320, window.innerWidth - (window.innerWidth > 860 ? 252 : 68)) };
+    return window.ipuscopeHere();
   },
 
   // Every parameter of the page into the address, without a step in the browser's history.
@@ -24,7 +23,7 @@ window.dash_clientside.viewer = {
     if (ids.length && ids[0].id.page !== shown) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
-      if (value !== undefined && value !== null && String(value) !== '') {
+      if (value !== undefined && value !== null && !Number.isNaN(value) && String(value) !== '') {
         query.set(one.id.param, Array.isArray(value) ? value.join(',') : String(value));
       }
     });
@@ -39,6 +38,9 @@ window.dash_clientside.viewer = {
     if (moved) { window.ipuscopeMoved = now; }
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
     window.ipuscopeKeep(query);
+    if (before.has('profile') && query.has('profile') && before.get('profile') !== query.get('profile')) {
+      window.ipuscopeAnew(query);
+    }
     return address;
   },
 
@@ -46,6 +48,19 @@ window.dash_clientside.viewer = {
     if (clicks) { document.getElementById('shortcuts').showModal(); }
     return false;
   },
+};
+
+window.ipuscopeHere = () => ({
+  path: window.location.pathname, search: window.location.search, theme: document.documentElement.dataset.theme,
+  width: Math.max(320, window.innerWidth - (window.innerWidth > 860 ? 252 : 68)),
+});
+
+// Another profile was chosen: the whole page is that one's, head and choices too. What is a number of the one that was
+// shown (an operator, a point, a split) is nothing in the other.
+window.ipuscopeAnew = function (query) {
+  ['op', 'within', 'at', 'step', 'opened', 'starts', 'ipus', 'select'].forEach((name) => query.delete(name));
+  window.history.replaceState(window.history.state, '', window.location.pathname + '?' + query);
+  window.dash_clientside.set_props('where', { data: window.ipuscopeHere() });
 };
 
 // What is chosen on one page holds on the others that have it, however many lie between: the profile on all, the
@@ -238,7 +253,7 @@ window.ipuscopeKeep = function (query) {
   document.addEventListener('change', (event) => {
     const field = event.target;
     if (!field.matches?.('input[type=number]')) { return; }
-    const name = field.closest('.control')?.querySelector('.label')?.textContent || 'number';
+    const name = field.closest('.control')?.querySelector('.label')?.textContent.split(' (')[0] || 'number';
     const words = `${name}: ${field.value} is not among ${field.min || 0} to ${field.max || 'the largest'}.`;
     const wrong = !field.validity.valid;
     if (wrong || refused === field) {
@@ -249,7 +264,19 @@ window.ipuscopeKeep = function (query) {
     refused = wrong ? field : null;
   }, true);
 
+  // The next hit, once the words have reached the page.
+  function step(words, button, tries) {
+    const there = new URLSearchParams(window.location.search).get('find') === words;
+    if (words && there) { document.getElementById(button)?.click(); }
+    else if (words && tries) { setTimeout(() => step(words, button, tries - 1), 50); }
+  }
+
   document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && event.target.matches?.('input[type=search]')) {
+      step(event.target.value, event.shiftKey ? 'trace-previous' : 'trace-next', 40);
+    }
+    const cell = event.key === 'Enter' && event.target.closest?.('.ag-row .ag-cell');
+    if (cell) { cell.click(); }  // a table's rows, as by a click
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
       document.getElementById('query-run')?.click();
     }
@@ -260,8 +287,9 @@ window.ipuscopeKeep = function (query) {
     a: () => time.move(-0.25, 1), d: () => time.move(0.25, 1), w: () => time.move(0, 0.5), s: () => time.move(0, 2),
     ArrowLeft: () => time.move(-0.25, 1), ArrowRight: () => time.move(0.25, 1),
     '+': () => time.move(0, 0.5), '=': () => time.move(0, 0.5), '-': () => time.move(0, 2),
-    f: time.fit, 0: time.fit, m: time.mark, M: time.measure, p: time.pin, Escape: time.clear,
+    f: time.fit, 0: time.fit, m: time.mark, M: time.measure, p: time.pin, o: time.open, Escape: time.clear,
   };
+  const asking = { ArrowDown: 1, ArrowUp: -1, Enter: 0 };  // of the figure in focus, and else what a browser does
   document.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) { return; }
     const dialog = document.getElementById('shortcuts');
@@ -283,6 +311,7 @@ window.ipuscopeKeep = function (query) {
     else if (event.key === 'n' || event.key === 'N') {
       document.getElementById(event.key === 'n' ? 'trace-next' : 'trace-previous')?.click();
     }
+    else if (event.key in asking) { if (time.ask(asking[event.key])) { event.preventDefault(); } }
     else if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
   });
 })();

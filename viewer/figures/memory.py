@@ -15,6 +15,7 @@ from plotly.subplots import make_subplots
 
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
+from viewer.figures.legend import legend_above
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from viewer.figures.units import plain
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 KIB = 1024
+_WIDTH = 1188  # pixels of a figure as wide as a page of 1,440
 MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#cc4f8f"  # what is of the other of two profiles
@@ -97,7 +99,11 @@ def heat_map(
             zmax=top,
             colorscale=colours_to(most, limit),
             colorbar={
-                "title": {"text": "KiB a tile", "side": "right", "font": {"size": 12}},
+                "title": {
+                    "text": "KiB",
+                    "side": "top",
+                    "font": {"size": 12},
+                },  # at its side: over numbers
                 "thickness": 14,
                 "len": 0.94,
                 "y": 1,
@@ -355,7 +361,7 @@ def chip(
             xgap=1,
             ygap=1,
             colorbar={
-                "title": {"text": name, "side": "right", "font": {"size": 12}},
+                "title": {"text": name, "side": "top", "font": {"size": 12}},
                 "thickness": 14,
                 "outlinewidth": 0,
             },
@@ -462,7 +468,7 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
             margin={"l": 168, "r": 24, "t": 8, "b": 44},
             xaxis={
                 "title": {"text": "KiB on the tile, at its fullest step"},
-                "range": [0, top * 1.2],
+                "range": [0, top * 1.4],  # words stand behind the longest
             },
             yaxis={"type": "category", "showgrid": False},
             showlegend=False,
@@ -471,14 +477,18 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
     return figure
 
 
-def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> go.Figure:
-    """When variables are live, largest first.
+def lifetimes(
+    variables: pd.DataFrame, step: int, steps: int, theme: Theme, width: int = _WIDTH
+) -> go.Figure:
+    """When variables are live, largest first, in a figure of ``width`` pixels.
 
     ``variables``: name, category, role, bytes, start, stop.
     """
+    letters = max(12, min(44, width // 20))
     figure = go.Figure()
     labels = [
-        f"{at + 1}. {plain(units.shortened(name, 44))}" for at, name in enumerate(variables["name"])
+        f"{at + 1}. {plain(units.shortened(name, letters))}"
+        for at, name in enumerate(variables["name"])
     ]
     kind = np.array(
         [kind_of(c, r) for c, r in zip(variables["category"], variables["role"], strict=True)]
@@ -528,7 +538,7 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
             showlegend=True,
         )
     )
-    return figure
+    return legend_above(figure, width, below=4)
 
 
 def fullest_ipus(fullest: np.ndarray, most: int = FULLEST) -> np.ndarray:

@@ -24,6 +24,7 @@ from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed
 from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
+from viewer.figures.legend import legend_above
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, look
 from viewer.figures.theme import (
@@ -53,7 +54,7 @@ _MOST_STAGES = 48  # of stages
 _DIGIT = 7  # pixels
 _BOLD, _SMALL = 8.0, 6.0  # pixels of a character in a lane's name, and in the lines below it
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
-_LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
+_WHOLE_LABELS = 0.3  # of the figure's width at most
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
@@ -354,7 +355,7 @@ def pipeline(
     """
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
-    figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
+    figure = go.Figure(layout=_layout(lanes, clock, theme, low, high, pixels + MARGINS))
     figure.add_traces(_traces(lanes, clock, theme, low, high, pixels))
     view = (low - lanes.origin, high - lanes.origin)
     on_lanes = replace(lanes.path, ipu=lanes.lane[lanes.path.ipu])
@@ -363,18 +364,7 @@ def pipeline(
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
         figure.add_traces(_path(lanes, clock, theme, follow))
-    return _with_legend(figure, pixels)
-
-
-def _with_legend(figure: go.Figure, pixels: int) -> go.Figure:
-    """The figure with room for as many rows as its legend has."""
-    names = {trace.name for trace in figure.data if trace.showlegend is not False}
-    margin = figure.layout.margin
-    width = pixels + MARGINS - margin.l - margin.r  # of the lanes, and so of the legend
-    rows = -(-len(names) // max(1, width // _LEGEND_ENTRY))
-    top = 56 + _LEGEND_ROW * rows
-    more = top - margin.t
-    return figure.update_layout(margin={"t": top}, height=figure.layout.height + more)
+    return legend_above(figure, pixels + MARGINS, below=34)
 
 
 def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
@@ -911,21 +901,23 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     ]
 
 
-def _label_width(lanes: Lanes) -> int:
+def _label_width(labels: Sequence[str]) -> int:
     """About how wide the widest line in the lanes' labels is, in pixels."""
     widest = 6 * _BOLD
-    for label in lanes.labels:
+    for label in labels:
         for at, line in enumerate(label.split("<br>")):
             words = html.unescape(re.sub("<[^>]*>", "", line))
             widest = max(widest, len(words) * (_SMALL if at else _BOLD))
     return round(widest)
 
 
-def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
+def _layout(
+    lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, width: int
+) -> go.Layout:
     count = max(1, len(lanes.labels))
     scale = clock.scale
     height = max(3, min(LANE, 900 // count))
-    whole = height >= _TWO_LINES
+    whole = height >= _TWO_LINES and _label_width(lanes.labels) <= _WHOLE_LABELS * width
     names = lanes.labels if whole else lanes.names
     labels = [one.mark + name for one, name in zip(lanes.arranged, names, strict=True)]
     every = -(-_LINE // height)
@@ -933,17 +925,7 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
         # top: legend, phases, cycle numbers; bottom: the axis
         height * count + 160,
         barmode="overlay",
-        margin={"l": 34 + _label_width(lanes), "r": 16, "t": 104, "b": 48},
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 0.99,
-            "yanchor": "top",
-            "x": 0,
-            "traceorder": "normal",
-            "itemwidth": 30,
-            "font": {"size": 12},
-        },
+        margin={"l": 34 + _label_width(labels), "r": 16, "t": 104, "b": 48},
         xaxis={
             "range": [(low - lanes.origin) * scale, (high - lanes.origin) * scale],
             "title": {"text": clock.title},

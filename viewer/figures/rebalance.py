@@ -111,7 +111,7 @@ def stages(
             uniformtext={"minsize": 9, "mode": "hide"},
             margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
             xaxis={
-                "title": {"text": f"{clock.unit} a micro-batch (hatched: recomputation and stash)"},
+                "title": {"text": f"{clock.unit} a micro-batch"},
                 "range": [0, top],
             },
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},

@@ -18,8 +18,16 @@ import plotly.graph_objects as go
 from profiler import records
 from profiler.executed import Executed, Spent
 from viewer.figures import lod
+from viewer.figures.legend import legend_above
 from viewer.figures.lod import Pieces, Rows
-from viewer.figures.pipeline import CriticalPath, beside_others, codes, codes_of_steps, critical
+from viewer.figures.pipeline import (
+    MARGINS,
+    CriticalPath,
+    beside_others,
+    codes,
+    codes_of_steps,
+    critical,
+)
 from viewer.figures.slices import Canvas, Look, look
 from viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
@@ -278,7 +286,7 @@ def trace(
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
         figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
-    return figure
+    return legend_above(figure, pixels + MARGINS, below=10)
 
 
 def _drawn(
@@ -551,14 +559,6 @@ def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) ->
         height * count + 112,
         barmode="overlay",
         margin={"l": left_margin(rows), "r": 16, "t": 64, "b": 48},
-        legend={
-            "orientation": "h",
-            "yref": "container",
-            "y": 0.99,
-            "yanchor": "top",
-            "x": 0,
-            "traceorder": "normal",
-        },
         xaxis={
             "range": [(low - rows.origin) * clock.scale, (high - rows.origin) * clock.scale],
             "title": {"text": clock.title},

@@ -31,6 +31,7 @@ Children = Any
 _SAID = {"ipu": "IPU", "run": "call", "iteration": "device iteration"}  # parameters in words
 GRAPH_CONFIG = {
     "displaylogo": False,
+    "showSendToCloud": False,  # plotly's own button would upload a profile's figure
     "scrollZoom": False,  # assets/viewer.js asks the server at once
     "doubleClick": "autosize",
     "responsive": True,

@@ -11,6 +11,7 @@ from profiler import Report, analysis
 from viewer.figures import counters as counter_figures
 from viewer.figures import lod, units
 from viewer.figures import memory as figures
+from viewer.figures.legend import legend_above
 from viewer.figures.marks import marked
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
@@ -199,7 +200,10 @@ def register(app: Dash, profiles: Profiles) -> None:
             if second is not None and ipu < second.target.ipus_per_replica
             else None
         )
-        return figures.liveness(frame, limit, common.theme_of(where), one, scale == "limit", beside)
+        figure = figures.liveness(
+            frame, limit, common.theme_of(where), one, scale == "limit", beside
+        )
+        return legend_above(figure, timeline.width(where), below=6)
 
     @app.callback(
         Output("liveness-live", "children"),
@@ -229,8 +233,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
-            [html.P(words), common.table("liveness-table", variables, COLUMNS, theme, height=320)],
-            figures.lifetimes(largest, at, len(program), theme),
+            [
+                *_no_step(step, at, len(program)),
+                html.P(words),
+                common.table("liveness-table", variables, COLUMNS, theme, height=320),
+            ],
+            figures.lifetimes(largest, at, len(program), theme, timeline.width(where)),
         )
 
 
@@ -317,6 +325,14 @@ def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
     program = report.program_steps(ipu)
     in_program = program["step"].isin(np.unique(step[step >= 0]))
     return program.loc[in_program, "position"].to_numpy()
+
+
+def _no_step(asked: Any, shown: int, steps: int) -> list[Any]:
+    """A message where the program of the IPU has no step of the number that is asked for."""
+    if asked is None or str(asked) in ("", str(shown)):
+        return []
+    words = f"There is no step {asked} here: there are 0 to {steps - 1:,}; this is {shown:,}."
+    return [common.message(words, "warning")]
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:

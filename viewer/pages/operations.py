@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report, analysis
+from profiler import Report, analysis, records
 from profiler.enums import Direction
 from viewer.figures import tiles as tile_figures
 from viewer.figures import units
+from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
@@ -105,10 +106,11 @@ def layout(view: View) -> Any:
                 "all",
             ),
             common.choice(view, "stage", "stage", _stages(view.report), "all"),
-            common.choice(view, "group", "grouped by", _GROUPS, "none"),
+            common.choice(view, "group", "grouped by", _GROUPS, _group_default(view)),
             common.search(view, "find", "find by name"),
             common.other_switch(view),
             common.hidden(view, "op"),
+            common.hidden(view, "within"),
         ),
         common.card(
             "Operators",
@@ -118,23 +120,32 @@ def layout(view: View) -> Any:
                 className="under",
             ),
             note=(
-                "Cycles of one execution: a micro-batch, or a weight update. Click one for its"
-                " steps."
+                "Cycles of one execution: a micro-batch, or a weight update. Click an operator for"
+                " its steps, a group for its operators."
             ),
         ),
         common.card("The chosen operator", common.filled("operations-chosen")),
     ]
 
 
-def register(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of the page."""
+def _register_clicks(app: Dash) -> None:
+    """A click on a row, on the way back to all groups, and on the button that saves."""
     app.clientside_callback(
-        """function(rows) {
-            const chosen = rows && rows.length;
-            return chosen ? String(rows[0].id) : window.dash_clientside.no_update;
+        """function(rows, group) {
+            const none = window.dash_clientside.no_update, row = (rows || [])[0];
+            if (!row) { return [none, none]; }
+            return row.id === undefined ? [none, String(row[group])] : [String(row.id), none];
         }""",
         Output(common.param_id(NAME, "op"), "value"),
+        Output(common.param_id(NAME, "within"), "value"),
         Input("operations-grid", "selectedRows"),
+        State(common.param_id(NAME, "group"), "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        """function(clicks) { return clicks ? '' : window.dash_clientside.no_update; }""",
+        Output(common.param_id(NAME, "within"), "value", allow_duplicate=True),
+        Input("operations-groups", "n_clicks"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -144,9 +155,16 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
 
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the page."""
+    _register_clicks(app)
+
     @app.callback(
         Output("operations-table", "children"),
-        *common.param_input(NAME, "profile", "direction", "find", "other", "stage", "group"),
+        *common.param_input(
+            NAME, "profile", "direction", "find", "other", "stage", "group", "within"
+        ),
         common.theme_state(),
     )
     def table(
@@ -156,6 +174,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         other: Any,
         stage: Any,
         group: Any,
+        within: Any,
         where: Any,
     ) -> Any:
         report = profiles.get(common.whole(profile, 0))
@@ -170,17 +189,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             return common.message(
                 "No operator has that name." if words else "There are no operators.", "warning"
             )
-        if group in dict(_GROUPS[1:]):
-            frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
-        rows, theme = frame.head(MOST_ROWS), common.theme_of(where)
-        grid = common.table("operations-grid", rows, columns, theme, height=460)
-        if len(rows) == len(frame):
-            return grid
-        words = (
-            f"The {len(rows):,} of most cycles, of {len(frame):,}: choose a stage, a group or a"
-            " name for others."
-        )
-        return [html.P(words, className="note"), grid]
+        return _table(frame, columns, group, str(within or ""), common.theme_of(where))
 
     @app.callback(
         Output("operations-chosen", "children"),
@@ -232,6 +241,27 @@ def register(app: Dash, profiles: Profiles) -> None:
         ]
 
 
+def _table(
+    frame: pd.DataFrame, columns: tuple[Column, ...], group: str, within: str, theme: Theme
+) -> list[Any]:
+    """The operators, or their groups, or those of the group that is open."""
+    trail: list[Any] = []
+    if group in dict(_GROUPS[1:]):
+        one = _names(frame, group) == within
+        if one.any():
+            frame, trail = frame[one], [_trail(group, within)]
+        else:
+            frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
+    rows = frame.head(MOST_ROWS)
+    if len(rows) < len(frame):
+        words = (
+            f"The {len(rows):,} of most cycles, of {len(frame):,}: choose a stage, a group or"
+            " a name for others."
+        )
+        trail.append(html.P(words, className="note"))
+    return [*trail, common.table("operations-grid", rows, columns, theme, height=460)]
+
+
 def _links(op: Any, steps: pd.DataFrame) -> list[Any]:
     """Links from an operator to its slices in the trace, to liveness, and to similar operators."""
     trace = common.query(ipu=op["ipu"], find=op["name"])
@@ -264,13 +294,31 @@ def _stages(report: Report) -> list[tuple[str, str]]:
     return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
 
 
+def _group_default(view: View) -> str:
+    """More operators than a table has are grouped, unless some of them are asked for."""
+    asked = any(view.params.get(name) for name in ("stage", "find", "op"))
+    many = view.report.columns_of(records.Op).rows > MOST_ROWS
+    return "aten" if many and not asked else "none"
+
+
+def _trail(group: str, within: str) -> Any:
+    """The group that is open, and the way back to all of them."""
+    back = html.Button(f"all by {dict(_GROUPS)[group]}", id="operations-groups", className="link")
+    return html.P([back, " › ", html.B(within)], className="trail")
+
+
+def _names(operators: pd.DataFrame, by: str) -> pd.Series:
+    """The group of each operator."""
+    return operators[by].astype(str).replace("", "none")
+
+
 def _group_column(group: str) -> Column:
     return Column(group, dict(_GROUPS)[group])
 
 
 def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
     """Operators (`analysis.operators`) summed by a column, most cycles first."""
-    named = operators.assign(**{by: operators[by].astype(str).replace("", "none")})
+    named = operators.assign(**{by: _names(operators, by)})
     table = named.groupby(by, as_index=False, sort=False).agg(
         operators=("cycles", "size"),
         cycles=("cycles", "sum"),

@@ -64,7 +64,8 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Stages and their Blocks",
             "rebalance-stages",
-            note="Predicted cycles of a micro-batch. The longest bar sets the pace.",
+            note="Predicted cycles of a micro-batch; hatched: recomputation and stash. The longest"
+            " bar sets the pace.",
             height=240,
         ),
         html.Div(

@@ -74,10 +74,14 @@ def states(page: str, *names: str) -> list[State]:
     return [State(one.component_id, "value") for one in inputs(page, *names)]
 
 
+def width(where: Any) -> int:
+    """Pixels of a figure as wide as the page, from the window width that the browser reported."""
+    return common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 320, 8000)
+
+
 def pixels(where: Any) -> int:
-    """Pixel columns of the figures, from the window width that the browser reported."""
-    width = common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 0, 8000)
-    return max(300, width - MARGINS)
+    """Pixel columns of such a figure's lanes."""
+    return max(180, width(where) - MARGINS)
 
 
 def numbers(value: Any, most: int) -> list[int]:

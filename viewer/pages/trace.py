@@ -355,6 +355,8 @@ def _details(app: Dash, profiles: Profiles) -> None:
         number = common.whole(step, -1)
         here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
         details: list[Any] = [_slice(profiles, it, position)] if here else []
+        if here and number < 0:  # an address with a point only
+            number = common.whole(_step_of(it.rows, position), -1)
         frame = it.report.program_steps()
         row = np.flatnonzero(frame["step"].to_numpy() == number)
         if len(row):

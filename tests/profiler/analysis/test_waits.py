@@ -17,7 +17,7 @@ def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> No
     assert first.startswith("from the host: input.0 ")
     assert second.startswith("stage 1 computes; most in layer2/conv/")
     copies = next(words for words in rows["what"] if words.startswith("copies between IPU"))
-    assert copies.startswith("copies between IPU 1 and 0 and 2: layer1/relu:0 ")
+    assert copies.startswith("copies between IPU 1 and IPUs 0 and 2: layer1/relu:0 ")
 
 
 def test_what_a_step_moves_adds_up_to_its_bytes(demo: Path) -> None:

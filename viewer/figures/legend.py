@@ -1,0 +1,36 @@
+"""A legend above a figure, as wide as the figure, with room for as many rows as it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+_NARROW = 620  # pixels of a figure
+_ROW = 19  # pixels
+_ENTRY, _NARROW_ENTRY = 192, 165  # pixels
+_NARROW_LOOK = {"font": {"size": 11}, "indentation": -15}
+
+
+def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
+    """Put the legend over the whole ``width``, names of lanes included; ``below``: pixels under it.
+
+    Plotly gives a legend the width of the lanes only, unless it begins left of them and ends above.
+    """
+    names = {trace.name for trace in figure.data if trace.showlegend is not False}
+    margin, narrow = figure.layout.margin, width < _NARROW
+    columns = max(1, (width - margin.r) // (_NARROW_ENTRY if narrow else _ENTRY))
+    top = below + _ROW * -(-len(names) // columns) + 12
+    high = max(1, figure.layout.height - margin.t - margin.b)
+    legend: dict[str, Any] = {
+        "orientation": "h",
+        "y": 1 + below / high,
+        "yanchor": "bottom",
+        "x": -0.9 * margin.l / max(1, width - margin.l - margin.r),
+        "xanchor": "left",
+        "traceorder": "normal",
+        "itemwidth": 30,
+        **(_NARROW_LOOK if narrow else {"font": {"size": 12}}),
+    }
+    height = figure.layout.height + top - margin.t
+    return figure.update_layout(margin={"t": top}, height=height, legend=legend)
