@@ -30,9 +30,9 @@ class Tool:
 
     ``programs``: where two, the first operator is in one and the others are in the second.
     Programs may be run in any order, and another one reads what these leave: a result of the
-    second is live while the first runs. ``function``: the first operator is a function, which
-    copies its operands to its own and its result from there ([PLB, tools/single_conv_layer.cpp],
-    fwdConv; [PLB, lib/poputil/GraphFunction.cpp]).
+    second is live while the first runs. ``function``: the first operator is a function, which has
+    operands and a result of its own beside those of the program, to and from which they are copied
+    ([PLB, tools/single_conv_layer.cpp], fwdConv; [PLB, lib/poputil/GraphFunction.cpp]).
     """
 
     programs: int = 1
@@ -49,15 +49,18 @@ class Tool:
             left = [v for v in moving if v.stop == last and v.role != Role.TEMPORARY]
             held += [replace(v, start=0, stop=end) for v in left if v.start >= end]
         if self.function:
-            operands = function_operands(variables)
-            held += [replace(v, always_live=0, start=0, stop=end) for v in operands]
+            own = function_tensors(variables)
+            held += [replace(v, always_live=0, start=0, stop=last) for v in own]
         return held
 
 
-def function_operands(variables: Sequence[Any]) -> list[Any]:
-    """The input and the weights of a tool's convolution, the first tensors that are held."""
+def function_tensors(variables: Sequence[Any]) -> list[Any]:
+    """The input, the weights and the result of a tool's convolution.
+
+    The operands are the first tensors that are held.
+    """
     held = [v for v in variables if v.always_live and v.role == Role.WEIGHT]
-    return held[:2]
+    return [*held[:2], *(v for v in variables if v.name.endswith("convolution:0"))]
 
 
 def read(part: str, executable: Any, tool: Tool | None = None) -> float:

@@ -175,9 +175,6 @@ MISSING: dict[str, Callable[[Row], bool]] = {
     "not found: the planner of then gives the split that is compiled here": lambda row: (
         row.operator == "pooling"
     ),
-    "an IPU's copies last until those of its neighbours are done, whom it waits for": lambda row: (
-        row.quantity.startswith("copies of IPU")
-    ),
     "what PopART's loss does beside its formula: encoding labels, masks, scaling": lambda row: (
         row.quantity == "forward of stage 3"
     ),
@@ -207,14 +204,14 @@ def is_total_memory(row: Row) -> bool:
 
 
 MEMORY_MISSES = {
-    "CTC loss": "not looked into; the gradient's tables are the most of it",
+    "CTC loss": "-",
     "convolutions": "other plans that cost as much (see above), first layers of 3 or 4 channels",
-    "depthwise": "gradients with a stride, whose groups are put together: what is copied for that",
+    "depthwise": "a function's tensors counted throughout (see above); gradients with a stride",
     "layers": "few rows, as dot products there; plans of all three passes of fp32",
     "LSTM": "not looked into",
-    "pooling": "indices of 4 bytes here, the pooled output of 2 there",
+    "pooling": "another split of the planner of then",
     "products": "splits in steps, on GC2",
-    "reductions": "where the tool maps its tensor",
+    "reductions": "where the tool maps its tensor: a whole region 1",
 }
 
 
@@ -396,9 +393,12 @@ MEMORY = """## Bytes that are off
 
 Rows of [PLB] whose bytes in all are more than 15% off, rows of other work apart, and what differs.
 A tile that works has about 0.7 kB that no public source explains: 2% of a convolution. Poplar's own
-copies for rearrangements, and in which order it frees what they read, are not public. An input that
-was put in order is kept here until its product has run, where Poplar may free it: 13 of the 29 KiB
-a tile that PopRT's BERT-Large lacks at batch 18.
+copies for rearrangements, and what they need besides, are not public. Two choices were made in view
+of these rows. A copy that was put in order is free once it was sent: kept until its product has
+run, BERT's layers were 0 to 7% too large where their plan is the vendor's, freed they are all
+within 1% but two. And a function's own operands and result, which the tool of convolutions has,
+count throughout: if they died with it, convolutions would lack 7% (median), depthwise ones would
+be nearer.
 
 """
 
@@ -421,8 +421,9 @@ built with a stand-in for Poplar's headers and asked for the plans of these benc
 a plan is ours to 1% (median); six in ten plans are the same, the others cost about as much but need
 not hold as many bytes: vertices of 2023 take a little longer than those of 2021, products of few
 rows are dot products there or have their operands swapped, and a convolution's output channels
-may take in its kernel (outChanFlattenDims), which is not done here. What is left beyond the wanted
-bounds is this.
+may take in its kernel (outChanFlattenDims), which is not done here: of 294 passes 14 have it, and
+but for the weights' gradients of VGG's first layer, which it makes 8 to 10% cheaper, the plan here
+costs at most 3% more. What is left beyond the wanted bounds is this.
 
 """
 
@@ -537,7 +538,9 @@ products did not. CTC's planner counted a gradient's copy once in the software o
 since, which on GC2 leaves another split (0.72, the worst of its rows). What putting an operand in
 order takes was the planner's coarse 5/4 cycles an element until poplibs' regression
 (addTransformCycleEstimate, 2023) was found in view of the layers that were too fast; of 330 rows
-212 came closer and 64 went away. Two rules of the planner were tried and left out because what they
+212 came closer and 64 went away. The copies of an IPU in the published pipeline are read until
+those of the IPUs before and behind it are done: alone, two of the four would be 0.36 and 0.53 of
+what is drawn. Two rules of the planner were tried and left out because what they
 need beside them is not public: dot products (HMAC) and half partials where nothing is added, for
 products of at most 16 input channels.
 

@@ -790,14 +790,10 @@ def add_product(
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
     first, gathered = steps.send_inputs(inputs, turned[0])
-    sent = build.next
+    sent = build.next - 1
     last = steps.convolve(steps.weight_traffic(weights, turned[1]))
     build.hold(f"{name}/inputs", gathered, first, last)
-    for copy, nbytes, since in steps.copies:
-        # an exchange belongs to the step that it feeds: what it reads is there until that ends;
-        # inputs are sent before a loop over serial steps
-        looped = splits.serial > 1 and copy.endswith("inputs")
-        build.hold(copy, nbytes, since, sent if looped else last)
+    steps.hold_copy("inputs", steps.padded_inputs * unit.item_bytes - gathered, sent, last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.depth)
@@ -924,15 +920,40 @@ class _ProductSteps:
             strides = 1, strides[1]
         rows, length = ceil_div(share.segments, strides[0]), ceil_div(share.width, strides[1])
         window = splits.filter_height, SLIC_WINDOW if splits.method == "slic" else 1
-        lists = worklists.worklist_bytes(splits.method, rows, length, problem.kernel, window)
+        inside = 1.0
+        if not self.pads_here:
+            whole, spread = self.problem, problem.field_stride[0]
+            inputs = (whole.in_rows - 1) * spread + 1
+            axis = whole.kernel[0], whole.stride[0], whole.dilation[0]
+            inside = worklists.inside(whole.image_rows, inputs, *axis)
+        lists = worklists.worklist_bytes(
+            splits.method, rows, length, problem.kernel, window, inside
+        )
         grain_in, grain_out = grains(problem, self.unit, splits.method, splits.filter_height)
         if splits.method == "hmac":  # a pointer for all channels of a dot product
             grain_in = max(1, problem.in_channels)
         groups = ceil_div(share.groups, group_grain(problem, splits.method))
         compact = self.build.machine.target.bytes_per_tile <= worklists.COMPACT_REACH
-        return lists + worklists.pointer_bytes(
-            ceil_div(share.ins, grain_in), ceil_div(self.step_outs, grain_out), groups, compact
+        pointer = 2 if compact else 4
+        partials = np.where(share.field > 0, self._separate_partials() * pointer, 0)
+        return (
+            lists
+            + partials
+            + worklists.pointer_bytes(
+                ceil_div(share.ins, grain_in), ceil_div(self.step_outs, grain_out), groups, compact
+            )
         )
+
+    def _separate_partials(self) -> Array:
+        """Partials that vertices add by a pointer each, because they do not lie in one piece."""
+        tile_bytes, partial = self.build.machine.target.bytes_per_tile, self.unit.partial_bytes
+        padded = self.share.field * self.step_padded_outs * self.share.groups
+        separate, depth = np.zeros_like(padded), self.splits.depth
+        for radix in amp.reduction_stages(depth):
+            depth = -(-depth // radix)
+            arriving = padded * depth * radix // self.splits.depth
+            separate += np.where(amp.lies_in_one_piece(arriving * partial, tile_bytes), 1, radix)
+        return separate
 
     @property
     def step_outs(self) -> Array:
@@ -1100,6 +1121,19 @@ class _ProductSteps:
         peers = messages(wanted, unique, 2, block_of(source) * item)
         return _WeightTraffic(wanted, lying, peers, in_place, lying)
 
+    def hold_copy(self, what: str, read_here: Array, sent: int, last: int) -> None:
+        """Keep what was put in order until it is ``sent``, and what is read there to the ``last``.
+
+        The exchange into a compute set is a step of its own: what only other tiles read is free
+        after it.
+        """
+        for copy, nbytes, since in self.copies:
+            if not copy.endswith(what):
+                continue
+            stays = np.clip(read_here, 0, nbytes)
+            self.build.hold(copy, nbytes - stays, since, sent)
+            self.build.hold(f"{copy}/read there", stays, since, last)
+
     def convolve(self, traffic: _WeightTraffic) -> int:
         """Compute the product in serial steps; returns the last step that computes."""
         build, name, share, splits = self.build, self.name, self.share, self.splits
@@ -1111,7 +1145,7 @@ class _ProductSteps:
         here = (traffic.received == 0) & (traffic.sliced == weight_bytes) & traffic.in_place
         gathered = np.where(here, 0, weight_bytes - self._whole_weights_here(traffic))
         last = build.next
-        first, done = last, self._step_outputs()
+        first, done, sent = last, self._step_outputs(), last
         for serial in range(splits.serial):
             tail = f"/{serial + 1}" if splits.serial > 1 else ""
             if splits.serial > 1:
@@ -1122,6 +1156,7 @@ class _ProductSteps:
             weights_step = build.exchange(
                 f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
             )
+            sent = build.next - 1
             if not traffic.in_place:
                 # what lies otherwise arrives in pieces, which are put in the vertex's order
                 kind = f"poplin::PreArrange<{self.half}>"
@@ -1138,6 +1173,7 @@ class _ProductSteps:
                 kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
                 at = build.compute(f"{name}/update{tail}", kind, slice_cycles(nbytes))
                 build.hold(f"{name}/outputs{tail}", nbytes, at - 1, at)
+        self.hold_copy("weights", np.where(here, weight_bytes, weight_bytes - gathered), sent, last)
         if splits.serial > 1:  # the whole result, which each step writes a part of
             whole = piece(share.field * share.outs * share.groups, share.in_index, splits.depth)
             build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)

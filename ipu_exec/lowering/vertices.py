@@ -3,14 +3,15 @@
 Code is kept once a tile for each type used there. The code of vertices that poplibs has in assembly
 is counted in its sources (``python -m tools.vertex_code CHECKOUT``; an instruction is 4 bytes):
 entry, what it calls and the kernel of its element type. Of those that it has in C++ only the source
-is public; their sizes are estimates. State is [TUT4]'s 16 B of state and 13 B of field data a
-vertex.
+is public; their sizes are estimates. State is [TUT4]'s 16 B a vertex.
 """
 
 from __future__ import annotations
 
 STATE_BYTES = 16  # [TUT4]: 271 KiB over 16,877 vertices
-FIELD_BYTES = 13  # [TUT4]: 222 KiB over 16,877 vertices
+# [TUT4] has 222 KiB of field data: the pointers of its products' and reductions' vertices
+# (`ipu_exec.lowering.worklists`); vertices of one or two operands have theirs in their state
+FIELD_BYTES = 0
 
 _ZERO_OUTPUT = 68  # zeroes partials: convNx1ZeroOutField
 # worker + supervisor (of 64-bit loads), of an MK2 ([PL, lib/poplin/codelets/asm])

@@ -32,12 +32,17 @@ def pieces(rows: Array, length: Array) -> Array:
 
 
 def worklist_bytes(
-    method: str, rows: Array, length: Array, kernel: tuple[int, int], window: tuple[int, int]
+    method: str,
+    rows: Array,
+    length: Array,
+    kernel: tuple[int, int],
+    window: tuple[int, int],
+    inside: float = 1.0,
 ) -> Array:
     """Bytes of the workers' lists on each tile: int64[tiles].
 
-    ``rows`` of ``length`` outputs, those that a kernel element contributes to; a vertex takes
-    ``window`` kernel elements at once.
+    ``rows`` of ``length`` outputs; a vertex takes ``window`` kernel elements at once. ``inside``:
+    of all rows and kernel rows, the part that does not meet padding alone, which no list has.
     """
     if method == "1x1":  # no list of lists: one piece a worker
         return np.where(rows * length > 0, WORKERS * PIECE_BYTES, 0)
@@ -49,7 +54,15 @@ def worklist_bytes(
         return kernel[0] * each + np.where(outputs > 0, WORKERS * LIST_BYTES, 0)
     positions = -(-kernel[0] // window[0]) * -(-kernel[1] // window[1])
     used = np.where(rows * length > 0, WORKERS * LIST_BYTES, 0)
-    return positions * (pieces(rows, length) * PIECE_BYTES + used)
+    listed = np.rint(pieces(rows, length) * inside * positions).astype(np.int64)
+    return listed * PIECE_BYTES + positions * used
+
+
+def inside(outputs: int, inputs: int, kernel: int, stride: int, dilation: int) -> float:
+    """The part of ``outputs`` x ``kernel`` rows that meet one of ``inputs`` rows, not padding."""
+    reach = np.add.outer(np.arange(outputs) * stride, np.arange(kernel) * dilation)
+    low = max(0, int(reach.max()) + 1 - inputs) // 2
+    return float(((reach >= low) & (reach < low + inputs)).mean())
 
 
 def pointer_bytes(in_groups: Array, out_groups: Array, groups: Array, compact: bool) -> Array:

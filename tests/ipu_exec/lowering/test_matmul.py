@@ -200,3 +200,15 @@ def transposition(rows: int) -> int:
 def test_what_is_in_no_whole_groups_is_copied_element_by_element() -> None:
     """196 and 200 rows are groups of 4 halves, 197 are none: 10 cycles an element."""
     assert transposition(196) <= transposition(200) < transposition(197) / 1.5
+
+
+def test_a_copy_that_was_put_in_order_is_free_once_it_is_sent() -> None:
+    """But for what its own tile reads there: those bytes stay until the product has run."""
+    left, right = tensor(512, 4096, dtype="float16"), tensor(4096, 1024, dtype="float16")
+    right = replace(right, layout=linear_layout(right, MK2.tiles))
+    plan = lower(op("aten.mm.default", (left, right), tensor(512, 1024, dtype="float16")), MK2)
+    names = [step.name.split("/")[-1] for step in plan.steps]
+    copies = {t.name.split("/", 1)[1]: t for t in plan.temporaries if "/rearranged " in t.name}
+    freed, stays = copies["rearranged inputs"], copies["rearranged inputs/read there"]
+    assert names[freed.last] == "inputs" and names[stays.last] == "convolve"
+    assert int((freed.bytes + stays.bytes).sum()) == right.elements * right.item_bytes

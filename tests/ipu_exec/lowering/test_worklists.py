@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipu_exec.lowering.worklists import pieces, pointer_bytes, worklist_bytes
+from ipu_exec.lowering.worklists import inside, pieces, pointer_bytes, worklist_bytes
 
 
 def shared_out(rows: int, length: int) -> int:
@@ -47,3 +47,8 @@ def test_pointers_to_inputs_weights_and_outputs():
     nine, one = np.array([9]), np.array([1])
     assert pointer_bytes(nine, one, one, compact=False)[0] == (9 + 1 + 9) * 4
     assert pointer_bytes(nine, one, one, compact=True)[0] == (9 + 1 + 9) * 2
+
+
+def test_rows_that_meet_padding_alone_are_not_listed():
+    """A kernel of 3 on 7 rows, padded by one: the first and the last row lack one of three."""
+    assert inside(7, 7, 3, 1, 1) == 19 / 21 and inside(5, 7, 3, 1, 1) == 1
