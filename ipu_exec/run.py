@@ -63,7 +63,9 @@ then: ipu-report summary out/training"""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
-    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through.
+    """Run a script; 1 where it raised, or wrapped no model though something of one was asked for.
+
+    A ``SystemExit`` of the script goes through, but for one that says all is well where it is not.
 
     ``prog`` is the command's name in error messages.
     """
@@ -89,12 +91,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
         plan_instead(args, [*program.words, *args.args])
     if wanted is None:
         stand_in()
-        status = run_program(program, args.args)
+        status = run_program(program, args.args, asked=_of_a_model(args))
         return _not_planned(program) if args.plan is not None and not status else status
     try:
         return launching.launch(wanted, program.words, args.args)
     except Error as error:
         parser.exit(2, f"{prog}: error: {error}\n")
+
+
+def _of_a_model(args: argparse.Namespace) -> bool:
+    """Whether an option asks for what only a wrapped model has, such as a profile."""
+    asked = (args.profile_dir, args.placement, args.num_ipus, args.levers)
+    return args.compile_only or any(one is not None for one in asked)
 
 
 def _not_planned(program: Program) -> int:
@@ -276,15 +284,19 @@ def run_program(
     program: Program,
     arguments: Sequence[str],
     before_traceback: Callable[[BaseException], None] | None = None,
+    asked: bool = False,
 ) -> int:
     """Run it as ``python script arguments``, or ``python -m module arguments``, would.
 
     Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
-    error.
+    error. Where it wrapped no model it says so, and gives 1 if one was ``asked`` for.
     """
     main = program.enter(list(arguments))
     try:
         exec(compile(program.source, program.file, "exec"), main.__dict__)
+    except SystemExit as end:
+        if end.code or not _wrapped_nothing(asked):
+            raise
     except Exception as error:
         if before_traceback is not None:
             before_traceback(error)
@@ -292,16 +304,17 @@ def run_program(
         hide(error)
         sys.excepthook(type(error), error, error.__traceback__)  # names what was probably meant
         return 1
-    if _wrapped_nothing():
-        print(f"ipu-run: {program} {NOTHING_WRAPPED}", file=sys.stderr)
-    return 0
+    if not _wrapped_nothing(asked):
+        return 0
+    print(f"ipu-run: {program} {NOTHING_WRAPPED}", file=sys.stderr)
+    return int(asked)
 
 
-def _wrapped_nothing() -> bool:
-    """Whether the script imported torch, but none of its models ever ran as on IPUs."""
+def _wrapped_nothing(asked: bool) -> bool:
+    """Whether the script imported torch, or was to, but none of its models ran as on IPUs."""
     executor = sys.modules.get("ipu_exec.session.executor")
     wrapped = executor is not None and executor.PoplarExecutor.any_wrapped
-    return "torch" in sys.modules and not wrapped
+    return (asked or "torch" in sys.modules) and not wrapped
 
 
 def _within(trace: TracebackType | None, script: str) -> TracebackType | None:

@@ -354,6 +354,7 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 fraction the tiles' cycles are `likely` off, from published measurements of such operators, and the
 share of them that is `unmeasured`; `classes` of operators each have their `share` of the cycles,
 `likely` and the published `rows` behind it, 0 where it is judged by likeness (docs/fidelity.md).
+`rules`: digest of the compiler's sources, which says whether two profiles come of the same ones.
 
 ## Beside the profile: `debug.cbor`
 

@@ -47,10 +47,15 @@ TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
 
 @dataclass(frozen=True)
 class Settings:
-    """What a configuration sets beyond `configure`: the memory proportion of each IPU, partials."""
+    """What a configuration sets beyond `configure`: the memory proportion of each IPU, partials.
+
+    ``state_on_chip``: the optimiser's; ``inference``: sharded, without an optimiser.
+    """
 
     proportion: tuple[float, ...] = ()
     half_partials: bool = False
+    state_on_chip: bool = False
+    inference: bool = False
 
 
 DEFAULT = Settings()
@@ -58,14 +63,23 @@ DEFAULT = Settings()
 
 def compiled(
     example: Example,
-    strategy: ipu_exec.PipelinedExecution,
+    strategy: ipu_exec.PipelinedExecution | ipu_exec.ShardedExecution,
     ipus: int,
     accumulation: int,
     settings: Settings = DEFAULT,
+    placement: Path | None = None,
 ) -> Executable:
-    """Compile a model as a training step in fp16 with AdamW."""
+    """Compile a model as a training step in fp16 with AdamW, or its inference in fp16.
+
+    ``accumulation``: micro-batches, which in inference are device iterations. ``placement``: a file
+    whose stages go before those of the ``strategy``.
+    """
     options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
-    options.autoRoundNumIPUs(True).Training.gradientAccumulation(accumulation)
+    options.autoRoundNumIPUs(True)
+    if settings.inference:
+        options.deviceIterations(accumulation)
+    else:
+        options.Training.gradientAccumulation(accumulation)
     inputs = tuple(
         x.half() if x.is_floating_point() else x for x in example.inputs(example.micro_batch)
     )
@@ -75,7 +89,14 @@ def compiled(
         options.setAvailableMemoryProportion(each)
     if settings.half_partials:
         options.Precision.setPartialsType(torch.half)
-    return compile_step(example.module, inputs, {}, options, optimiser(example.module, True), True)
+    if settings.state_on_chip:
+        on_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(True)
+        options.TensorLocations.setOptimizerLocation(on_chip)
+    if placement is not None:
+        options.loadPlacement(placement)
+    training = not settings.inference
+    updated = optimiser(example.module, True) if training else None
+    return compile_step(example.module, inputs, {}, options, updated, training)
 
 
 def profile(executable: Executable, folder: Path) -> Report:

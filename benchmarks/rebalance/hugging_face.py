@@ -55,7 +55,7 @@ def _checkpointed(layer: nn.Module) -> None:
     layer.register_forward_hook(keep)
 
 
-def _never_drops_a_layer(stack: nn.Module) -> None:
+def never_drops_a_layer(stack: nn.Module) -> None:
     """The stack asks no random number whether to leave a layer out: a program is fixed."""
 
     def fixed(module: nn.Module, inputs: Any) -> None:
@@ -64,7 +64,7 @@ def _never_drops_a_layer(stack: nn.Module) -> None:
     stack.register_forward_pre_hook(fixed)
 
 
-def _layers(layers: nn.ModuleList, prefix: str) -> tuple[str, ...]:
+def layer_blocks(layers: nn.ModuleList, prefix: str) -> tuple[str, ...]:
     """A Block and a checkpoint for each layer."""
     names = numbered(prefix, layers)
     for name, layer in zip(names, layers, strict=True):
@@ -123,11 +123,11 @@ def whisper_small(tiny: bool = False) -> Example:
     model.proj_out = Logits(model.proj_out, 5)
     encoder, decoder = model.model.encoder, model.model.decoder
     for stack in (encoder, decoder):
-        _never_drops_a_layer(stack)
+        never_drops_a_layer(stack)
     poptorch.BeginBlock(encoder.conv1, "convolutions")
-    first = _layers(encoder.layers, "encoder")
+    first = layer_blocks(encoder.layers, "encoder")
     poptorch.BeginBlock(decoder.embed_tokens, "embedding")
-    second = _layers(decoder.layers, "decoder")
+    second = layer_blocks(decoder.layers, "decoder")
     poptorch.BeginBlock(model.proj_out, "head")
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
@@ -160,13 +160,13 @@ def wav2vec2_ctc(tiny: bool = False) -> Example:
     config = t.Wav2Vec2Config(vocab_size=vocabulary, attn_implementation="eager", **small)
     model = t.Wav2Vec2ForCTC(config)
     model.freeze_feature_encoder()
-    _never_drops_a_layer(model.wav2vec2.encoder)
+    never_drops_a_layer(model.wav2vec2.encoder)
     extractor = model.wav2vec2.feature_extractor
     convolutions = numbered("convolution", extractor.conv_layers)
     for name, layer in zip(convolutions, extractor.conv_layers, strict=True):
         poptorch.BeginBlock(layer, name)
     poptorch.BeginBlock(model.wav2vec2.encoder.pos_conv_embed, "positions")
-    layers = _layers(model.wav2vec2.encoder.layers, "layer")
+    layers = layer_blocks(model.wav2vec2.encoder.layers, "layer")
     poptorch.BeginBlock(model.lm_head, "head")
 
     def loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -294,8 +294,8 @@ def mt5_small(tied: bool, tiny: bool = False) -> Example:
     words = _Words(vocabulary, config.d_model, 8)
     model.lm_head = words if tied else _Words(vocabulary, config.d_model, 8)
     model.shared = model.encoder.embed_tokens = model.decoder.embed_tokens = nn.Identity()
-    first = _layers(model.encoder.block, "encoder")
-    second = _layers(model.decoder.block, "decoder")
+    first = layer_blocks(model.encoder.block, "encoder")
+    second = layer_blocks(model.decoder.block, "decoder")
     poptorch.BeginBlock(model.lm_head, "head")
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:

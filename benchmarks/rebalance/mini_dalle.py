@@ -32,6 +32,8 @@ class Config:
     channels: int = 128  # of the VQGAN
     parts: int = 8  # of the logits
     kinds: str = _KINDS
+    sandwich: bool = True  # a norm behind attention and feed-forward as well
+    micro_batch: int = 1
 
     @property
     def side(self) -> int:
@@ -43,6 +45,10 @@ TINY = Config(
     hidden=64, heads=2, head=32, text=15, words=81, codes=32, image=64, channels=32, parts=4,
     kinds="rcf",
 )  # fmt: skip
+
+
+# the first configuration that was published: words of its own, two images at a time
+OWN_WORDS = Config(words=8_192, parts=4, sandwich=False, micro_batch=2)
 
 
 class _Residual(nn.Module):
@@ -165,11 +171,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 class _Scaled(nn.Module):
-    """A norm before and after, scaled and added."""
+    """A norm before, and one after where it is a sandwich; scaled and added."""
 
-    def __init__(self, hidden: int, inner: nn.Module) -> None:
+    def __init__(self, hidden: int, inner: nn.Module, sandwich: bool) -> None:
         super().__init__()
-        self.before, self.inner, self.after = nn.LayerNorm(hidden), inner, nn.LayerNorm(hidden)
+        self.before, self.inner = nn.LayerNorm(hidden), inner
+        self.after = nn.LayerNorm(hidden) if sandwich else nn.Identity()
         self.scale = nn.Parameter(torch.full((1, 1, hidden), 0.1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -201,8 +208,8 @@ class MiniDalle(nn.Module):
         self.column = nn.Parameter(torch.randn(1, 1, config.side, config.hidden))
         self.layer = nn.ModuleList(
             nn.Sequential(
-                _Scaled(config.hidden, Attention(config, kind)),
-                _Scaled(config.hidden, _FeedForward(config.hidden)),
+                _Scaled(config.hidden, Attention(config, kind), config.sandwich),
+                _Scaled(config.hidden, _FeedForward(config.hidden), config.sandwich),
             )
             for kind in config.kinds
         )
@@ -241,9 +248,9 @@ class MiniDalle(nn.Module):
         return scores, poptorch.identity_loss((text + 7 * picture) / 8, reduction="none")
 
 
-def example(tiny: bool = False) -> Example:
-    """The model with captions and images."""
-    config = TINY if tiny else Config()
+def example(tiny: bool = False, config: Config | None = None) -> Example:
+    """The model with captions and images; ``config``: of another than the usual one."""
+    config = TINY if tiny else config or Config()
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
         caption = 1 + integers(config.words - 1, batch, config.text)
@@ -255,4 +262,5 @@ def example(tiny: bool = False) -> Example:
         model,
         ("codes", "embedding", *numbered("layer", model.layer), "head"),
         inputs,
+        config.micro_batch,
     )

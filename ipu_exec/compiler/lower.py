@@ -194,13 +194,11 @@ class _Lowering:
                 for storage in storages:
                     self.layouts.decide(storage, stage)
         for transfer in () if self.placement.phases else self.placement.transfers:
-            self._pass_through(transfer.storage, transfer.source, transfer.target)
+            self._pass_through(transfer.storage, transfer.source, transfer.away)
 
     def _pass_through(self, storage: int, source: int, target: int) -> None:
         """Give a tensor that is copied from IPU to IPU its original's layout on each of them."""
         ipus = self.placement.ipus
-        if ipus[source] == ipus[target]:
-            return
         step = 1 if target > source else -1
         for stage in range(source, target, step):
             layout = self.layouts.decide(storage, source)

@@ -43,6 +43,7 @@ class Transfer:
     direction: Direction  # forward or backward
     source: int  # stage that makes it
     target: int  # furthest stage that needs it
+    away: int  # furthest of those on another IPU: as far as it travels; the source where none is
 
     def crosses(self, cut: int) -> bool:
         """Whether the storage is copied over the cut between stages ``cut`` and ``cut + 1``."""
@@ -182,7 +183,9 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
     if pipelined:
         _check_order(graph, block_stage)
     op_stage, home = _place_ops(graph, len(stages), block_stage)
-    return Placement(pipelined, stages, op_stage, home, _find_transfers(graph, op_stage, home))
+    return Placement(
+        pipelined, stages, op_stage, home, _find_transfers(graph, op_stage, home, stages)
+    )
 
 
 def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bool) -> None:
@@ -335,7 +338,7 @@ def _update_stage(
 
 
 def _find_transfers(
-    graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
+    graph: Graph, op_stage: Sequence[int], home: Mapping[int, int], stages: Sequence[StagePlace]
 ) -> tuple[Transfer, ...]:
     """The storages that a stage needs and another computes.
 
@@ -343,6 +346,7 @@ def _find_transfers(
     """
     makers: dict[int, tuple[int, Direction]] = {}
     wanted: dict[tuple[int, Direction, int, bool], int] = {}
+    away: dict[tuple[int, Direction, int, bool], int] = {}
     values = graph.values
     for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
@@ -352,14 +356,16 @@ def _find_transfers(
             source, direction = makers.get(storage, (home.get(storage, stage), Direction.FORWARD))
             if source != stage and op.direction != Direction.UPDATE:
                 key = (storage, direction, source, stage > source)
-                furthest = wanted.get(key, stage)
-                wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
+                further = max if stage > source else min
+                wanted[key] = further(wanted.get(key, stage), stage)
+                if stages[stage].ipu != stages[source].ipu:
+                    away[key] = further(away.get(key, stage), stage)
         for output in op.outputs:
             if output is not None:
                 makers.setdefault(values[output].storage, (stage, op.direction))
     return tuple(
-        Transfer(storage, direction, source, target)
-        for (storage, direction, source, _), target in wanted.items()
+        Transfer(key[0], key[1], key[2], target, away.get(key, key[2]))
+        for key, target in wanted.items()
     )
 
 

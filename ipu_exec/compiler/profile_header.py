@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ipu_exec import machine
@@ -32,6 +35,7 @@ def header(executable: Executable) -> dict[str, Any]:
         "across": executable.timeline.costs.across,
         "phases": _phases(executable) if placement.phases else {},
         "cycle_error": cycle_error(executable),
+        "rules": rules(),
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:
@@ -43,6 +47,18 @@ def header(executable: Executable) -> dict[str, Any]:
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries
+
+
+@lru_cache(maxsize=1)
+def rules() -> str:
+    """Which rules compile: a digest of the sources that decide about cycles and bytes."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    sources = [*root.glob("*.py"), *(root.parent / "profiler").glob("schedules.py")]
+    for room in ("capture", "compiler", "lowering"):
+        sources += (root / room).glob("*.py")
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _phases(executable: Executable) -> dict[str, Any]:

@@ -214,10 +214,11 @@ class Transfers:
         for transfer in self.placement.transfers:
             layout = self.mapping.layout(transfer.storage, transfer.source)
             ipus = self.placement.ipus
-            if layout is None or ipus[transfer.source] == ipus[transfer.target]:
-                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
-            step = 1 if transfer.target > transfer.source else -1
-            for stage in range(transfer.source, transfer.target, step):
+            if layout is None:
+                continue
+            # not on to a stage that is back on the IPU that has it (BERT's tied embedding)
+            step = 1 if transfer.away > transfer.source else -1
+            for stage in range(transfer.source, transfer.away, step):
                 a, b = ipus[stage], ipus[stage + step]
                 if a != b and ipu in (a, b):
                     yield transfer.storage, layout, a, b

@@ -326,7 +326,10 @@ def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: boo
 
 
 def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
-    """Bytes that cross a cut; tied weights that travel keep their size whatever the samples."""
+    """Bytes that cross a cut; tied weights that travel keep their size whatever the samples.
+
+    ``moved``: times as many bytes of activations and gradients; ``rate``: of weights.
+    """
     tied = np.zeros_like(cuts.ahead)
     for (home, *readers), nbytes in zip(cuts.ties.blocks, cuts.ties.nbytes, strict=True):
         tied[home : max(readers)] += nbytes
@@ -335,4 +338,8 @@ def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
         for values in (cuts.ahead, cuts.back)
     )
     ties = replace(cuts.ties, nbytes=tuple(round(nbytes * rate) for nbytes in cuts.ties.nbytes))
-    return Cuts(np.ceil(ahead).astype(np.int64), np.ceil(back).astype(np.int64), ties)
+    ahead, back = np.ceil(ahead).astype(np.int64), np.ceil(back).astype(np.int64)
+    skips = tuple(
+        tuple(replace(one, nbytes=round(one.nbytes * moved)) for one in way) for way in cuts.skips
+    )
+    return Cuts(ahead, back, ties, (skips[0], skips[1]))

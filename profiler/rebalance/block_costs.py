@@ -129,7 +129,7 @@ class BlockCosts:
         """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
         total = np.concatenate([[0], np.cumsum(self.cycles.again)])
         cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
-        return cycles
+        return cycles * self.goes_back[last]
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
         """The same for stages whose backward follows their forward at once.
@@ -148,7 +148,10 @@ class BlockCosts:
 
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
         """(bytes, tensors) of stages' stash."""
-        nbytes, tensors = (table[first, last] for table in self.stash.tables[not recompute])
+        goes_back = self.goes_back[last]
+        nbytes, tensors = (
+            table[first, last] * goes_back for table in self.stash.tables[not recompute]
+        )
         if recompute:
             return nbytes, tensors
         saved, number = (
@@ -157,6 +160,16 @@ class BlockCosts:
         )
         behind = np.asarray(last) + 1
         return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
+
+    @cached_property
+    def goes_back(self) -> np.ndarray:
+        """Whether a stage that ends with each Block has a backward: bool[Block].
+
+        The first Blocks have none where nothing in them trains, as of a frozen feature extractor. A
+        stage of these alone stashes nothing, and runs nothing again.
+        """
+        some: np.ndarray = np.maximum.accumulate(self.cycles.backward > 0)
+        return some
 
     @cached_property
     def tied_bytes(self) -> np.ndarray:

@@ -134,7 +134,7 @@ class Boxes:
 
     def _ramps(self, stages: tuple[StageWays, ...], cells: int) -> LeastRamps:
         self.spent += sum(map(len, stages)) * (cells + _OF_A_WAY)
-        return least_ramps(stages, self.search.count, cells)
+        return least_ramps(stages, self.search.count, cells, self.search.weights.behind)
 
     def _range(self, stages: tuple[StageWays, ...], least: Lengths) -> tuple[Lengths, Lengths]:
         """The least and the most that the lengths of a split may be, and no less than ``least``."""

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from profiler.enums import Direction, Role
+from profiler.rebalance.cuts import Shared, Ties
 from profiler.rebalance.profile_columns import Variables, rows_of
 from profiler.rebalance.tied_gradients import TiedGradients
 
@@ -81,6 +82,23 @@ class Carried:
         nbytes = variables.vectors[variables.vector[at]]
         is_tied = np.isin(tensors[handed_on], tied.tensor if tied is not None else ())
         return cls(np.where(back, last, first), back, touched, nbytes, is_tied)
+
+    def skips(self, ties: Ties) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
+        """The activations, and the gradients, that Blocks beyond the next one read.
+
+        Without the gradients of tied weights, which cross the cuts that the weights cross.
+        """
+        ways: tuple[list[Shared], list[Shared]] = ([], [])
+        tied = [*zip(map(set, ties.blocks), ties.nbytes, strict=True)]
+        for row in np.flatnonzero(~self.direct & ~self._is_tied).tolist():
+            back = bool(self.back[row])
+            blocks = np.flatnonzero(self.touched[row]).tolist()
+            nbytes = int(self.nbytes[row].sum())
+            of_weight = any(size == nbytes and users.issuperset(blocks) for users, size in tied)
+            if not (back and of_weight):
+                away = tuple(reversed(blocks) if back else blocks)
+                ways[back].append(Shared(away, nbytes))
+        return tuple(ways[0]), tuple(ways[1])
 
     @cached_property
     def first(self) -> np.ndarray:

@@ -76,6 +76,7 @@ class Costs(BlockCosts):
             off_chip = any(choice.offload for choice in choices)
         if len(set(choices)) > 1:
             again = any(choice.recompute for choice in choices)
+        memory = BlockMemory.from_report(report, stage, ties, tied)
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -84,12 +85,12 @@ class Costs(BlockCosts):
             cycles=BlockCycles(
                 forward, tied.at_home(backward), update, **recomputed(report, forward)
             ),
-            memory=BlockMemory.from_report(report, stage, ties, tied),
+            memory=memory,
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
+            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, memory.carried.skips(ties)),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,

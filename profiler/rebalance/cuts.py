@@ -1,4 +1,4 @@
-"""What crosses a cut between two stages, and the weights that tie Blocks together."""
+"""What crosses a cut between two stages, and what ties Blocks together that are further apart."""
 
 from __future__ import annotations
 
@@ -80,33 +80,75 @@ class Ties:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """What a Block has and Blocks beyond the next one read: ``blocks``, away from the first.
+
+    ``nbytes`` cross every cut up to the last reader that is on another IPU.
+    """
+
+    blocks: tuple[int, ...]
+    nbytes: int
+
+    def spared(self, starts: Sequence[int], ipus: Sequence[int]) -> slice:
+        """The cuts, by the Block before them, that need not be crossed, for stages from ``starts``.
+
+        Those behind which all readers are on the IPU that has it, or in a stage that received it.
+        """
+        home, *readers = self.blocks
+        own = ipus[bisect_right(starts, home) - 1]
+        there = {k for k, ipu in enumerate(ipus) if ipu == own}
+        furthest = home
+        for reader in readers:
+            stage = bisect_right(starts, reader) - 1
+            if stage not in there:
+                furthest = reader
+            there.add(stage)
+        return slice(*sorted((furthest, readers[-1])))
+
+
+@dataclass(frozen=True)
 class Cuts:
     """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
 
-    They are those of Blocks that each have an IPU of their own.
+    They are those of Blocks that each have an IPU of their own. ``skips``: `Shared` activations
+    and gradients.
     """
 
     ahead: np.ndarray
     back: np.ndarray
     ties: Ties = Ties()
+    skips: tuple[tuple[Shared, ...], tuple[Shared, ...]] = ((), ())
+
+    @cached_property
+    def shared(self) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
+        """All that goes further than to the next Block, forward and back.
+
+        A tied weight's gradient comes back over the cuts that the weight crosses.
+        """
+        ties = tuple(map(Shared, self.ties.blocks, self.ties.nbytes))
+        return ties + self.skips[0], ties + self.skips[1]
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Bytes forward and backward over a cut after each Block, for stages from ``starts``.
 
-        Excludes tied weights that need not travel because the Block that reads them is on the IPU
-        that has them, or in a stage that has already received them.
+        Excludes what need not travel because the Block that reads it is on the IPU that has it, or
+        in a stage that has already received it.
         """
         ahead, back = self.ahead, self.back
-        for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):
-            own = ipus[bisect_right(starts, home) - 1]
-            there = {k for k, ipu in enumerate(ipus) if ipu == own}
-            furthest = home  # as far as the weight travels: once over a cut, for all who read it
-            for reader in readers:
-                stage = bisect_right(starts, reader) - 1
-                if stage not in there:
-                    furthest = reader
-                there.add(stage)
-            spared = np.zeros_like(ahead)
-            spared[furthest : readers[-1]] = nbytes
-            ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
-        return ahead, back
+        if len(set(ipus)) == len(ipus):
+            return ahead, back
+        spared = np.zeros((2, len(ahead)), dtype=np.int64)
+        for way, every in zip(spared, self.shared, strict=True):
+            for one in every:
+                way[one.spared(starts, ipus)] += one.nbytes
+        return np.maximum(0, ahead - spared[0]), np.maximum(0, back - spared[1])
+
+    @cached_property
+    def may_stay(self) -> np.ndarray:
+        """Bytes that may not have to cross each cut, forward and back: int64[2, Block]."""
+        spared = np.zeros((2, len(self.ahead)), dtype=np.int64)
+        for way, every in zip(spared, self.shared, strict=True):
+            for one in every:
+                low, high = sorted((one.blocks[0], one.blocks[-1]))
+                way[low:high] += one.nbytes
+        return spared

@@ -80,12 +80,13 @@ class LeastRamps:
         return int(self.units[0][0, 0, 0]) * self.unit
 
 
-def least_ramps(ways: Sequence[StageWays], blocks: int, cells: int) -> LeastRamps:
+def least_ramps(ways: Sequence[StageWays], blocks: int, cells: int, behind: int = 2) -> LeastRamps:
     """The bounds for splits whose stage k is one of ``ways[k]``, on a grid of about this size.
 
-    A pipeline in training: filling and flushing take the longest forward and the longest backward
-    of the stages up to each but the last; and twice each stage but the first, or a later one that
-    is longer. The ways are `connected`.
+    Filling and flushing a pipeline take the longest forward and the longest backward of the stages
+    up to each but the last; and each stage but the first, or a later one that is longer, as often
+    as `PipelineWeights.behind` says: twice in training, once in inference, which has no backward.
+    The ways are `connected`.
     """
     stages = len(ways)
     side = max(1, int(np.sqrt(cells)))
@@ -103,11 +104,11 @@ def least_ramps(ways: Sequence[StageWays], blocks: int, cells: int) -> LeastRamp
     for k in reversed(range(stages)):
         one, last = ways[k], k == stages - 1
         longest = np.maximum(one.both, slowest[k + 1][one.behind])
-        own = (2 * longest if k else 0 * longest) // unit
+        own = (behind * longest if k else 0 * longest) // unit
         none = np.zeros(len(one), dtype=np.int64)
         down, right = (none, none) if last else (forward.at(one.forward), backward.at(one.backward))
-        behind = row[one.behind]
-        units = _stage(units if last else units + each, one.begins, (behind, down, right, own))
+        next_row = row[one.behind]
+        units = _stage(units if last else units + each, one.begins, (next_row, down, right, own))
         row = np.full(blocks + 1, -1)
         row[one.first[one.begins]] = np.arange(len(units))
         rows.insert(0, row)

@@ -20,6 +20,7 @@ from profiler.rebalance.what_if import Assignment
 
 _WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more
 _CELLS = 4_000_000  # of way x stage x Block that are looked at where more are kept
+_QUICK_CELLS = 1_000_000  # ... before boxes, which such a look often proves needless
 _ALL = 400_000  # ways x stages up to which none need go on as one
 _NEAR = 5e-4  # a gap that is small enough not to look further
 
@@ -53,7 +54,7 @@ def least_update(
         many = ways > _WAYS[0]
         if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
             continue
-        if boxed and not many:
+        if boxed and not many and ways * width * len(known.ipus) > _QUICK_CELLS:
             continue
         found = search.run(least, ways, search.everything, least.total).update
         least = replace(found, bound=max(least.bound, found.bound))
@@ -65,5 +66,5 @@ def least_update(
 
 
 def narrows(costs: Costs, split: Assignment) -> bool:
-    """Whether a gap can be narrowed: of a pipeline in training."""
-    return costs.pipelined and costs.training and len(split.ipus) > 2
+    """Whether a gap can be narrowed box by box: a pipeline's, whose ramps leave it."""
+    return costs.pipelined and len(split.ipus) > 2

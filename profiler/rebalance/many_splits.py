@@ -14,6 +14,7 @@ import numpy as np
 from profiler import schedules
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
+from profiler.rebalance.cuts import Shared
 from profiler.rebalance.what_if import Assignment, what_if
 
 _CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
@@ -142,7 +143,7 @@ class _Turn:
     def _copies(self) -> np.ndarray:
         """Cycles of the longest exchange of an IPU with the others, per split: `what_if._copies`.
 
-        Tied weights do not travel to IPUs that already have them, as in `Cuts.crossing`.
+        What Blocks share does not travel to IPUs that already have it, as in `Cuts.crossing`.
         """
         costs, machine, stages = self.costs, self.costs.machine, self.first.shape[1]
         size = len(self.first)
@@ -150,8 +151,8 @@ class _Turn:
         latency = np.zeros((size, self.num_ipus))
         cuts = self.last[:, :-1]
         spared = self._spared(cuts)
-        over = np.maximum(0, costs.cuts.ahead[cuts] - spared)
-        over_back = np.maximum(0, costs.cuts.back[cuts] - spared)
+        over = np.maximum(0, costs.cuts.ahead[cuts] - spared[0])
+        over_back = np.maximum(0, costs.cuts.back[cuts] - spared[1])
         for k in range(stages - 1):
             here, there = self.splits.ipus[k], self.splits.ipus[k + 1]
             if here == there:
@@ -169,23 +170,35 @@ class _Turn:
         return cycles.max(axis=1).astype(np.int64)
 
     def _spared(self, cuts: np.ndarray) -> np.ndarray:
-        """Bytes of tied weights that need not cross each cut."""
-        spared = np.zeros(cuts.shape, dtype=np.int64)
-        ties = self.costs.cuts.ties
-        for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-            own = self.ipus[self._stage_of(home)]
-            furthest = np.full(len(cuts), home)
-            reached: list[np.ndarray] = []
-            for reader in readers:
-                stage = self._stage_of(reader)
-                there = self.ipus[stage] == own
-                for before in reached:
-                    there |= before == stage
-                reached.append(stage)
-                furthest = np.where(there, furthest, reader)
-            behind = (cuts >= furthest[:, None]) & (cuts < readers[-1])
-            spared += np.where(behind, nbytes, 0)
+        """Bytes that need not cross each cut, forward and back: int64[2, split, cut]."""
+        spared = np.zeros((2, *cuts.shape), dtype=np.int64)
+        if len(set(self.splits.ipus)) == len(self.splits.ipus):
+            return spared
+        ties = len(self.costs.cuts.ties)
+        ahead, back = self.costs.cuts.shared
+        for one in ahead[:ties]:
+            spared += self._spared_of(one, cuts)
+        for way, skips in zip(spared, (ahead[ties:], back[ties:]), strict=True):
+            for one in skips:
+                way += self._spared_of(one, cuts)
         return spared
+
+    def _spared_of(self, one: Shared, cuts: np.ndarray) -> np.ndarray:
+        """`Shared.spared` of each split, in bytes: int64[split, cut]."""
+        home, *readers = one.blocks
+        own = self.ipus[self._stage_of(home)]
+        furthest = np.full(len(cuts), home)
+        reached: list[np.ndarray] = []
+        for reader in readers:
+            stage = self._stage_of(reader)
+            there = self.ipus[stage] == own
+            for before in reached:
+                there |= before == stage
+            reached.append(stage)
+            furthest = np.where(there, furthest, reader)
+        low, high = np.minimum(furthest, readers[-1]), np.maximum(furthest, readers[-1])
+        behind = (cuts >= low[:, None]) & (cuts < high[:, None])
+        return np.where(behind, one.nbytes, 0)
 
     def _stage_of(self, block: int) -> np.ndarray:
         return np.count_nonzero(self.first <= block, axis=1) - 1

@@ -203,7 +203,8 @@ class Search:
             return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
         spared = may_stay(self.costs, self.ipus)
         cuts = self.costs.cuts
-        ahead, back = np.maximum(0, cuts.ahead - spared), np.maximum(0, cuts.back - spared)
+        ahead = np.maximum(0, cuts.ahead - spared[0])
+        back = np.maximum(0, cuts.back - spared[1])
         ahead[-1] = back[-1] = 0
         first, last = self._intervals()
         into = np.concatenate([[0], ahead[:-1]])[first]

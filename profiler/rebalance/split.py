@@ -325,7 +325,7 @@ def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
     recompute = bool(choices) and all(choice.recompute for choice in choices)
     if not (costs.training and recompute):
         return np.zeros(len(costs), dtype=np.int64)
-    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end)
+    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end) * costs.goes_back
     return np.maximum(0, least)
 
 

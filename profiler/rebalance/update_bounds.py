@@ -87,7 +87,8 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
     if stages < 2 or any(a == b for a, b in pairwise(ipus)):
         return 0
     spared = may_stay(costs, ipus)
-    ahead, back = (np.maximum(0, way - spared)[:-1] for way in (costs.cuts.ahead, costs.cuts.back))
+    over = (costs.cuts.ahead, costs.cuts.back)
+    ahead, back = (np.maximum(0, way - less)[:-1] for way, less in zip(over, spared, strict=True))
     crossed = np.sort(np.maximum(ahead, back))[stages - 2]
     least = int(copies_bound(costs, np.array([crossed]))[0])
     forward, backward = int(ahead.min()), int(back.min())
@@ -104,17 +105,13 @@ def least_copies(costs: Costs, ipus: Sequence[int]) -> int:
 
 
 def may_stay(costs: Costs, ipus: Sequence[int]) -> np.ndarray:
-    """Bytes of tied weights that may not have to cross a cut: int64[Block].
+    """Bytes that may not have to cross a cut, forward and back: int64[2, Block].
 
-    Where each stage has an IPU of its own, a weight crosses all cuts before its last reader.
+    Where each stage has an IPU of its own, what Blocks share crosses all cuts to its last reader.
     """
-    spared = np.zeros(len(costs), dtype=np.int64)
     if len(set(ipus)) == len(ipus):
-        return spared
-    ties = costs.cuts.ties
-    for (home, *_, last), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-        spared[home:last] += nbytes
-    return spared
+        return np.zeros((2, len(costs)), dtype=np.int64)
+    return costs.cuts.may_stay
 
 
 def longest_stage(

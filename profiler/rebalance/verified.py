@@ -29,13 +29,15 @@ class Verified:
 
     ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of the fullest
     tile of each IPU. Where it did not compile they are 0 and empty, and ``problem`` says why; one
-    that does not fit has them, and a problem too.
+    that does not fit has them, and a problem too. ``rules``: those of the compiler
+    (`rules_differ`).
     """
 
     prediction: Prediction
     cycles: int = 0
     fullest: tuple[int, ...] = ()
     problem: str = ""
+    rules: str = ""
 
 
 def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
@@ -66,7 +68,28 @@ def of_profile(report: Report, costs: Costs, ipus: Sequence[int]) -> list[Verifi
     fullest = tuple(int(report.tiles(ipu)["total"].max()) for ipu in range(max(ipus) + 1))
     over = max(fullest) > costs.machine.bytes_per_tile
     prediction, cycles = what_if(costs, profiled(costs)), int(pace(report).cycles)
-    return [Verified(prediction, cycles, fullest, "does not fit" if over else "")]
+    problem = "does not fit" if over else ""
+    return [Verified(prediction, cycles, fullest, problem, rules_of(report))]
+
+
+def rules_of(report: Report) -> str:
+    """The compiler's rules that made a profile; empty for an older one, which does not say."""
+    return str(report.meta.get("rules", ""))
+
+
+def rules_differ(before: Report, after: str) -> str:
+    """What a profile says of its rules beside those of another compile; empty: they are the same.
+
+    Costs of other rules differ for their sake, not for a split's.
+    """
+    own = rules_of(before)
+    if own == after:
+        return ""
+    which = f"other rules ({own})" if own else "an older IPUscope, which did not note its rules,"
+    return (
+        f"{before.path} was compiled by {which} than {after or 'an older one'}: compile it again,"
+        " else what is off may be their difference"
+    )
 
 
 def in_order(results: Iterable[Verified]) -> list[Verified]:
@@ -129,6 +152,7 @@ def _compiled(
             int(pace(report).cycles),
             fullest[: max(assignment.ipus) + 1],
             "does not fit" if over else "",
+            rules_of(report),
         )
 
 

@@ -300,13 +300,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         Column("cycles", "cycles"),
         Column("fullest_tile", "extent\nKiB", kibibytes),
     )
-    change = wanted.total / now.total - 1 if now.total else 0.0
-    turn = "weight update" if costs.training else "device iteration"
-    lines = [
-        say(
-            f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%})."
-        )
-    ]
+    lines = [say(_gain(costs, now.total, wanted.total))]
     if within := confidence.likely(report):
         lines.append(say(f"Cycles are {within}; two splits share most of that."))
     proof = Facts(
@@ -376,6 +370,16 @@ def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -
         wanted = least_accumulation(costs, assignment, args.bubble).micro_batches
         costs = replace(costs, micro_batches=max(wanted, costs.micro_batches))
     return placement_file(costs, assignment, sets_accumulation=args.bubble is not None)
+
+
+def _gain(costs: Costs, now: int, wanted: int) -> str:
+    """Cycles before and after, with as many digits as show a difference."""
+    turn = "weight update" if costs.training else "device iteration"
+    if wanted == now:
+        return f"Predicted: {wanted:,} cycles a {turn}, as many as now."
+    change = wanted / now - 1 if now else 0.0
+    share = f"{change:+.1%}" if abs(change) >= 5e-4 else f"{change:+.4%}"
+    return f"Predicted: {wanted:,} cycles a {turn} instead of {now:,} ({share})."
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:

@@ -73,6 +73,7 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
     """Promised and obtained values side by side. ``after`` is the profile of the split."""
     import pandas as pd
 
+    from profiler.rebalance.verified import rules_differ, rules_of
     from reports.tables import Column, Page, Table, say, text
 
     if obtained.names != costs.names:
@@ -97,7 +98,10 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
         Column("obtained", "obtained"),
         Column("off", "off by", str),
     )
-    lines = [say(words) for words in _notes(promise, costs, obtained)]
+    notes = _notes(promise, costs, obtained)
+    if differ := rules_differ(report, rules_of(after)):
+        notes.append(f"{differ}.")
+    lines = [say(words) for words in notes]
     return Page(str(report.path), (Table("verify", frame, columns), *lines))
 
 
@@ -153,7 +157,14 @@ def quickest_compiled(
     """
     from dataclasses import replace
 
-    from profiler.rebalance.verified import candidates, in_order, of_profile, verify
+    from profiler.rebalance.verified import (
+        candidates,
+        in_order,
+        of_profile,
+        rules_differ,
+        verify,
+    )
+    from reports.tables import say
 
     proposed = split.prediction.assignment
     wanted = candidates(costs, proposed, count)
@@ -172,7 +183,9 @@ def quickest_compiled(
     chosen = replace(
         split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons
     )
-    return chosen, _compiled_table(costs, splits)
+    table = _compiled_table(costs, splits)
+    differ = next((rules_differ(report, one.rules) for one in compiled if one.rules), "")
+    return chosen, (*table, say(f"{differ}.")) if differ else table
 
 
 def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:

@@ -133,11 +133,16 @@ def test_a_block_that_no_ipu_holds_is_named_with_what_would_help(tmp_path: Path)
     assert "(Options.tensorSharding)" in process.stderr
 
 
-@pytest.mark.parametrize(("asked", "code"), [((), 0), (("--num-ipus", "2"), 2)])
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [((), 0), (("--profile-dir", "out"), 1), (("--compile-only",), 1), (("--num-ipus", "2"), 2)],
+)
 def test_a_script_that_wraps_no_model_is_told_what_to_write(
     tmp_path: Path, asked: tuple[str, ...], code: int
 ) -> None:
-    write(tmp_path / "plain.py", "import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(2)).shape)")
+    """It fails where something was asked of a model, however well the script ends."""
+    layer = "torch.nn.Linear(2, 2)(torch.ones(2))"
+    write(tmp_path / "plain.py", f"import sys, torch\nprint({layer})\nsys.exit(0)")
     process = ipu_run(*asked, "plain.py", cwd=tmp_path)
     assert process.returncode == code
     assert "plain.py wrapped no model" in process.stderr

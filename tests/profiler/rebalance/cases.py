@@ -21,7 +21,10 @@ def random_case(random: np.random.Generator, stages: int, most: int = 8, **more:
     return random_costs(random, count, 4, stages=stages, full=full, **more)  # type: ignore[arg-type]
 
 
-def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> Report:
+def deep(
+    folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]], frozen: int = 0
+) -> Report:
+    """The profile of equal layers in these stages; the first ``frozen`` layers do not train."""
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
         False
     )
@@ -30,6 +33,7 @@ def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> 
         PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages)))
     )
     model = LayersInBlocks(sizes)
+    model.layers[:frozen].requires_grad_(False)
     training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
     return open_report(folder)

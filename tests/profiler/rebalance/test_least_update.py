@@ -13,7 +13,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Assignment, Costs, best_split, boxes, what_if
 from profiler.rebalance import least_update as search
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.cuts import Ties
+from profiler.rebalance.cuts import Shared, Ties
 from profiler.rebalance.interval_costs import interval_costs
 from profiler.rebalance.least_ramps import least_ramps
 from profiler.rebalance.many_splits import ManySplits, total_cycles
@@ -45,6 +45,8 @@ def model(random: np.random.Generator, count: int, stages: int, full: float = 0.
     )
     training, pipelined = bool(random.random() < 0.85), bool(random.random() < 0.85)
     cycles = replace(costs.cycles, again_final=random.integers(0, 5, count))
+    frozen = int(random.integers(0, count)) if random.random() < 0.2 else 0
+    cycles.backward[:frozen] = 0
     if not training:
         none = np.zeros(count, dtype=np.int64)
         cycles = replace(cycles, backward=none, again_final=none)
@@ -58,7 +60,7 @@ def model(random: np.random.Generator, count: int, stages: int, full: float = 0.
             board_link_bytes_per_cycle=rate / 3,
             ipus_per_board=int(random.choice([2, 100])),
         ),
-        cuts=replace(costs.cuts, ties=_ties(random, count)),
+        cuts=replace(costs.cuts, ties=_ties(random, count), skips=_skips(random, costs, count)),
         streams=_streams(random, costs, count),
         reduce=int(random.choice([0, 500])),
         training=training,
@@ -72,6 +74,19 @@ def _ties(random: np.random.Generator, count: int) -> Ties:
         return Ties()
     readers = random.choice(count, int(random.integers(2, 4)), replace=False)
     return Ties(("w",), (tuple(sorted(readers.tolist())),), (3000,))
+
+
+def _skips(
+    random: np.random.Generator, costs: Costs, count: int
+) -> tuple[tuple[Shared, ...], tuple[Shared, ...]]:
+    """An activation, or a gradient, that is a part of what crosses the cuts."""
+    if count < 3 or random.random() < 0.6:
+        return (), ()
+    touched = np.sort(random.choice(count, int(random.integers(2, 4)), replace=False))
+    crossed = slice(int(touched[0]), int(touched[-1]))
+    ahead = Shared(tuple(touched.tolist()), int(costs.cuts.ahead[crossed].min() // 2))
+    back = Shared(tuple(touched[::-1].tolist()), int(costs.cuts.back[crossed].min() // 2))
+    return [((ahead,), ()), ((), (back,)), ((ahead,), (back,))][int(random.integers(3))]
 
 
 def _streams(random: np.random.Generator, costs: Costs, count: int):  # type: ignore[no-untyped-def]
@@ -207,7 +222,7 @@ def test_the_least_update_is_brute_forces(seed: int) -> None:
 def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
     """With an accumulation of 2K - 1, ramps are most of an update."""
     random = np.random.default_rng(9)
-    for _ in range(1000):
+    for _ in range(341):  # of which 5.9 % were missed once
         count = int(random.integers(3, 9))
         stages = int(random.integers(2, min(count, 4) + 1))
         costs = random_costs(random, count, 4, stages=stages, micro_batches=2 * stages - 1, most=20)
@@ -225,7 +240,7 @@ def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(search, "_WAYS", (2, 3))
     random = np.random.default_rng(1)
     open_ones = 0
-    for _ in range(150):
+    for _ in range(60):
         count = int(random.integers(5, 9))
         stages = int(random.integers(3, 5))
         costs = model(random, count, stages)
@@ -264,13 +279,14 @@ def test_the_bound_of_boxes_is_never_above_the_least(
     monkeypatch.setattr(boxes, "_WAYS", ways)
     monkeypatch.setattr(boxes, "_CELLS", 9)
     monkeypatch.setattr(boxes, "_LEAST_CELLS", 4)
-    random, narrowed = np.random.default_rng(ways), 0
+    random, narrowed, inference = np.random.default_rng(ways), 0, 0
     for _ in range(40):
         count = int(random.integers(4, 8))
         stages = int(random.integers(3, 5))
         costs = model(random, count, stages, float(random.choice([0, 1.4])))
-        if not (costs.training and costs.pipelined) or costs.streams.across:
+        if not costs.pipelined or costs.streams.across:
             continue
+        inference += not costs.training
         ipus, choices = tuple(range(stages)), ALL_CHOICES[: 1 + 2 * int(random.random() < 0.3)]
         own = (Choice.profiled(costs),) if len(choices) == 1 else choices
         wanted, left = least_total(costs, ipus, own), boxed(costs, ipus, own)
@@ -282,7 +298,7 @@ def test_the_bound_of_boxes_is_never_above_the_least(
             assert found.total == _quick(costs, _with_choices(costs, found.assignment))
         assert ways < 1000 or found.bound >= found.total * 0.999 - 1
         narrowed += 1
-    assert narrowed > 15
+    assert narrowed > 15 and inference > 2
 
 
 def test_the_gap_narrows_with_the_cells_that_the_caller_grants(

@@ -84,6 +84,51 @@ def test_a_layer_that_runs_thrice_on_its_ipu_does_not_travel(tmp_path: Path) -> 
     assert ahead[2] == 4 * 64 * 4 + sum(costs.cuts.ties.nbytes)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_an_activation_does_not_travel_back_to_the_ipu_that_made_it(
+    tmp_path: Path, both: bool
+) -> None:
+    """It travels to an IPU between that reads it as well, and to another one over every cut."""
+
+    class Skipping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with ipu_exec.Block("first"):
+                first = self.layers[0](x)
+                handed = first if both else torch.tanh(first)
+            with ipu_exec.Block("second"):
+                second = torch.tanh(self.layers[1](handed))
+            with ipu_exec.Block("third"):
+                loss = (self.layers[2](second) * first).sum()
+                return ipu_exec.identity_loss(loss, reduction="none")
+
+    def compiled(name: str, ipus: tuple[int, ...]) -> Report:
+        options = ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path / name))
+        options.showCompilationProgressBar(False).Training.gradientAccumulation(16)
+        stages = zip(("first", "second", "third"), ipus, strict=True)
+        options.setExecutionStrategy(PipelinedExecution(*(Stage(b).ipu(i) for b, i in stages)))
+        model = Skipping()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ipu_exec.trainingModel(model, options.autoRoundNumIPUs(True), sgd)(torch.rand(16 * 4, 64))
+        return open_report(tmp_path / name / "training")
+
+    splits = {name: (0, 1, ipu) for name, ipu in (("home", 0), ("away", 2))}
+    reports = {name: compiled(name, ipus) for name, ipus in splits.items()}
+    for profiled in reports.values():
+        costs = Costs.from_report(profiled)
+        whole, without = (costs.cuts.crossing((0, 1, 2), ipus) for ipus in ((0, 1, 2), (0, 1, 0)))
+        spared = [(one - other)[:2].tolist() for one, other in zip(whole, without, strict=True)]
+        # the gradients for an activation that both read are added up on the IPU between
+        assert spared == ([[0, 1024], [0, 0]] if both else [[1024, 1024]] * 2)
+        for name, ipus in splits.items():
+            obtained = int(reports[name].runs["cycles"].iloc[0])
+            predicted = what_if(costs, Assignment((0, 1, 2), ipus)).total
+            assert predicted == pytest.approx(obtained, rel=0.003)
+
+
 SPLITS = {
     "home": Assignment((0, 1, 3), (0, 1, 0)),
     "away": Assignment((0, 1), (0, 1)),

@@ -18,6 +18,7 @@ from profiler.rebalance.verdict import Answer
 from profiler.rebalance.verified import in_order, of_profile
 from reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch
+from tests.profiler.rebalance.cases import deep
 from tests.synthetic import synthetic_profile
 
 
@@ -146,6 +147,27 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
         assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
     there = best(Costs.from_report(obtained))
     assert set(there.prediction.assignment.ipus) <= set(ipus)
+
+
+def test_a_stage_of_which_nothing_trains_stashes_nothing_and_runs_nothing_again(
+    tmp_path: Path,
+) -> None:
+    """Beside a Block that trains, the frozen ones run again; alone they have no backward."""
+    sizes = dict.fromkeys("ABCDE", 1)
+    mixed, alone = (
+        deep(tmp_path / name, sizes, stages, frozen=2)
+        for name, stages in {
+            "mixed": [("A", "B", "C"), ("D", "E")],
+            "alone": [("A", "B"), ("C",), ("D",), ("E",)],
+        }.items()
+    )
+    costs = Costs.from_report(mixed)
+    split = Assignment((0, 2, 3, 4), (0, 1, 2, 3))
+    prediction = what_if(costs, split)
+    assert costs.recompute and costs.again_cycles(0, 2) > costs.cycles.again[:2].sum() > 0
+    assert prediction.backward[0] == costs.stash_bytes(0, 1, True) == 0
+    assert prediction.total == pytest.approx(cycles(alone), rel=0.003)
+    assert what_if(Costs.from_report(alone), split).total == cycles(alone)
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
