@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,9 +21,10 @@ from planner.words import kib, latency, table
 from profiler.units import per_second
 
 SHOWN = 10  # rows
+_NAMED = 9  # stages whose Blocks are counted one by one
 _COLUMNS = (
-    *("t", "p", "r", "split", "micro-batch", "accumulation", "recompute", "state", "prop."),
-    *("samples/s", "largest extent"),
+    *("t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation", "recom-\npute", "state"),
+    *("prop.", "samples/s", "largest\nextent"),
 )
 
 
@@ -69,14 +72,33 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     console.print(f"{plan.compiles} compiles{cached}, {plan.seconds:.1f} s", style="dim")
 
 
+def _folded(split: str) -> str:
+    """A split with many stages, equal neighbours once: ``1-9x2-7x1 on 0-15,0``."""
+    counts, *where = split.split(" ", 1)
+    blocks = counts.split("-")
+    if len(blocks) <= _NAMED:
+        return split
+    runs = [(one, len(list(some))) for one, some in groupby(blocks)]
+    said = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
+    return " ".join([said, *where])
+
+
+def _table(*heads: str) -> Table:
+    """A table that fits 80 columns: words are folded, not cut."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        shown.add_column(head, overflow="fold")
+    return shown
+
+
 def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
     in_phases = any(one.mapping.in_phases for one in candidates)
     columns = ("phases",) if in_phases else ()
-    shown = Table("", *columns, *_COLUMNS, title=None, header_style="bold")
+    shown = _table("", *columns, *_COLUMNS)
     for number, one in enumerate(candidates, 1):
         mapping = one.mapping
         cells = (
-            *(mapping.shards, mapping.pipeline, mapping.replicas, mapping.split),
+            *(mapping.shards, mapping.pipeline, mapping.replicas, _folded(mapping.split)),
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
             mapping.memory_proportion,
             per_second(one.rate),
@@ -90,7 +112,7 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
 
 
 def _times(candidates: tuple[Candidate, ...]) -> Table:
-    shown = Table("", "cycles", *SHARES, "latency", header_style="bold")
+    shown = _table("", "cycles", *SHARES, "latency")
     for number, one in enumerate(candidates, 1):
         shares = [f"{one.shares[name]:.1%}" for name in SHARES]
         shown.add_row(str(number), f"{one.cycles:,}", *shares, latency(one.latency))
@@ -98,9 +120,8 @@ def _times(candidates: tuple[Candidate, ...]) -> Table:
 
 
 def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
-    shown = Table(
-        *("", "cycles predicted", "obtained", "off", "tile predicted", "obtained", "off", ""),
-        header_style="bold",
+    shown = _table(
+        *("", "cycles\npredicted", "obtained", "off", "tile\npredicted", "obtained", "off", "")
     )
     for one in candidates:
         came, off = one.obtained, one.off
