@@ -61,7 +61,7 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
             dcc.Graph(
                 id="sweep-lines",
                 figure=figures.coordinates(runs, settings, theme),
-                config={"displaylogo": False, "responsive": True},
+                config=common.BARE_CONFIG,
             ),
             note="A line a run, the quicker the brighter. A filter of the table below holds here,"
             " too; a click on a line opens its profile.",

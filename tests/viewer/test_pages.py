@@ -408,6 +408,9 @@ def test_a_figure_is_asked_by_keyboard_alone(chromium: Any, address: str) -> Non
         page.get_by_role("button", name="Pin it").press("Enter")
         view.wait("location.search.includes('marks')")
         view.wait("document.activeElement?.textContent === 'Pin it'")
+        page.keyboard.press("Escape")
+        view.wait("!new URLSearchParams(location.search).get('at')")
+        view.wait("document.querySelector('#pipeline-task').innerText.includes('Click a task')")
         page.keyboard.press("5")
         view.wait("location.pathname === '/memory' && document.activeElement?.id === 'main'")
         assert page.locator(".modebar-btn[data-title*='Share']").count() == 0
