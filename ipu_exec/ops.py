@@ -280,14 +280,25 @@ def serializedMatMul(
     if mode is MatMulSerializationMode.InputChannels:
         return torch.cat([torch.matmul(part, rhs) for part in lhs.split(size, -2)], -2)
     if mode is MatMulSerializationMode.OutputChannels:
-        return torch.cat([torch.matmul(lhs, part) for part in rhs.split(size, -1)], -1)
+        return torch.cat([torch.matmul(lhs, part) for part in _in_parts(rhs, size, -1)], -1)
     parts = [
-        torch.matmul(a, b) for a, b in zip(lhs.split(size, -1), rhs.split(size, -2), strict=True)
+        torch.matmul(a, b)
+        for a, b in zip(lhs.split(size, -1), _in_parts(rhs, size, -2), strict=True)
     ]
     total = parts[0].float() if keep_precision else parts[0]
     for part in parts[1:]:
         total = total + part
     return total.to(lhs.dtype)
+
+
+def _in_parts(weights: torch.Tensor, size: int, axis: int) -> tuple[torch.Tensor, ...]:
+    """``weights`` in parts for products one after the other, marked for the capture."""
+    parts = weights.split(size, axis)
+    for part in parts:
+        local = getattr(part, "_local_tensor", part)  # of a DTensor, which shards make
+        if isinstance(local, FakeTensor):
+            local._ipu_serialised = True  # type: ignore[attr-defined]
+    return parts
 
 
 class MultiConv:

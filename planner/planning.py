@@ -24,7 +24,15 @@ from planner.plan import Candidate, Obtained, Plan, worth
 from planner.priced import Place, Priced, is_legal, lacking, places
 from planner.proportions import cheapest, groups, with_own_proportions
 from planner.question import PARTS, RECOMPUTE, STATE, Question
-from planner.search import Found, beating, free_in_parts, look_into, predicted, try_split
+from planner.search import (
+    Found,
+    beating,
+    free_in_parts,
+    look_into,
+    predicted,
+    rebalanced,
+    try_split,
+)
 from profiler.rebalance import Costs
 from profiler.units import per_second
 
@@ -67,6 +75,7 @@ class _State:
     tried: set[Key] = field(default_factory=set)
     alone: dict[Key, bool] = field(default_factory=dict)  # whether all Blocks fit an IPU
     found: dict[Key, Found] = field(default_factory=dict)
+    there: dict[Mapping, Place] = field(default_factory=dict)  # with a full compile's costs
     phased: dict[Key, PhasedCosts] = field(default_factory=dict)
     some: Costs | PhasedCosts | None = None  # of any compile: the Blocks, and the machine
     candidates: list[Candidate] = field(default_factory=list)
@@ -532,12 +541,15 @@ def _proportions_of_ipus(state: _State) -> None:
             if one is None or one.cycles > free.cycles:
                 state.open_rate = max(state.open_rate, free.samples_per_second)
         state.open_rate = max(state.open_rate, found.open_rate)
-    leader = state.best
-    if leader is None:
-        return
-    for group in some:
-        if any(leader.mapping.key == one.key for one in group):
-            own = with_own_proportions(group, leader.mapping, rings)
+    if state.best is not None:
+        _add_with_own_proportions(state, state.best.mapping)
+
+
+def _add_with_own_proportions(state: _State, mapping: Mapping) -> None:
+    """Add the mapping with each IPU's quickest proportion of those that were compiled."""
+    for group in groups(state.priced.values()):
+        if any(mapping.key == one.key for one in group):
+            own = with_own_proportions(group, mapping, state.engine.rings)
             if own is not None:
                 _add(state, own)
 
@@ -650,15 +662,35 @@ def _settle(state: _State) -> None:
     """Compile what leads in full until what leads was compiled and runs.
 
     A compile says what memory it takes, and what its Blocks cost there: a nearer basis for other
-    splits onto the same place, which are then looked for once more.
+    splits, which are then looked for once more: a plan is no worse than what a rebalance of its
+    own profile gives.
     """
-    for _ in range(MOST_SETTLED):
+    compiled = 0
+    while compiled < MOST_SETTLED and not state.late():
         leader = state.best
-        if leader is None or leader.obtained is not None or state.late():
+        if leader is None or (leader.obtained is not None and not _rebalanced(state, leader)):
             return
-        state.wanted += 1
-        for settled in state.engine.settle([leader.mapping]):
-            _take(state, leader, settled)
+        if leader.obtained is None:
+            compiled += 1
+            state.wanted += 1
+            for settled in state.engine.settle([leader.mapping]):
+                _take(state, leader, settled)
+
+
+def _rebalanced(state: _State, leader: Candidate) -> bool:
+    """Whether the costs of the leader's own compile promise a better split than it."""
+    place = state.there.pop(leader.mapping, None)
+    if place is None:
+        return False
+    rings = state.engine.rings
+    state.tell(f"other splits by the costs of {leader.mapping}")
+    (found,) = state.engine.each(rebalanced, [(place, state.question, rings, leader)])
+    for candidate in found:
+        if leader.mapping.mixes_proportions:
+            _add_with_own_proportions(state, candidate.mapping)
+        else:
+            _add(state, candidate)
+    return state.best is not leader
 
 
 def _take(state: _State, leader: Candidate, settled: Settled) -> None:
@@ -667,13 +699,17 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
     state.candidates[at] = replace(leader, obtained=settled.obtained)
     if leader.mapping.in_phases:
         _held_in_phases(state, state.candidates[at])
-    elif settled.priced is not None and not leader.mapping.mixes_proportions:
-        _held_there(state, leader.mapping, settled.priced)
+    elif settled.priced is not None:
         ipus = tuple(stage.ipu for stage in leader.mapping.stages)
         place = Place(settled.priced, ipus, leader.mapping.replicas, leader.mapping.accumulation)
-        again = _split(state, place)
-        if again is not None:
-            _add(state, again)
+        state.there[leader.mapping] = place
+        if not leader.mapping.mixes_proportions:
+            _held_there(state, leader.mapping, settled.priced)
+            # of what leads, all splits are looked for at the end
+            leads = not leader.own and state.best is state.candidates[at]
+            again = None if leads else _split(state, place)
+            if again is not None:
+                _add(state, again)
     state.tell(f"in full: {leader.mapping}")
 
 

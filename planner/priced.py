@@ -57,7 +57,7 @@ class Place:
     def costs(self, rings: RingsOf) -> Costs:
         """The costs of Blocks in this place."""
         key, costs = self.priced.key, self.priced.costs
-        if len(set(self.ipus)) < len(self.ipus):  # the last stage has the first one's weight
+        if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
             costs = costs.with_ties_at_home
         return replace(
             costs,
@@ -109,6 +109,22 @@ def _stage_lists(costs: Costs, question: Question) -> list[tuple[int, ...]]:
         back = returning(len(ipus), costs)[:1] if len(costs.cuts.ties) else []
         lists += [ipus, *back]
     return lists
+
+
+def coming_back(place: Place, question: Question) -> list[Place]:
+    """The places in which a stage comes back to any IPU, beyond those of `places`.
+
+    On as many IPUs, and on as many as are attached.
+    """
+    costs = place.priced.costs
+    back: list[Place] = []
+    most = len(costs) - 1
+    for count in sorted({min(place.pipeline, most), min(attached(place.pipeline), most)}):
+        lists = returning(count, costs)
+        if len(costs.cuts.ties):
+            lists = lists[1:]
+        back += [replace(place, ipus=ipus) for ipus in lists]
+    return [one for one in back if _legal(one, question)]
 
 
 def _legal(place: Place, question: Question) -> bool:

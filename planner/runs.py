@@ -15,6 +15,7 @@ from profiler.analysis import pace
 
 TABLE = "runs.csv"
 _MOST_BYTES = 16 << 20
+_MOST_LETTERS = 24  # of a problem in a terminal's table
 
 
 def measured(folder: Path, last: str) -> dict[str, Any]:
@@ -94,5 +95,16 @@ def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def said(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as shown in a terminal."""
-    return str(pd.DataFrame(rows).drop(columns=["profile"]).to_string(index=False))
+    """The rows as shown in a terminal; behind them, once each, why some failed."""
+    table = pd.DataFrame(rows).drop(columns=["profile"])
+    table["problem"] = [_short(words) for words in table["problem"]]
+    failed = dict.fromkeys(row["problem"] for row in rows if row["problem"])
+    formats = {"cycles": "{:,}".format, "samples_per_second": "{:,.2f}".format}
+    formats["fullest_bytes"] = "{:,}".format
+    lines = table.to_string(index=False, formatters=formats, justify="right")
+    return "\n".join([lines, *(words for words in failed if words != _short(words))])
+
+
+def _short(words: str) -> str:
+    """A problem in as many letters as a table has room for."""
+    return words if len(words) <= _MOST_LETTERS else f"{words[: _MOST_LETTERS - 1]}…"

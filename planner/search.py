@@ -15,7 +15,16 @@ import numpy as np
 
 from planner.mapping import Mapping, StagePlan
 from planner.plan import SHARES, Candidate, worth
-from planner.priced import Place, Priced, RingsOf, choices_of, keeps_are_cheapest, lacking, places
+from planner.priced import (
+    Place,
+    Priced,
+    RingsOf,
+    choices_of,
+    coming_back,
+    keeps_are_cheapest,
+    lacking,
+    places,
+)
 from planner.question import Question
 from profiler import schedules
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
@@ -141,12 +150,57 @@ def _a_wave(
     return wave, left
 
 
+def rebalanced(
+    place: Place, question: Question, rings: RingsOf, best: Candidate
+) -> tuple[Candidate, ...]:
+    """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
+
+    It is what `profiler.rebalance.split.quickest` looks through, with as narrow a gap and lists
+    that come back to any IPU; elsewhere than on the mapping's own list of IPUs only what could be
+    better than ``best``.
+    """
+    priced, to_beat = place.priced, worth(best, question.objective)
+    fixed = {**question.fixed, "r": place.replicas, "accumulation": place.accumulation}
+    here = replace(question, ipus=place.attached, fixed=fixed)
+    others = [*places(priced, here), *coming_back(place, here)]
+    others = [one for one in others if one.ipus != place.ipus]
+    promised = [(_promise(one, question, rings), one) for one in others]
+    too_few = _TooFew(priced, here)
+    found = list[Candidate]()
+    for bound, one in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
+        own, apart = one is place, len(set(one.ipus)) == len(one.ipus)
+        if not own and (bound <= to_beat or (apart and too_few.for_weights_of(one))):
+            continue
+        beat = None if own else to_beat
+        outcome = try_split(one, question, rings, beat, None if own else 0)
+        if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
+            outcome = try_split(one, question, rings, beat, None)
+        if isinstance(outcome, Failure):
+            too_few.add(one)
+        elif outcome is not None:
+            to_beat = max(to_beat, worth(outcome, question.objective))
+            found.append(outcome)
+    return tuple(found)
+
+
+def _may_beat(candidate: Candidate, question: Question, to_beat: tuple[float, ...]) -> bool:
+    """Whether a split within the gap of this one could be worth more."""
+    left = 1 - candidate.gap
+    rate, seconds = candidate.samples_per_second / left, candidate.seconds * left
+    promised = replace(candidate, samples_per_second=rate, seconds=seconds)
+    return not candidate.proven and worth(promised, question.objective) > to_beat
+
+
 def try_split(
-    place: Place, question: Question, rings: RingsOf, beat: tuple[float, ...] | None
+    place: Place,
+    question: Question,
+    rings: RingsOf,
+    beat: tuple[float, ...] | None,
+    narrow: int | None = 0,
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat)
+        return split_onto(place, question, rings, beat, narrow)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -195,11 +249,16 @@ def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, .
 
 
 def split_onto(
-    place: Place, question: Question, rings: RingsOf, beat: tuple[float, ...] | None = None
+    place: Place,
+    question: Question,
+    rings: RingsOf,
+    beat: tuple[float, ...] | None = None,
+    narrow: int | None = 0,
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
-    None where it could not be worth more than ``beat``, even with endless memory.
+    None where it could not be worth more than ``beat``, even with endless memory. ``narrow``: how
+    far to look on where a gap is left (`profiler.rebalance.best_split`).
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
@@ -207,8 +266,11 @@ def split_onto(
     if len(place.ipus) == 1 and not costs.recompute_alone:
         costs = replace(costs, recompute=False)
     endless = costs.with_tile_bytes(_ENDLESS)
-    if keeps_are_cheapest(costs) or len(choices) == 1:
-        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=0)
+    # where a stage comes back, what is cheapest for it may not be so for its IPU, by a few cycles
+    apart = len(set(place.ipus)) == len(place.ipus)
+    exactly = narrow is None and not apart
+    if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
+        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=narrow)
         here = what_if(costs, free.prediction.assignment)
         if not here.problems:
             return candidate_of(place, costs, here, free.proven, free.gap)
@@ -216,7 +278,7 @@ def split_onto(
             promised = candidate_of(place, costs, here, free.proven, free.gap)
             if worth(promised, question.objective) <= beat:
                 return None
-    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=0)
+    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=narrow)
     if split.prediction.problems:
         raise ValueError("; ".join(split.prediction.problems))
     return candidate_of(place, costs, split.prediction, split.proven, split.gap)

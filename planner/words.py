@@ -19,6 +19,7 @@ from profiler.units import per_second
 
 _HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
 _KIB = 1024
+_LONG = 10  # seconds from which on milliseconds say nothing
 
 
 def table(plan: Plan) -> pd.DataFrame:
@@ -129,8 +130,8 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: of what was looked at until then, this is the best"
     if plan.exact:
         return (
-            f"exact for the costs of the {plan.compiles} compiles: every split, every p and r and"
-            " every way to save memory was looked at or ruled out by a lower bound"
+            f"exact for the costs of the {plan.compiles} compiles: with a stage an IPU every split,"
+            " p and r and every way to save memory was looked at or ruled out by a lower bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -142,6 +143,11 @@ def _percent(share: float) -> str:
 def kib(nbytes: int) -> str:
     """Bytes in the unit that the tools show."""
     return f"{nbytes / _KIB:,.0f} KiB"
+
+
+def latency(seconds: float) -> str:
+    """A time in milliseconds, or in seconds where it takes some."""
+    return f"{seconds:,.1f} s" if seconds >= _LONG else f"{seconds * 1e3:,.3f} ms"
 
 
 # -- nothing fits ---

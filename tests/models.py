@@ -113,6 +113,7 @@ class TiedWords(nn.Module):
         self.words = nn.Embedding(words, width)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
         self.ipus = ipus
+        self.parts = 1  # in which the head's product is computed
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         words, *between, head = self.ipus
@@ -122,7 +123,12 @@ class TiedWords(nn.Module):
             with ipu_exec.Block(f"layer{number}", ipu_id=ipu):
                 x = torch.relu(layer(x))
         with ipu_exec.Block("head", ipu_id=head):
-            x = nn.functional.linear(x, self.words.weight)
+            if self.parts == 1:
+                x = nn.functional.linear(x, self.words.weight)
+            else:
+                by_output = ipu_exec.MatMulSerializationMode.OutputChannels
+                table = self.words.weight.t()
+                x = ipu_exec.serializedMatMul(x, table, by_output, self.parts)
             return x, nn.functional.cross_entropy(x.flatten(0, -2), labels.flatten())
 
 

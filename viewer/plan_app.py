@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from planner import Candidate, Mapping, Plan
 from planner.plan import SHARES
-from planner.words import table
+from planner.words import latency, table
 from profiler.units import per_second
 from viewer import guard as guards
 from viewer.alone import THEME, page_alone
@@ -20,25 +20,28 @@ from viewer.figures import theme as themes
 from viewer.pages import common
 from viewer.pages.common import Column
 
-_RATE = Column("samples_per_second", "samples/s, predicted", ",.0f", width=160)
+_RATE = Column("samples_per_second", "samples/s", ",.0f", width=110, tip="samples/s, predicted")
 _COLUMNS = (
     Column("rank", "", ",.0f", width=60),
     _RATE,
-    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=150, scale=1024),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
     Column("t", "t", ",.0f", width=60),
     Column("p", "p", ",.0f", width=60),
     Column("r", "r", ",.0f", width=60),
     Column("phases", "phases", ",.0f", width=90),
-    Column("split", "Blocks a stage", width=230),
+    Column("split", "Blocks a stage"),
     Column("micro_batch", "micro-batch", ",.0f", width=120),
     Column("accumulation", "accumulation", ",.0f", width=120),
-    Column("recompute", "recompute", width=110),
-    Column("state", "optimiser state", width=150),
-    Column("proportion", "proportion", ".3g", width=110),
+    Column("recompute", "recompute"),
+    Column("state", "optimiser state"),
+    Column("proportion", "proportion"),
+    Column("rts", "rts", width=70),
     Column("compute", "compute", ".0%", width=100),
     Column("bubble", "bubble", ".0%", width=100),
-    Column("problem", "problem", width=160),
+    Column("problem", "problem"),
 )
+_LETTER, _MARGIN = 7.6, 44  # pixels of a column of words
+_WIDEST = 420
 
 
 _MOST_STAGES = 18  # that are named
@@ -58,10 +61,21 @@ def create_plan_app(plan: Plan, path: str, guard: guards.Guard | None = None) ->
         [html.H1(name), html.P(tried, className="note")],
         lambda theme: _body(plan, theme),
         guard,
-        [dcc.Store(id="plan-chosen", data=[0])],
+        [dcc.Store(id="plan-chosen", data=first_chosen(plan))],
     )
     _register(app, plan, path)
     return app
+
+
+def first_chosen(plan: Plan) -> list[int]:
+    """The positions of the candidates that are side by side at first.
+
+    The script's own, or the second where that is the best, and the best, which is last, so that it
+    stays beside what is chosen first.
+    """
+    own = next((k for k, one in enumerate(plan.candidates) if one.own), 0)
+    other = own or min(1, len(plan.candidates) - 1)
+    return list(dict.fromkeys([other, 0]))
 
 
 def _body(plan: Plan, theme: themes.Theme) -> Any:
@@ -72,7 +86,7 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
             "Samples a second over memory",
             dcc.Graph(
                 id="plan-points",
-                figure=figures.candidates(plan, theme, (0,)),
+                figure=figures.candidates(plan, theme, sorted(first_chosen(plan))),
                 config=common.BARE_CONFIG,
             ),
             note="Hover for a mapping. Click two to have them side by side; a cross is a mapping"
@@ -95,10 +109,28 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
 
 
 def _columns(plan: Plan) -> tuple[Column, ...]:
-    """The table's columns; low rates have three digits behind the point."""
-    digits = 0 if plan.best.rate >= _WHOLE else 3
+    """The table's columns; low rates have two digits behind the point.
+
+    Words have as much room as they take; what nothing is said in is left out.
+    """
+    digits = 0 if plan.best.rate >= _WHOLE else 2
     rate = replace(_RATE, format=f",.{digits}f")
-    return tuple(rate if column is _RATE else column for column in _COLUMNS)
+    shown = {column.name: column for column in _COLUMNS} | {_RATE.name: rate}
+    frame = table(plan)
+    if not any(one.mapping.in_phases for one in plan.candidates):
+        shown.pop("phases")
+    if not frame["problem"].any():
+        shown.pop("problem")
+    return tuple(
+        column if column.width else replace(column, width=_width(column, frame[column.name]))
+        for column in shown.values()
+    )
+
+
+def _width(column: Column, values: Any) -> int:
+    """Pixels of a column of words."""
+    longest = max(len(column.heading), int(values.astype(str).str.len().max()))
+    return min(_WIDEST, round(_LETTER * longest) + _MARGIN)
 
 
 def _rows(plan: Plan) -> Any:
@@ -115,10 +147,10 @@ def _register(app: Dash, plan: Plan, path: str) -> None:
         prevent_initial_call=True,
     )
     def choose(click: Any, cell: Any, chosen: Any) -> Any:
-        if ctx.triggered_id == "plan-table":
-            position = int(cell["rowId"]) - 1
-        else:
-            position = int(click["points"][0]["customdata"])
+        by_row = ctx.triggered_id == "plan-table"
+        if not (cell if by_row else click):  # a change of theme makes both anew
+            return no_update
+        position = int(cell["rowId"]) - 1 if by_row else int(click["points"][0]["customdata"])
         return _with(position, chosen, len(plan.candidates))
 
     @app.callback(
@@ -128,7 +160,7 @@ def _register(app: Dash, plan: Plan, path: str) -> None:
         Input(THEME, "data"),
     )
     def draw(chosen: Any, name: Any) -> Any:
-        positions = _with(-1, chosen, len(plan.candidates))
+        positions = sorted(_with(-1, chosen, len(plan.candidates)))
         cards = [
             _side(name, plan, position, path)
             for name, position in zip("AB", positions, strict=False)
@@ -167,7 +199,7 @@ def facts_of(one: Candidate) -> list[tuple[str, str]]:
     mapping, came = one.mapping, one.obtained
     rows = [
         ("samples a second", per_second(one.rate)),
-        ("latency", f"{one.latency * 1e3:,.3f} ms"),
+        ("latency", latency(one.latency)),
         ("cycles", _cycles(one)),
         ("largest extent", _extent(one)),
         ("t x p x r", f"{mapping.shards} x {mapping.pipeline} x {mapping.replicas}"),

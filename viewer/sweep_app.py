@@ -27,9 +27,12 @@ _MEASURES = (
     Column("ipus", "IPUs", ",.0f", width=90),
     Column("samples_per_second", "samples/s", ",.2f", width=130),
     Column("cycles", "cycles", ",.0f", width=140),
-    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=150, scale=1024),
+    Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
     Column("problem", "problem", least=160),
 )
+
+
+_AXIS = 150  # pixels of an axis and its name
 
 
 def create_sweep_app(
@@ -55,13 +58,19 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
     fields = {name: f"setting{number}" for number, name in enumerate(settings)}
     own = [_column(fields[name], name, runs[name]) for name in settings]
     shown = runs[[*settings, *(column.name for column in _MEASURES)]].rename(columns=fields)
+    numbers = [column.name for column in _MEASURES if column.format]
+    shown[numbers] = shown[numbers].astype(object).where(runs["cycles"] > 0, None)
     return [
         common.card(
             "Settings and what came of them",
-            dcc.Graph(
-                id="sweep-lines",
-                figure=figures.coordinates(runs, settings, theme),
-                config=common.BARE_CONFIG,
+            html.Div(
+                dcc.Graph(
+                    id="sweep-lines",
+                    figure=figures.coordinates(runs, settings, theme),
+                    config=common.BARE_CONFIG,
+                    style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
+                ),
+                style={"overflowX": "auto"},  # a phone has room for two axes and their names
             ),
             note="A line a run, the quicker the brighter. A filter of the table below holds here,"
             " too; a click on a line opens its profile.",
@@ -96,7 +105,9 @@ def _register(app: Dash, runs: pd.DataFrame, settings: list[str], opener: Opener
     )
     def open_run(cell: Any, click: Any) -> Any:
         by_line = ctx.triggered_id == "sweep-lines"
-        said = click["points"][0]["customdata"] if by_line else (cell or {}).get("rowId")
+        if not (click if by_line else cell):  # a change of theme makes both anew
+            return no_update
+        said = click["points"][0]["customdata"] if by_line else cell.get("rowId")
         position = common.whole(said, -1, 0, len(runs) - 1)
         return no_update if position < 0 else opened(runs.iloc[position], opener)
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.lowering.costs import copy_cycles
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, STREAM_STEP_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE
@@ -329,18 +330,32 @@ def throughput(row: Row, case: Compiled) -> float:
 # Operators whose tool runs two programs, a forward and a backward one ([PLB, tools/*.cpp],
 # engine.run); the others' run one.
 TWO_PROGRAMS = ("layers", "convolutions", "depthwise", "octave convolutions", "pooling")
+# Operators whose tool has the forward pass in a function ([PLB, tools/single_conv_layer.cpp])
+FUNCTIONS = ("convolutions", "depthwise")
 
 
 def tool_cycles(row: Row, case: Compiled) -> float:
     """Cycles that a row counts: of one pass, per convolution, or of a run of poplibs' tool.
 
-    The vendor's model counts a sync with the host at the start of each program that a tool runs.
+    The vendor's model counts a sync with the host at the start of each program that a tool runs. A
+    function's operands are copied to it, and its result from it.
     """
     cycles = forward_cycles(case.executable)
     if row.kind != "poplibs":
         return float(cycles)
+    if row.operator in FUNCTIONS:
+        cycles += function_copies(case.executable)
     starts = 2 if row.operator in TWO_PROGRAMS else 1
     return float(cycles + starts * EXTERNAL_SYNC_CYCLES)
+
+
+def function_copies(executable: Any) -> int:
+    """Cycles of the copies to and from the function of a tool, on their busiest tiles."""
+    from benchmarks.fidelity import memory
+
+    result = [v for v in executable.variables if v.name.endswith("convolution:0")]
+    copied = [*memory.function_operands(executable.variables), *result]
+    return sum(int(copy_cycles(v.tile_bytes).max()) for v in copied)
 
 
 def run_cycles(row: Row, case: Compiled) -> float:
@@ -387,7 +402,11 @@ def memory_of(part: str) -> Callable[[Row, Compiled], float]:
     def read(row: Row, case: Compiled) -> float:
         from benchmarks.fidelity import memory
 
-        return memory.read(part, case.executable)
+        if row.kind != "poplibs":
+            return memory.read(part, case.executable)
+        programs = 2 if row.operator in TWO_PROGRAMS else 1
+        tool = memory.Tool(programs, row.operator in FUNCTIONS)
+        return memory.read(part, case.executable, tool)
 
     return read
 

@@ -16,17 +16,57 @@ all). It lists no code of exchange, control or stacks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from profiler.enums import Role
 
-def read(part: str, executable: Any) -> float:
-    """Bytes of ``part``.
+
+@dataclass(frozen=True)
+class Tool:
+    """What the programs of poplibs' tools hold besides those of the operators that they run.
+
+    ``programs``: where two, the first operator is in one and the others are in the second.
+    Programs may be run in any order, and another one reads what these leave: a result of the
+    second is live while the first runs. ``function``: the first operator is a function, which
+    copies its operands to its own and its result from there ([PLB, tools/single_conv_layer.cpp],
+    fwdConv; [PLB, lib/poputil/GraphFunction.cpp]).
+    """
+
+    programs: int = 1
+    function: bool = False
+
+    def variables(self, variables: Sequence[Any]) -> list[Any]:
+        """What it holds besides, as variables."""
+        moving = [v for v in variables if not v.always_live]
+        first = min((v.op for v in moving if v.role == Role.TEMPORARY), default=-1)
+        end = max((v.stop for v in moving if v.op == first and v.role == Role.TEMPORARY), default=0)
+        last = max((v.stop for v in moving), default=0)
+        held: list[Any] = []
+        if self.programs == 2:
+            left = [v for v in moving if v.stop == last and v.role != Role.TEMPORARY]
+            held += [replace(v, start=0, stop=end) for v in left if v.start >= end]
+        if self.function:
+            operands = function_operands(variables)
+            held += [replace(v, always_live=0, start=0, stop=end) for v in operands]
+        return held
+
+
+def function_operands(variables: Sequence[Any]) -> list[Any]:
+    """The input and the weights of a tool's convolution, the first tensors that are held."""
+    held = [v for v in variables if v.always_live and v.role == Role.WEIGHT]
+    return held[:2]
+
+
+def read(part: str, executable: Any, tool: Tool | None = None) -> float:
+    """Bytes of ``part``, in the program of the model or in those of the ``tool`` that ran it.
 
     "total", "without code", "with vertex code", "fullest tile", "always live" or "peak".
     """
     counted = [v for v in executable.variables if v.category != "stack"]
+    counted += tool.variables(counted) if tool is not None else []
     if part in ("without code", "with vertex code", "fullest tile", "always live"):
         kept = "vertexCode" if part == "with vertex code" else ""
         counted = [v for v in counted if not v.category.endswith("Code") or v.category == kept]

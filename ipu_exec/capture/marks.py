@@ -24,6 +24,15 @@ def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
             graph.checkpoints.add(graph.values[value].storage)
 
 
+def note_serialised_products(graph: Graph, tensors: Tensors) -> None:
+    """Note which operators cut an operand of ops.serializedMatMul."""
+    for tensor, value in tensors:
+        maker = graph.values[value].producer
+        if maker >= 0 and getattr(tensor, "_ipu_serialised", False):
+            op = graph.ops[maker]
+            op.attributes = replace(op.attributes, serialised=True)
+
+
 _COLLECTIVES = "_c10d_functional."
 
 

@@ -21,7 +21,11 @@ from ipu_exec.capture.devices import Devices
 from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
 from ipu_exec.capture.expand import PerWeight, Registered, expand
 from ipu_exec.capture.fake_tensors import FakeTensors, make_state, unlogged
-from ipu_exec.capture.marks import note_checkpoints, note_memory_proportions
+from ipu_exec.capture.marks import (
+    note_checkpoints,
+    note_memory_proportions,
+    note_serialised_products,
+)
 from ipu_exec.capture.multi_conv import fuse
 from ipu_exec.capture.open_blocks import reset_blocks
 from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
@@ -338,6 +342,7 @@ class _Run:
         graph, recorder = self.recorder.graph, self.recorder
         note_checkpoints(graph, recorder.tensors())
         note_memory_proportions(graph, recorder.tensors())
+        note_serialised_products(graph, recorder.tensors())
         graph.outputs = tuple(recorder.value(tensor) for tensor in tensors_of(returned))
 
     def _finished(self) -> Graph:

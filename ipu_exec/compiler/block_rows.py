@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from ipu_exec.compiler import placement
 from ipu_exec.compiler.executable import Executable
@@ -35,9 +36,11 @@ def block_rows(executable: Executable) -> list[records.Block]:
     for variable in executable.variables:
         if variable.role == Role.WEIGHT and not is_copy_of_weight(executable.placement, variable):
             weights[variable.block] += variable.bytes
-    # What would cross each cut: placed as if every Block were a stage.
-    each = [placement.StagePlace(0, (block.name,)) for block in graph.blocks]
-    alone = placement.place(graph, each, False)
+    # What would cross each cut: placed as if every Block were a stage on its own IPU.
+    each = [placement.StagePlace(block.id, (block.name,)) for block in graph.blocks]
+    apart = replace(graph, ops=list(graph.ops))
+    placement.accumulate_where_made(apart, each, False)
+    alone = placement.place(apart, each, False)
     inputs = _input_bytes(graph)
     return [
         records.Block(

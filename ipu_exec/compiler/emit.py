@@ -9,6 +9,7 @@ ordered, which gives every step a *position*; liveness is defined over positions
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 from ipu_exec.compiler.bodies import ProgramStep, ProgramTree, slice_step
 from ipu_exec.compiler.body_builder import BodyBuilder
@@ -319,6 +320,7 @@ class _Emitter:
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None
         shard = self.mapping.shard(self.graph.storages[accumulator].parameter, stage)
+        shard = shard.of_slice(prod(self.graph.values[op.writes[0]].shape))
         first = len(body.steps)
         gradients = [s for v in op.inputs if (s := self.mapping.storage(v)) not in split]
         for gradient in gradients:

@@ -11,7 +11,7 @@ activations are never sharded, and without replicas nothing is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -40,12 +40,20 @@ class Shard:
     whole: Layout
     elements: np.ndarray  # over tiles
     key: tuple[object, ...]
+    of_elements: int  # those of the whole tensor
 
     @classmethod
     def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
         """One replica's part of ``weight``, over the tiles of its whole layout."""
         held = whole.bytes // ITEM_BYTES[weight.dtype]
-        return cls(weight.id, whole, -(-held // replicas), ("shard", 0, replicas, whole.key))
+        key = ("shard", 0, replicas, whole.key)
+        return cls(weight.id, whole, -(-held // replicas), key, weight.elements)
+
+    def of_slice(self, elements: int) -> Shard:
+        """One replica's part of a slice of so many elements (a serialised product's gradient)."""
+        share = -(-self.elements * elements // self.of_elements)
+        key = (*self.key, elements) if elements < self.of_elements else self.key
+        return replace(self, elements=share, key=key, of_elements=elements)
 
     @property
     def size(self) -> int:

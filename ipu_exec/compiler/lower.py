@@ -55,6 +55,14 @@ def lower_graph(
     )
 
 
+def _serialised_weights(graph: Graph) -> frozenset[int]:
+    """Storages of weights that serialised products cut."""
+    cut = {
+        graph.values[v].storage for op in graph.ops if op.attributes.serialised for v in op.inputs
+    }
+    return frozenset(s for s in cut if graph.storages[s].role == Role.WEIGHT)
+
+
 class _Layouts:
     """The layouts decided so far, by (storage, stage)."""
 
@@ -62,6 +70,7 @@ class _Layouts:
         self.graph, self.machine = graph, machine
         self.of: dict[tuple[int, int], Layout] = {}
         self._source: dict[tuple[int, int], int] = {}  # (storage, stage) -> stage it comes from
+        self._serialised = _serialised_weights(graph)
         for transfer in placement.transfers:
             step = 1 if transfer.target > transfer.source else -1
             for stage in range(transfer.source + step, transfer.target + step, step):
@@ -88,7 +97,18 @@ class _Layouts:
                 elements = like.bytes // ITEM_BYTES[owner.dtype]
                 return Layout(like.key, elements * ITEM_BYTES[storage.dtype])
             return self._linear(storage_id)
+        if storage_id in self._serialised:
+            return self._in_slices(storage_id)
         return None if storage.role in (Role.WEIGHT, Role.BUFFER) else self._linear(storage_id)
+
+    def _in_slices(self, storage_id: int) -> Layout:
+        """The layout of a weight of a serialised product: every slice lies over all tiles.
+
+        Its products decide it, each for its slice, and not the embedding that reads it first
+        ([POPART, willow/src/popx/op/tiedgatherx.cpp], TiedGatherOpx: inputCreatorPriority).
+        """
+        layout = self._linear(storage_id)
+        return replace(layout, key=("sliced", 0, layout.key))
 
     def _linear(self, storage_id: int) -> Layout:
         return linear_layout_of(self.graph, storage_id, self.machine)
@@ -201,7 +221,7 @@ class _Lowering:
         storage = self.graph.storages[accumulator]
         shard = self._shard(storage.parameter, stage)
         self.layouts.of[accumulator, stage] = shard.layout(storage.dtype)
-        return shard
+        return shard.of_slice(prod(self.graph.values[op.writes[0]].shape))
 
     def _shard_of_update(self, update: WeightUpdate, stage: int) -> Shard | None:
         if not update.in_parts:
@@ -284,7 +304,7 @@ class _Lowering:
         # a plan asks only whether something stays: a layer that is run again in the backward is the
         # same operators
         role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
-        if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
+        if shard is not None and prod(value.shape) == shard.of_elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
         layout = self.layouts.decide(value.storage, stage) if placed else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.capture import overlap, patterns
+from ipu_exec.capture import overlap, patterns, pooled
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
@@ -61,6 +61,7 @@ def capture_model(
         sharding=sharding,
     )
     patterns.rewrite(graph, options.patterns)
+    pooled.read_pooled(graph)
     overlap.check(
         graph,
         pipelined=options.strategy.execution is Execution.PIPELINED,

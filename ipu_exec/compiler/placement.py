@@ -14,8 +14,8 @@ from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, S
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
-from ipu_exec.graph import BlockInfo, Graph, OpNode
-from ipu_exec.lowering import is_view
+from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage
+from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.topology import IPUS_OF_A_PROCESS, MAX_IPUS
 from profiler import schedules
@@ -100,6 +100,7 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
     check_buffers(graph, options)
     check_blocks(graph, strategy)
     stages = resolve_stages(strategy, graph.blocks, begins_outside(graph))
+    accumulate_where_made(graph, stages, strategy.execution is Execution.PHASED)
     pipelined = strategy.execution is Execution.PIPELINED and len(stages) > 1
     if pipelined:
         check_uses(graph.blocks, stages)
@@ -182,6 +183,44 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
         _check_order(graph, block_stage)
     op_stage, home = _place_ops(graph, len(stages), block_stage)
     return Placement(pipelined, stages, op_stage, home, _find_transfers(graph, op_stage, home))
+
+
+def accumulate_where_made(graph: Graph, stages: Sequence[StagePlace], phased: bool) -> None:
+    """Put each gradient's addition to its accumulator into the Block that makes the gradient.
+
+    That is another than the weight's for a tied weight: a language model's head reads the
+    embedding's. PopART's accumulation takes the stage of the gradient's product ([POPART,
+    willow/src/patterns/optimizerdecompose.cpp], ``gradAccum``, and
+    willow/src/transforms/serializematmuls.cpp, ``serializeVarUpdate``), so that stages of one IPU
+    add to one accumulator and no gradient waits for the weight's own stage. A Block on another IPU
+    sends its gradient to the weight's, and phases move an accumulator with its weight's. Rows of an
+    embedding's gradient stay with the embedding (``TiedGatherAccumulatePattern``).
+    """
+    at = {-1: stages[0].ipu if stages else 0}  # the IPU of each Block; what is in none comes first
+    for stage in () if phased else stages:
+        at |= {block.id: stage.ipu for block in graph.blocks if block.name in stage.blocks}
+    makers: dict[int, int] = {}  # storage -> Block
+    weights: dict[int, int] = {}  # weight -> the first Block that reads it
+    for index, op in enumerate(graph.ops):
+        if op.direction == Direction.FORWARD:
+            for value in read_values(op):
+                weights.setdefault(graph.values[value].storage, op.block)
+        written = [_storage_of(graph, value) for value in op.writes]
+        adds_to = [s.parameter for s in written if s.role == Role.ACCUMULATOR]
+        added = op.direction == Direction.BACKWARD and info(op.aten).addition
+        if added and adds_to and adds_to[0] in weights:
+            made = [makers.get(graph.values[v].storage, -1) for v in op.inputs]
+            home, maker = weights[adds_to[0]], max(made, default=-1)
+            together = home in at and at[home] == at.get(maker)
+            if maker not in (-1, home):
+                graph.ops[index] = replace(op, block=maker if together else home)
+        for output in op.outputs:
+            if output is not None and not op.writes:
+                makers.setdefault(graph.values[output].storage, op.block)
+
+
+def _storage_of(graph: Graph, value: int) -> Storage:
+    return graph.storages[graph.values[value].storage]
 
 
 def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
@@ -273,9 +312,10 @@ def _place_ops(
             stage = 0 if op.direction == Direction.FORWARD or op.forward_op >= 0 else stages - 1
         op_stage.append(stage)
         for value in op.inputs:
-            storage = graph.values[value].storage
-            if graph.storages[storage].role in (*_PERSISTENT, Role.INPUT):
-                home.setdefault(storage, stage)
+            storage = _storage_of(graph, value)
+            if storage.role in (*_PERSISTENT, Role.INPUT):
+                # an accumulator is its weight's, whichever stage adds to it first
+                home.setdefault(storage.id, home.get(storage.parameter, stage))
         for output in op.outputs:
             if output is not None:
                 made_at.setdefault(graph.values[output].storage, stage)
@@ -307,6 +347,8 @@ def _find_transfers(
     for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
             storage = values[value].storage
+            if graph.storages[storage].role == Role.ACCUMULATOR:
+                continue  # stages of the IPU that has it add to it
             source, direction = makers.get(storage, (home.get(storage, stage), Direction.FORWARD))
             if source != stage and op.direction != Direction.UPDATE:
                 key = (storage, direction, source, stage > source)

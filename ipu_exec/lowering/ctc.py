@@ -24,7 +24,6 @@ from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine, Target, exchange_tile_cycles
 
 WORKERS = 6
-_END = 1 << 30
 # worker cycles of an addition and of a product of logarithms ([PL,
 # lib/popnn/PerformanceEstimation.hpp], logAddCycles, logMulCycles)
 LOG_ADD, LOG_MULTIPLY = 16, 1
@@ -167,14 +166,24 @@ def _planned(spec: OpSpec, machine: Machine, table_at: tuple[int, ...]) -> Parti
     return best_partition(table, machine, scores.item_bytes)
 
 
-def _bring(build: Builder, part: Partition, index: int) -> None:
-    """Append the exchange of an operand to the tiles of the table that read it."""
-    source = build.place(index)
-    used = np.arange(build.tiles) < part.tiles
-    each = part.scores if len(source.shape) == 3 else -(-source.elements // part.batch)
-    need = np.where(used, min(each, source.elements), 0)
-    step = build.fetch(f"operand {index}", source, need, broadcast=True)
-    build.hold(f"operand {index}", need * source.item_bytes, step, _END)
+def _bring(build: Builder, part: Partition, count: int) -> list[tuple[str, np.ndarray, int]]:
+    """Append the exchanges of the first operands to the tiles of the table that read them.
+
+    Of the labels a tile has its part and a neighbour on either side (createBroadcastTempLabels).
+    Returns the name, bytes and first step of each.
+    """
+    brought = []
+    for index in range(count):
+        source = build.place(index)
+        used = np.arange(build.tiles) < part.tiles
+        each = part.scores if len(source.shape) == 3 else -(-source.elements // part.batch)
+        if len(source.shape) == 2:
+            samples, labels = -(-source.shape[0] // part.batch), -(-source.shape[1] // part.labels)
+            each = samples * (labels + 2)
+        need = np.where(used, min(each, source.elements), 0)
+        step = build.fetch(f"operand {index}", source, need, broadcast=True)
+        brought.append((f"operand {index}", need * source.item_bytes, step))
+    return brought
 
 
 @lowering("aten._ctc_loss")
@@ -188,12 +197,13 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None and table is not None
     part = _planned(spec, machine, table.shape)
     used = np.arange(build.tiles) < part.tiles
-    for index in range(len(spec.operands)):
-        _bring(build, part, index)
+    brought = _bring(build, part, len(spec.operands))
     steps = part.steps * part.alpha.taken(machine.target)
     cycles = np.where(used, steps, 0)
     vertex = "popnn::CTCAlpha<float,unsigned int,float,true>"
-    build.compute("alpha and beta", vertex, cycles, 3 * table.elements)
+    done = build.compute("alpha and beta", vertex, cycles, 3 * table.elements)
+    for name, nbytes, since in brought:
+        build.hold(name, nbytes, since, done)
     batch, key = table.shape[0], digest("ctc", table.shape, part.tiles)
     losses = Spread(("ctc", 0, key, scores.shape), split_evenly(batch, build.tiles))
     kept = Spread(("ctc", 0, key, table.shape), apportion(table.elements, used.astype(np.int64)))
@@ -214,13 +224,14 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     part = _planned(spec, machine, table.shape)
     used = np.arange(build.tiles) < part.tiles
-    for index in range(len(spec.operands) - 1):  # the table is where it was made
-        _bring(build, part, index)
+    brought = _bring(build, part, len(spec.operands) - 1)  # the table is where it was made
     build.place(len(spec.operands) - 1)
     vertex = "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>"
     steps = part.steps * part.gradient.taken(machine.target)
     cycles = np.where(used, steps, 0)
     done = build.compute("gradient", vertex, cycles, 2 * table.elements)
+    for name, nbytes, since in brought:
+        build.hold(name, nbytes, since, done)
     copies = np.where(used, part.scores, 0)
     elements = _input_elements(part, out, build.tiles)
     lies = Spread(("ctc", 0, digest("ctc", table.shape, part.tiles), out.shape), elements)

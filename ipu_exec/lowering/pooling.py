@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.graph import ValueRef
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
-from ipu_exec.lowering.operators import aten, describe
+from ipu_exec.lowering.operators import Arguments, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
@@ -341,6 +342,12 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
     return Spread(key, reduce(np.multiply, parts[2], parts[0] * parts[1]))
 
 
+def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
+    """Of (gradient, input, pooled or nothing): a mean's needs no input."""
+    tensors = [argument for argument in arguments if isinstance(argument, ValueRef)]
+    return () if len(tensors) > 2 else (1,)
+
+
 @lowering(
     "aten.max_pool2d_with_indices_backward",
     "aten.max_pool3d_with_indices_backward",
@@ -352,13 +359,13 @@ def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand
     "aten.adaptive_max_pool3d_backward",
     "aten.fractional_max_pool2d_backward",
     "aten.fractional_max_pool3d_backward",
-    unread=(1,),  # the input: a maximum is found again by its index
+    unread=unread_by_gradients,
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element reads the windows that contain it.
 
     The gradient of a maximum also needs the input and the pooled output (popnn::MaxPoolingGrad),
-    which has the layout of the indices that torch has instead.
+    which stands where torch has its indices (`ipu_exec.capture.pooled`).
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering import amp, costs
+from ipu_exec.lowering import amp, costs, worklists
 from ipu_exec.lowering.build import Builder, expanded, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, slice_cycles, transform_cycles
 from ipu_exec.lowering.layouts import (
@@ -35,7 +35,6 @@ from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import Machine
 
 Array = np.ndarray
-WORKLIST_BYTES = 36  # [TUT4]: constants a tile used
 CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
@@ -715,11 +714,8 @@ class Product:
     share: Share
     splits: Splits
     channels: Array  # output channels that each tile's outputs belong to
-
-    @property
-    def worklists(self) -> Array:
-        """Bytes of the constants that tell the workers their rows."""
-        return np.where(self.share.field > 0, WORKLIST_BYTES, 0)
+    # bytes of the constants that tell the workers their rows, and of the vertex's pointers
+    worklists: Array
 
 
 def block_of(operand: Operand) -> int:
@@ -808,7 +804,8 @@ def add_product(
     out_key = planned_key(problem, machine, dtype, splits, "output", Operand((), dtype, ()))
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
-    return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+    channels = np.minimum(share.outs * share.groups, elements)
+    return Product(spread, share, splits, channels, steps.worklists())
 
 
 Wanted = tuple[Problem, str, Splits, str]  # of a plan: its problem, dtype and cuts; which side
@@ -905,6 +902,37 @@ class _ProductSteps:
             return np.zeros_like(self.share.field)
         outputs = self.share.field * SLIC_WINDOW * self.unit.partial_bytes
         return np.where(self.share.field > 0, outputs + SLIC_BUFFER_BYTES, 0)
+
+    @property
+    def worker_partials(self) -> Array:
+        """Bytes of the partials that each worker of a VMAC vertex has of its own.
+
+        Those of the groups that it takes at once ([PL, lib/poplin/ConvVertices.cpp],
+        createConvPartialVerticalMacVertex).
+        """
+        if self.splits.method != "vmac":
+            return np.zeros_like(self.share.field)
+        return self.share.field * GROUPS_TOGETHER * self.unit.partial_bytes * amp.WORKERS
+
+    def worklists(self) -> Array:
+        """Bytes of the vertex's worklists and pointers on each tile."""
+        share, splits, problem = self.share, self.splits, self.part
+        strides = problem.field_stride
+        if splits.method in ("slic", "vmac"):  # they read the zeros of a stride, too
+            strides = 1, 1
+        elif splits.filter_height > 1:
+            strides = 1, strides[1]
+        rows, length = ceil_div(share.segments, strides[0]), ceil_div(share.width, strides[1])
+        window = splits.filter_height, SLIC_WINDOW if splits.method == "slic" else 1
+        lists = worklists.worklist_bytes(splits.method, rows, length, problem.kernel, window)
+        grain_in, grain_out = grains(problem, self.unit, splits.method, splits.filter_height)
+        if splits.method == "hmac":  # a pointer for all channels of a dot product
+            grain_in = max(1, problem.in_channels)
+        groups = ceil_div(share.groups, group_grain(problem, splits.method))
+        compact = self.build.machine.target.bytes_per_tile <= worklists.COMPACT_REACH
+        return lists + worklists.pointer_bytes(
+            ceil_div(share.ins, grain_in), ceil_div(self.step_outs, grain_out), groups, compact
+        )
 
     @property
     def step_outs(self) -> Array:
@@ -1103,6 +1131,7 @@ class _ProductSteps:
             wide = self.unit.wide_load  # only interleaved memory is read 128 bits at a time
             build.hold(f"{name}/weights{tail}", gathered, weights_step, last, interleaved=wide)
             build.hold(f"{name}/field buffer{tail}", self.field_buffer, last, last)
+            build.hold(f"{name}/worker partials{tail}", self.worker_partials, last, last)
             _reduce(build, f"{name}/reduce{tail}", outputs, done, share, splits, self.unit, last)
             if splits.serial > 1:
                 nbytes = piece(done, share.in_index, splits.depth) * self.unit.item_bytes
@@ -1166,7 +1195,7 @@ def no_product(
     build.map(f"{name}/zero", "fill", spread.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
     share = Share(none, none, none, none, none, none, none, none, none)
-    return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
+    return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements, none)
 
 
 def _repeats(build: Builder, which: int | Operand) -> bool:

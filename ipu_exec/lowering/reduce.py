@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt, prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ipu_exec.lowering.reduce_vertices import (
     FLOAT_BYTES,
     VECTOR_BYTES,
     Kind,
+    OnTile,
     following,
     in_blocks,
     side_by_side,
@@ -38,17 +39,24 @@ _LEAST_PIECE = 64  # partials that a tile reduces in such a stage
 _BALANCED_GRAIN = 8  # outputs that stay together where poplibs weighs all tiles
 
 
-def on_tiles(
-    elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cycles of the two stages on each tile; the second is 0 where there is one.
+class Stages(NamedTuple):
+    """`OnTile` for all tiles: int64[tiles] each."""
+
+    first: np.ndarray
+    second: np.ndarray
+    vertices: np.ndarray
+    again: np.ndarray
+
+
+def on_tiles(elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: int = 0) -> Stages:
+    """The two stages on each tile.
 
     ``together``: elements of an output that lie together; 0 where outputs lie side by side.
     """
     if not together:
         return _stages(elements, outputs, kind, side_by_side)
 
-    def pieces(count: int, made: int, kind: Kind) -> tuple[int, int]:
+    def pieces(count: int, made: int, kind: Kind) -> OnTile:
         return following(count, made, together, kind)
 
     return _stages(elements, outputs, kind, pieces)
@@ -58,15 +66,15 @@ def _stages(
     counts: np.ndarray,
     outputs: np.ndarray,
     kind: Kind,
-    cycles: Callable[[int, int, Kind], tuple[int, int]],
-) -> tuple[np.ndarray, np.ndarray]:
-    """``cycles`` of each tile's (count, outputs), worked out once for tiles that are alike."""
+    what: Callable[[int, int, Kind], OnTile],
+) -> Stages:
+    """``what`` each tile does for its (count, outputs), once for tiles that are alike."""
     pairs = np.stack([np.ravel(counts), np.ravel(outputs)]).astype(np.int64)
     distinct, where = np.unique(pairs, axis=1, return_inverse=True)
-    both = [cycles(int(n), int(m), kind) if n > 0 and m > 0 else (0, 0) for n, m in distinct.T]
-    found = np.array(both, np.int64).reshape(-1, 2)[np.ravel(where)]
-    shape = np.shape(counts)
-    return found[:, 0].reshape(shape), found[:, 1].reshape(shape)
+    nothing = OnTile(0, vertices=0)
+    each = [what(int(n), int(m), kind) if n > 0 and m > 0 else nothing for n, m in distinct.T]
+    found = np.array(each, np.int64).reshape(-1, len(nothing))[np.ravel(where)]
+    return Stages(*(column.reshape(np.shape(counts)) for column in found.T))
 
 
 def reduce_cycles(
@@ -77,8 +85,8 @@ def reduce_cycles(
     ``strided``: outputs lie side by side, else an output's elements do (`reduce_vertices`).
     """
     kind = Kind(op, item_bytes, FLOAT_BYTES)
-    first, second = on_tiles(elements, outputs, kind, 0 if strided else 1 << 30)
-    return first + second
+    stages = on_tiles(elements, outputs, kind, 0 if strided else 1 << 30)
+    return stages.first + stages.second
 
 
 def _together(operand: Operand, dims: tuple[int, ...]) -> int:
@@ -207,18 +215,15 @@ def _reduced_there(kind: Kind, held: np.ndarray, outputs: int, wanted: Spread) -
     return direct < balanced + SYNC_CYCLES
 
 
-def _compute(
-    build: Builder, name: str, kind: Kind, stages: tuple[np.ndarray, np.ndarray], flops: int
-) -> None:
+def _compute(build: Builder, name: str, kind: Kind, stages: Stages, flops: int) -> None:
     """Append the compute sets of one reduction: workers that share an output need a second."""
-    first, second = stages
     types = [kind.item_bytes, kind.result_bytes]
     read, made = ("half" if nbytes == 2 else "float" for nbytes in types)
     vertex = f"popops::Reduce<popops::Reduce{kind.op.title()},{read},{made}>"
-    build.compute(name, vertex, first, flops)
-    if second.any():
+    build.compute(name, vertex, stages.first, flops, stages.vertices)
+    if stages.second.any():
         again = f"popops::Reduce<popops::Reduce{kind.again.op.title()},{made},{made}>"
-        build.compute(f"{name}/of workers", again, second)
+        build.compute(f"{name}/of workers", again, stages.second, count=stages.again)
 
 
 def _one_more_stage(held: np.ndarray, outputs: int, tiles: int) -> bool:
@@ -247,9 +252,9 @@ def _between(
     made[(start + np.arange(used)) % tiles] = split_evenly(outputs * blocks.high, used)
     arriving = apportion(total, made)
     step = _gather(build, name, kind, held, arriving, np.where(made > 0, blocks.columns, 0))
-    cycles = in_blocks(blocks.rows, blocks.columns, each, kind)
-    stages = tuple(np.where(made > 0, one, 0) for one in cycles)
-    _compute(build, name, kind, (stages[0], stages[1]), int(arriving.sum() - made.sum()))
+    on_one = in_blocks(blocks.rows, blocks.columns, each, kind)
+    stages = Stages(*(np.where(made > 0, one, 0) for one in on_one))
+    _compute(build, name, kind, stages, int(arriving.sum() - made.sum()))
     build.hold(f"{name} partials", arriving * kind.item_bytes, step, build.next - 1)
     return made
 

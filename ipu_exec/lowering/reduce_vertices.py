@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 WORKERS = 6
 VECTOR_BYTES = 8
@@ -106,8 +107,17 @@ def row_splits(rows: int, columns: int, pieces: int, kind: Kind) -> int:
     return 1 if max(expected) == whole else max(parts)
 
 
-def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> tuple[int, int]:
-    """(cycles of the first stage, of the second or 0) for ``pieces`` of ``columns`` each.
+class OnTile(NamedTuple):
+    """What a tile does: cycles of both stages, the second may be 0, and vertices of each."""
+
+    first: int
+    second: int = 0
+    vertices: int = 1
+    again: int = 0
+
+
+def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> OnTile:
+    """``pieces`` of ``columns`` each, shared out over the workers.
 
     ``alone``: a column of single elements, which follow each other.
     """
@@ -117,13 +127,16 @@ def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> tuple
     def cycles(rows: int, of: Kind) -> int:
         return continuous(rows, 1, of) if alone else strided(rows, columns, of)
 
-    second = cycles(parts, kind.again) if parts > 1 else 0
-    return WORKERS * cycles(part, kind), WORKERS * second
+    first = WORKERS * cycles(part, kind)
+    if parts == 1:
+        return OnTile(first, vertices=pieces)
+    vertices = min(WORKERS, pieces * parts)
+    return OnTile(first, WORKERS * cycles(parts, kind.again), vertices, pieces)
 
 
 @lru_cache(maxsize=1 << 16)
-def side_by_side(elements: int, outputs: int, kind: Kind) -> tuple[int, int]:
-    """Tile cycles of both stages where outputs lie side by side; the second may be 0."""
+def side_by_side(elements: int, outputs: int, kind: Kind) -> OnTile:
+    """Both stages where outputs lie side by side."""
     rows = ceil(elements / outputs)
     grains = ceil(outputs / kind.grain)
     pieces = min(WORKERS, grains)
@@ -132,8 +145,8 @@ def side_by_side(elements: int, outputs: int, kind: Kind) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1 << 16)
-def following(elements: int, outputs: int, inner: int, kind: Kind) -> tuple[int, int]:
-    """Tile cycles of both stages where neighbours in memory are reduced, ``inner`` of an output.
+def following(elements: int, outputs: int, inner: int, kind: Kind) -> OnTile:
+    """Both stages where neighbours in memory are reduced, ``inner`` of an output.
 
     Outputs whose elements are one piece go to workers whole; those in several pieces are first
     reduced to one piece (connectLargeInnerFactorReductions, connectSmallInnerFactorReductions).
@@ -142,11 +155,14 @@ def following(elements: int, outputs: int, inner: int, kind: Kind) -> tuple[int,
     if outputs == 1:
         return _cut(rows, 1, 1, kind, True)
     if rows <= inner:
-        return WORKERS * continuous(rows, ceil(outputs / WORKERS), kind), 0
+        first = WORKERS * continuous(rows, ceil(outputs / WORKERS), kind)
+        return OnTile(first, vertices=min(WORKERS, outputs))
     splits = [n for n in range(1, WORKERS + 1) if _splits_into(outputs, inner, n, kind)]
-    columns = outputs // max(splits)
+    parts = max(splits)
+    columns = outputs // parts
     first = strided(ceil(rows / inner), columns * inner, kind)
-    return WORKERS * first, WORKERS * continuous(inner, columns, kind.again)
+    second = continuous(inner, columns, kind.again)
+    return OnTile(WORKERS * first, WORKERS * second, parts, parts)
 
 
 def _splits_into(outputs: int, inner: int, parts: int, kind: Kind) -> bool:
@@ -155,14 +171,15 @@ def _splits_into(outputs: int, inner: int, parts: int, kind: Kind) -> bool:
     return parts == 1 or whole
 
 
-def single(rows: int, outputs: int, kind: Kind) -> tuple[int, int]:
+def single(rows: int, outputs: int, kind: Kind) -> OnTile:
     """Both stages where each output's partials arrive one by one, from as many tiles."""
     if outputs < WORKERS:
         return _cut(rows, 1, outputs, kind, True)
-    return WORKERS * continuous(rows, ceil(outputs / WORKERS), kind), 0
+    first = WORKERS * continuous(rows, ceil(outputs / WORKERS), kind)
+    return OnTile(first, vertices=WORKERS)
 
 
-def in_blocks(rows: int, columns: int, each: int, kind: Kind) -> tuple[int, int]:
+def in_blocks(rows: int, columns: int, each: int, kind: Kind) -> OnTile:
     """Both stages of a tile that has ``each`` blocks of ``rows`` of ``columns``.
 
     A worker has a whole block: columns are not cut there (intermediateToIntermediate).
@@ -170,4 +187,4 @@ def in_blocks(rows: int, columns: int, each: int, kind: Kind) -> tuple[int, int]
     if each < WORKERS:
         return _cut(rows, columns, each, kind, columns == 1)
     a_block = continuous(rows, 1, kind) if columns == 1 else strided(rows, columns, kind)
-    return WORKERS * ceil(each / WORKERS) * a_block, 0
+    return OnTile(WORKERS * ceil(each / WORKERS) * a_block, vertices=each)

@@ -15,7 +15,7 @@ from planner import Candidate, Plan
 from planner.plan import SHARES
 from planner.plan_file import content
 from planner.planning import News
-from planner.words import kib, table
+from planner.words import kib, latency, table
 from profiler.units import per_second
 
 SHOWN = 10  # rows
@@ -93,7 +93,7 @@ def _times(candidates: tuple[Candidate, ...]) -> Table:
     shown = Table("", "cycles", *SHARES, "latency", header_style="bold")
     for number, one in enumerate(candidates, 1):
         shares = [f"{one.shares[name]:.1%}" for name in SHARES]
-        shown.add_row(str(number), f"{one.cycles:,}", *shares, f"{one.latency * 1e3:,.3f} ms")
+        shown.add_row(str(number), f"{one.cycles:,}", *shares, latency(one.latency))
     return shown
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,12 +46,22 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
         parse(_levers(one))
     folder = Path(args.profile_dir or "sweep")
     with ThreadPoolExecutor(args.workers or 1) as pool:
-        rows = list(pool.map(lambda one: _compiled(one, folder, words), combinations))
+        rows = []
+        for row in pool.map(lambda one: _compiled(one, folder, words), combinations):
+            rows.append(row)
+            done = row["problem"] or f"{row['samples_per_second']:,.2f} samples/s"
+            name = _levers(combinations[len(rows) - 1])
+            print(f"{len(rows)} of {len(combinations)}: {name}: {done}", file=sys.stderr)
     from planner import runs  # with pandas, which ipu-run needs for nothing else
 
     runs.write(rows, folder)
     print(runs.said(rows))
-    print(f"{len(rows)} profiles and runs.csv are in {folder}", file=sys.stderr)
+    made = sum(bool(row["profile"]) for row in rows)
+    print(
+        f"{made} profiles and runs.csv are in {folder}: ipu-report view {shlex.quote(str(folder))}"
+        " draws them",
+        file=sys.stderr,
+    )
     return int(any(row["problem"] for row in rows))
 
 

@@ -16,6 +16,7 @@ from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.stash_costs import StashCosts
+from profiler.rebalance.tied_gradients import TiedGradients
 
 Index = int | np.ndarray
 
@@ -65,6 +66,9 @@ class BlockCosts:
     # cycles that a weight update is longer on several IPUs, because they exchange what is made of
     # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
     meeting: int | None = None
+
+    # cycles of ``cycles.backward`` are counted with additions in the weights' Blocks
+    tied_gradients: TiedGradients = field(default_factory=TiedGradients)
 
     # cycles that state took in the profile beyond the estimate, on a Block of each IPU; empty where
     # nothing is known

@@ -20,6 +20,7 @@ from profiler.rebalance.pass_memory import PassMemory, Touched, memory_of_passes
 from profiler.rebalance.passes import Passes, touches
 from profiler.rebalance.profile_columns import Steps, Variables, rows_of
 from profiler.rebalance.shared_weights import SharedWeight, copies_of_ties
+from profiler.rebalance.tied_gradients import TiedGradients
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ class BlockMemory:
     # do not, as the profile did (``ran_again``, bool[Block])
     peak_of_backward: np.ndarray
     ran_again: np.ndarray
-    # by how much the backward's peak is more on an IPU to which the weights come that the Block
-    # shares with an earlier one; and bytes of these weights, int64[tie, tile]
+    # by how much the backward's peak is more where weights that the Block shares with another come
+    # from another IPU, or their gradients go there or come; and bytes of these weights,
+    # int64[tie, tile]
     peak_of_copies: np.ndarray
     copies: np.ndarray
     updating: np.ndarray  # that a Block's weight update leaves until the others' are through
@@ -94,7 +96,11 @@ class BlockMemory:
 
     @classmethod
     def from_report(
-        cls, report: Report, stage: np.ndarray, ties: Ties | None = None
+        cls,
+        report: Report,
+        stage: np.ndarray,
+        ties: Ties | None = None,
+        tied: TiedGradients | None = None,
     ) -> BlockMemory:
         """``stage``: that of each Block, as profiled. What ``ties`` need is counted with them."""
         blocks, tiles = len(stage), report.target.tiles_per_ipu
@@ -105,10 +111,15 @@ class BlockMemory:
         weights = SharedWeight.all_of(variables, ties)
         living = ~variables.always & (variables.role != Role.OPTIMISER_STATE)
         living &= ~copies_of_ties(variables, ties)
+        tied = tied or TiedGradients()
+        living &= ~tied.elsewhere(variables, ipu_of)
         transient, passes = variables.where(living), Passes.of(steps, ipu_of)
         by = touches(passes, steps, transient, uses)
         while_running = memory_of_passes(
-            Touched(transient, saves[living], steps, passes, by, uses, weights), tiles
+            Touched(
+                tied.added_at_once(transient), saves[living], steps, passes, by, uses, weights, tied
+            ),
+            tiles,
         )
         copied = [one.nbytes for one in weights]
         return cls(
@@ -118,7 +129,7 @@ class BlockMemory:
             copies=np.array(copied, dtype=np.int64).reshape(-1, tiles),
             saved=saved.bytes_by(saved.block, blocks),
             saved_tensors=np.bincount(saved.block, minlength=blocks),
-            carried=_carried(report, variables, uses, blocks),
+            carried=_carried(report, variables, uses, blocks, tied),
         )
 
 
@@ -138,7 +149,11 @@ def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _carried(
-    report: Report, variables: Variables, uses: tuple[np.ndarray, np.ndarray], blocks: int
+    report: Report,
+    variables: Variables,
+    uses: tuple[np.ndarray, np.ndarray],
+    blocks: int,
+    tied: TiedGradients,
 ) -> Carried:
     """The tensors that Blocks pass on, among the variables that come and go."""
     table = report.columns_of(records.Op)
@@ -147,7 +162,7 @@ def _carried(
     row, op = row[known], op[known]
     living = ~variables.always[row]
     used = variables.tensor[row[living]], table["direction"][op[living]], table["block"][op[living]]
-    return Carried.of(variables, used, blocks)
+    return Carried.of(variables, used, blocks, tied)
 
 
 def _states(variables: Variables, blocks: int) -> dict[str, np.ndarray]:

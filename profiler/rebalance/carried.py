@@ -15,6 +15,7 @@ import numpy as np
 
 from profiler.enums import Direction, Role
 from profiler.rebalance.profile_columns import Variables, rows_of
+from profiler.rebalance.tied_gradients import TiedGradients
 
 _ROLES = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT)
 
@@ -32,22 +33,34 @@ class Carried:
     """Arrays over tensors: the Block that makes it, int64; ``back``: in its backward, bool.
 
     ``touched``, bool[tensor, Block], in the same direction, with the maker; ``nbytes``,
-    int64[tensor, tile].
+    int64[tensor, tile]; ``tied``, bool[tensor]: gradients of tied weights, which go nowhere where
+    the Block that makes them is on the weight's IPU.
     """
 
     maker: np.ndarray = field(default_factory=_none)
     back: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     touched: np.ndarray = field(default_factory=_no_touches)
     nbytes: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    tied: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def __len__(self) -> int:
         return len(self.maker)
 
     @classmethod
     def of(
-        cls, variables: Variables, used: tuple[np.ndarray, np.ndarray, np.ndarray], blocks: int
+        cls,
+        variables: Variables,
+        used: tuple[np.ndarray, np.ndarray, np.ndarray],
+        blocks: int,
+        tied: TiedGradients | None = None,
     ) -> Carried:
-        """``used``: tensor, direction and Block of every use by an operator."""
+        """``used``: tensor, direction and Block of every use by an operator.
+
+        What is ``tied`` goes to the Block that has the weight, also where the profile did not.
+        """
+        if tied is not None and len(tied):
+            goes = tied.tensor, np.full(len(tied), Direction.BACKWARD), tied.home
+            used = tuple(np.concatenate(pair) for pair in zip(used, goes, strict=True))  # type: ignore[assignment]
         largest = _largest_of_tensors(variables)
         is_carried = (
             np.isin(used[0], variables.tensor[largest]) & (used[2] >= 0) & (used[2] < blocks)
@@ -66,7 +79,8 @@ class Carried:
         first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
         at = largest[rows_of(variables.tensor[largest], tensors[handed_on])]
         nbytes = variables.vectors[variables.vector[at]]
-        return cls(np.where(back, last, first), back, touched, nbytes)
+        is_tied = np.isin(tensors[handed_on], tied.tensor if tied is not None else ())
+        return cls(np.where(back, last, first), back, touched, nbytes, is_tied)
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -112,7 +126,32 @@ class Carried:
     @cached_property
     def direct(self) -> np.ndarray:
         """Whether each tensor goes only from a Block to the next one."""
-        return np.asarray(self.last - self.first == 1)
+        return np.asarray(self.last - self.first == 1) & ~self._is_tied
+
+    @property
+    def _is_tied(self) -> np.ndarray:
+        return self.tied if len(self.tied) else np.zeros(len(self), dtype=bool)
+
+    def stays(
+        self,
+        some: np.ndarray,
+        here: np.ndarray | None,
+        first: np.ndarray,
+        last: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Whether each of ``some`` is added where it is made: bool[tensor, stage].
+
+        On an IPU that runs the Blocks ``here``, bool[Block], or else in stages of Blocks ``first ..
+        last``; where neither is known, it is not.
+        """
+        home, maker = self.first[some, None], self.maker[some, None]
+        if here is not None:
+            together = here[maker] & here[home]
+        elif last is not None:
+            together = (first <= home) & (maker <= last)
+        else:
+            together = np.zeros_like(home, dtype=bool)
+        return np.asarray(self._is_tied[some, None] & together)
 
 
 def _largest_of_tensors(variables: Variables) -> np.ndarray:

@@ -20,6 +20,7 @@ from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.profile_columns import Variables, sum_by
 from profiler.rebalance.shared_weights import copies_of_ties
 from profiler.rebalance.stash_costs import StashCosts
+from profiler.rebalance.tied_gradients import TiedGradients
 from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
 
@@ -60,6 +61,7 @@ class Costs(BlockCosts):
         stage = blocks["stage"].to_numpy()
         machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
         forward, backward = measured_cycles(report, stage)
+        tied = TiedGradients.from_report(report, ties)
         meeting, met = _meeting(report, machine, len(blocks))
         update = blocks["update_cycles"].to_numpy() - met
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
@@ -79,8 +81,10 @@ class Costs(BlockCosts):
             stage=stage,
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
-            cycles=BlockCycles(forward, backward, update, **recomputed(report, forward)),
-            memory=BlockMemory.from_report(report, stage, ties),
+            cycles=BlockCycles(
+                forward, tied.at_home(backward), update, **recomputed(report, forward)
+            ),
+            memory=BlockMemory.from_report(report, stage, ties, tied),
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
@@ -100,6 +104,7 @@ class Costs(BlockCosts):
             block_proportions=_block_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
             meeting=meeting,
+            tied_gradients=tied,
         )
         return costs._without_moves(report) if costs.offload else costs
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from profiler import liveness
 from profiler.rebalance.passes import Pass, Passes
-from profiler.rebalance.profile_columns import Steps, Variables
+from profiler.rebalance.profile_columns import Steps, Variables, rows_of
 from profiler.rebalance.shared_weights import SharedWeight
+from profiler.rebalance.tied_gradients import TiedGradients
 
 _Peak = tuple[np.ndarray, np.ndarray]  # of region 0 and of region 1, int64[tile]
 # Of variables: start, stop, bytes on each tile (int64[variable, tile]), whether in region 1.
@@ -63,6 +64,7 @@ class Touched:
     by: dict[int, np.ndarray]
     uses: tuple[np.ndarray, np.ndarray]
     shared_weights: Sequence[SharedWeight]
+    tied: TiedGradients = field(default_factory=TiedGradients)
     _peaks: dict[bytes, _Peak] = field(default_factory=dict, repr=False)
 
     def peak(
@@ -99,8 +101,9 @@ class Touched:
 
 @dataclass(frozen=True)
 class _Arrived:
-    """A weight that came from another IPU, live from the first step of a pass until ``stop``."""
+    """What is live besides where a weight is on another IPU, in steps from a pass's first."""
 
+    start: int
     stop: int
     nbytes: np.ndarray
 
@@ -134,9 +137,10 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
 def _more_with_copies(
     touched: Touched, block: int, rows: np.ndarray, spots: np.ndarray, without: np.ndarray
 ) -> np.ndarray:
-    """Extra bytes of a Block's backward for weights from another IPU, until they are last read.
+    """Extra bytes of a Block's backward where a weight that it shares is on another IPU.
 
-    int64[tile]
+    The weight, until it is last read; the gradients that the Block makes of it, to its end; and
+    those that come to the Block that has it, until they are added. int64[tile]
     """
     ops, variables = touched.uses
     arrived = []
@@ -146,11 +150,30 @@ def _more_with_copies(
         readers = ops[np.isin(variables, weight.variables)]
         reads = spots[np.isin(touched.steps.op[spots], readers)]
         if len(reads):
-            arrived.append(_Arrived(int(reads[-1] + 1 - spots[0]), weight.nbytes))
+            arrived.append(_Arrived(0, int(reads[-1] + 1 - spots[0]), weight.nbytes))
+    arrived += _gradients_that_travel(touched, block, spots)
     if not arrived:
         return np.zeros_like(without)
     more: np.ndarray = np.maximum(0, touched.peak(rows, spots, arrived)[0] - without)
     return more
+
+
+def _gradients_that_travel(touched: Touched, block: int, spots: np.ndarray) -> list[_Arrived]:
+    """Those that the Block makes, from where they would be added, and those that come to it."""
+    tied, variables = touched.tied, touched.variables
+    end = int(spots[-1] + 1 - spots[0])
+    begin = int(touched.steps.begin[touched.steps.ipu[spots[0]]] - spots[0])
+    travelling = []
+    rows = np.flatnonzero(np.isin(variables.tensor, tied.tensor))
+    part = rows_of(tied.tensor, variables.tensor[rows])
+    for row, home, reader in zip(rows, tied.home[part], tied.reader[part], strict=True):
+        nbytes = variables.vectors[variables.vector[row]]
+        if reader == block:
+            added = int(np.clip(variables.stop[row] + begin, 0, end))
+            travelling.append(_Arrived(added, end, nbytes))
+        elif home == block:
+            travelling.append(_Arrived(0, 1, nbytes))
+    return travelling
 
 
 def _add_updating(memory: PassMemory, touched: Touched, spots: dict[int, np.ndarray]) -> None:
@@ -177,7 +200,7 @@ def _with_arrived(here: _Lives, arrived: Sequence[_Arrived]) -> _Lives:
     start, stop, vectors, region1 = here
     none = np.zeros(len(arrived), dtype=np.int64)
     return (
-        np.concatenate([start, none]),
+        np.concatenate([start, [one.start for one in arrived]]),
         np.concatenate([stop, [one.stop for one in arrived]]),
         np.concatenate([vectors, [one.nbytes for one in arrived]]),
         np.concatenate([region1, none.astype(bool)]),

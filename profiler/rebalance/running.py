@@ -75,11 +75,20 @@ class Growing:
     """
 
     def __init__(
-        self, costs: BlockCosts, own: Own, first: np.ndarray, here: np.ndarray | None = None
+        self,
+        costs: BlockCosts,
+        own: Own,
+        first: np.ndarray,
+        here: np.ndarray | None = None,
+        more: int | None = None,
     ) -> None:
-        """``here``, bool[Block]: those that run on the IPU, if a stage is not all of them."""
+        """``here``, bool[Block]: those that run on the IPU, if a stage is not all of them.
+
+        ``more``: how many Blocks come behind the first of each, where that is known.
+        """
         kind = own.forward.dtype
         self.costs, self.own, self.first, self.here = costs, own, first, here
+        self.more = more
         # Rows of consecutive Blocks are a slice, which copies nothing.
         self.consecutive = bool((np.diff(first) == 1).all())
         self.saved = costs.memory.saved.astype(kind, copy=False)
@@ -166,6 +175,10 @@ class Growing:
         np.maximum(self.backward, backward, out=self.backward)
         self.length += 1
 
+    def _last(self, first: np.ndarray) -> np.ndarray | None:
+        """The last Blocks of stages that begin with ``first``, where they are known."""
+        return None if self.more is None else first + self.more
+
     def _rows_of(self, block: np.ndarray) -> Any:
         """An index that selects the rows of these Blocks from an array."""
         return slice(block[0], block[0] + len(block)) if self.consecutive else block
@@ -212,6 +225,7 @@ class Growing:
             alone = before[:, block] == before[:, first]
             if back:
                 leaves = (block == maker) & (tensors.first[some, None] < first)
+                leaves &= ~tensors.stays(some, self.here, first, self._last(first))
                 nbytes = self._together(alone & leaves, some).astype(self.again.dtype)
                 self.again += nbytes
                 self.backward += nbytes
@@ -227,6 +241,7 @@ class Growing:
         before = tensors.touches_before[some]
         between = (tensors.first[some, None] < block) & (block < tensors.last[some, None])
         waiting = between & ~tensors.touched[some][:, block] & (before[:, block] > before[:, first])
+        waiting &= ~tensors.stays(some, self.here, first, self._last(first))
         return values + self._together(waiting, some) if waiting.any() else values
 
     def _together(self, which: np.ndarray, some: np.ndarray) -> np.ndarray:
@@ -235,11 +250,15 @@ class Growing:
         return _sums(which[used], self.tensors.nbytes[some[used]])
 
     def _and_copies(self, block: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """Add the weights that come from another IPU, for the newest Blocks or earlier ones."""
+        """Add the weights that come from another IPU, for the newest Blocks or earlier ones.
+
+        And, for the Block that has a weight, the gradients of it that come from another IPU.
+        """
         first, costs = self.first[: len(block)], self.costs
         away, before = _away(costs, first, self.here), costs.cuts.ties.reads_before(len(costs))
         reads = away & (before[:, block + 1] > before[:, block])
         waits = away & ~reads & (before[:, block] > before[:, first])
+        reads = reads | _lands(costs, block, self.here, self._last(first))
         more = np.count_nonzero(reads, axis=0)[:, None] * costs.memory.peak_of_copies[block]
         both: np.ndarray = backward + more + _sums(waits, costs.tied_bytes)
         return both
@@ -258,6 +277,7 @@ class Growing:
     def most(self, edges: Edges) -> np.ndarray:
         """Maximum bytes on each tile, including what waits at the edges: [stage, tile]."""
         running = np.maximum(self.forward + edges.in_forward, self.turns(edges))
+        running = np.maximum(running, edges.in_exchange)
         most: np.ndarray = np.maximum(running, self.update + self.left)
         return most
 
@@ -288,6 +308,11 @@ class Edges:
         """Live throughout the backward, recomputation included."""
         return self.sent
 
+    @property
+    def in_exchange(self) -> np.ndarray:
+        """Live while IPUs exchange: what goes and what comes, without what only passes."""
+        return self.arrived + self.sent + self.sent_back + self.entered + self.copies
+
     @classmethod
     def of(
         cls, costs: BlockCosts, first: np.ndarray, last: np.ndarray, here: np.ndarray | None = None
@@ -309,6 +334,7 @@ class Edges:
             elsewhere = before[:, -1:] > before[:, last + 1] - before[:, first]
             if here is not None:
                 elsewhere = elsewhere & (tensors.touched[some] & ~here).any(axis=1)[:, None]
+            here_too = here_too & ~tensors.stays(some, here, first, last)
             nbytes = tensors.nbytes[some]
             leaves, comes = _sums(inside & elsewhere, nbytes), _sums(~inside & here_too, nbytes)
             if behind:
@@ -335,6 +361,23 @@ def _away(costs: BlockCosts, first: np.ndarray, here: np.ndarray | None) -> np.n
     homes = np.array([home for home, *_ in costs.cuts.ties.blocks])[:, None]
     there: np.ndarray = first > homes
     return there if here is None else there & ~here[homes]
+
+
+def _lands(
+    costs: BlockCosts, block: np.ndarray, here: np.ndarray | None, last: np.ndarray | None
+) -> np.ndarray:
+    """Whether gradients of the weights that Blocks have come from another IPU: bool[tie, Block].
+
+    ``last``: the last Blocks of their stages, where they are known.
+    """
+    ties = costs.cuts.ties.blocks
+    homes = np.array([home for home, *_ in ties])[:, None]
+    sent = np.ones((len(ties), 1), dtype=bool)
+    if here is not None:
+        sent = np.array([not here[readers].all() for _, *readers in ties])[:, None]
+    elif last is not None:
+        sent = np.array([readers[-1] for _, *readers in ties])[:, None] > last
+    return np.asarray((homes == block) & sent)
 
 
 def _sums(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:

@@ -114,9 +114,12 @@ class Held:
         }
 
 
-def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """Bytes held by one IPU that runs these stages."""
-    always, running, interleaved = _held_and_running(costs, parts)
+def held_by(costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None) -> Held:
+    """Bytes held by one IPU that runs these stages.
+
+    ``passing``, int64[tile]: of what other IPUs send each other through it (`passing_through`).
+    """
+    always, running, interleaved = _held_and_running(costs, parts, passing)
     return Held(
         {words: nbytes[None] for words, nbytes in always.items()},
         running[None],
@@ -126,8 +129,13 @@ def held_by(costs: BlockCosts, parts: Sequence[Part]) -> Held:
     )
 
 
-def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
-    """Bytes held by IPUs that run one stage each; together the stages have all Blocks in order."""
+def held_by_each(
+    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
+) -> Held:
+    """Bytes held by IPUs that run one stage each; together the stages have all Blocks in order.
+
+    ``passing``: as in `held_by`, int64[IPU, tile].
+    """
     memory, tiles = costs.memory, costs.machine.tiles
     first = np.array([part.first for part in parts])
     runs = np.zeros((len(parts), len(costs)), dtype=bool)
@@ -143,7 +151,7 @@ def held_by_each(costs: BlockCosts, parts: Sequence[Part]) -> Held:
     }
     return Held(
         always,
-        _running_alone(costs, parts),
+        _running_alone(costs, parts, passing),
         np.maximum.reduceat(memory.peak_interleaved, first, axis=0),
         _residual_of(costs, runs),
         costs.machine.region0_bytes,
@@ -178,7 +186,9 @@ def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
     return _carried(costs, common, runs.sum(axis=1, keepdims=True))
 
 
-def _running_alone(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
+def _running_alone(
+    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None
+) -> np.ndarray:
     """`_running` for stages with an IPU each: int64[stage, tile]; those of equal length at once."""
     most = np.zeros((len(parts), costs.machine.tiles), dtype=np.int64)
     alike: dict[tuple[Choice, bool, int], list[int]] = {}
@@ -188,24 +198,63 @@ def _running_alone(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     for (choice, final, more), stages in alike.items():
         first = np.array([parts[k].first for k in stages])
         own = Own.of(costs, choice, final, slice(int(first[0]), int(first[-1]) + more + 1))
-        growing = Growing(costs, own, first)
+        growing = Growing(costs, own, first, more=more)
         for _ in range(more + 1):
             growing.add(len(first))
-        most[stages] = growing.most(growing.edges())
+        edges = growing.edges()
+        most[stages] = growing.most(edges)
+        if passing is not None:
+            exchanging = edges.in_exchange + passing[stages]
+            most[stages] = np.maximum(most[stages], exchanging)
     return most
 
 
-def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+def packed(
+    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of these stages on each tile, by the costs of their Blocks alone.
 
-    int64[tile] of region 0 and of region 1, without the Blocks' residual.
+    int64[tile] of region 0 and of region 1, without the Blocks' residual. ``passing``: as in
+    `held_by`.
     """
-    held, running, interleaved = _held_and_running(costs, parts)
+    held, running, interleaved = _held_and_running(costs, parts, passing)
     return sum(held.values(), start=running), interleaved
 
 
+def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
+    """Bytes that stages hold only while IPUs exchange, to pass them on: int64[stage, tile].
+
+    Tied weights on their way to Blocks on other IPUs, and their gradients on the way back: a copy
+    over a cut goes from one stage's IPU to the next one's. ``parts`` have all Blocks, in order;
+    ``ipus``: of each.
+    """
+    passing = np.zeros((len(parts), costs.machine.tiles), dtype=np.int64)
+    stage = np.repeat(np.arange(len(parts)), [part.last - part.first + 1 for part in parts])
+    where, tensors = np.array(ipus), costs.memory.carried
+    for (home, *readers), nbytes in zip(costs.cuts.ties.blocks, costs.tied_bytes, strict=True):
+        begin, at = stage[home], stage[readers]
+        away = at[where[at] != where[begin]]
+        between = np.arange(begin + 1, max(away, default=begin))
+        between = between[where[between] != where[begin]]
+        passing[np.setdiff1d(between, away)] += nbytes
+    for row in np.flatnonzero(tensors.tied):
+        begin, end = stage[tensors.first[row]], stage[tensors.maker[row]]
+        if where[begin] != where[end]:
+            passing[begin + 1 : end] += tensors.nbytes[row]
+    return passing
+
+
+def passing_of(
+    costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int], ipu: int
+) -> np.ndarray:
+    """`passing_through` of one IPU's stages together: int64[tile]."""
+    here = np.array(ipus) == ipu
+    total: np.ndarray = passing_through(costs, parts, ipus)[here].sum(axis=0)
+    return total
+
+
 def _held_and_running(
-    costs: BlockCosts, parts: Sequence[Part]
+    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Bytes held always, by kind; while Blocks run, in region 0; and the same in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
@@ -218,7 +267,7 @@ def _held_and_running(
         if not part.choice.offload:
             state += memory.state[some].sum(axis=0)
         interleaved = np.maximum(interleaved, memory.peak_interleaved[some].max(axis=0))
-    running = _running(costs, parts, runs)
+    running = _running(costs, parts, runs, passing)
     code = memory.shared
     if len(memory.code):
         code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
@@ -273,7 +322,8 @@ def residuals(
     """Bytes in region 0 that each IPU held beyond its costs, and the IPU that ran each Block.
 
     int64[IPU, tile] for each of ``held``, and int64[Block]. ``held``: for each IPU as profiled, the
-    bytes in region 0 of its tiles. Empty if the stages do not follow the order of the Blocks.
+    bytes in region 0 of its tiles, and maybe the same without copies of tied weights. Empty if the
+    stages do not follow the order of the Blocks.
     """
     stage = costs.stage.tolist()
     if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
@@ -282,25 +332,36 @@ def residuals(
     parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
     ipus = list(held[0])
     row = {ipu: number for number, ipu in enumerate(ipus)}
-    region0 = _region0_of_each(costs, parts, ipus)
-    off = tuple(np.array([one[ipu] for ipu in ipus]) - region0 for one in held)
-    return off, np.array([row[costs.ipus[k]] for k in stage])
+    passing = passing_through(costs, parts, costs.ipus)
+    off = []
+    for one, passes in zip(held, (passing, None), strict=False):
+        region0 = _region0_of_each(costs, parts, ipus, passes)
+        off.append(np.array([one[ipu] for ipu in ipus]) - region0)
+    return tuple(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
-def _region0_of_each(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
-    """Bytes in region 0 of each IPU by the costs of its Blocks alone: int64[IPU, tile]."""
+def _region0_of_each(
+    costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int], passing: np.ndarray | None
+) -> np.ndarray:
+    """Bytes in region 0 of each IPU by the costs of its Blocks alone: int64[IPU, tile].
+
+    ``passing``: of each stage (`passing_through`).
+    """
     if len(set(costs.ipus)) == len(costs.ipus):
-        every = held_by_each(costs, parts)
+        every = held_by_each(costs, parts, passing)
         held: np.ndarray = sum(every.always.values(), start=every.running)
         return held[[costs.ipus.index(ipu) for ipu in ipus]]
-    stages = [
-        [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
-        for ipu in ipus
-    ]
-    return np.array([packed(costs, some)[0] for some in stages])
+    held_bytes = []
+    for ipu in ipus:
+        own = [k for k, where in enumerate(costs.ipus) if where == ipu]
+        through = passing[own].sum(axis=0) if passing is not None else None
+        held_bytes.append(packed(costs, [parts[k] for k in own], through)[0])
+    return np.array(held_bytes)
 
 
-def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.ndarray:
+def _running(
+    costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray, passing: np.ndarray | None = None
+) -> np.ndarray:
     """The most that these stages together hold while they run: int64[tile].
 
     The IPU runs their forwards in order, then their backwards in reverse order. ``runs``,
@@ -321,6 +382,8 @@ def _running(costs: BlockCosts, parts: Sequence[Part], runs: np.ndarray) -> np.n
         forward = stage.forward + own_edges.in_forward + waits + late
         turns = stage.turns(own_edges) + waits + done
         most = np.maximum(most, np.maximum(forward, turns))
+    exchanging = sum(one.in_exchange for one in edges)
+    most = np.maximum(most, exchanging if passing is None else exchanging + passing)
     left = sum(stage.left for stage in grown)
     update = np.maximum.reduce([stage.update for stage in grown])
     running: np.ndarray = np.maximum(most, update + left)[0]
@@ -394,6 +457,7 @@ def interval_memory(
     exact = plain is None
     if plain is None:
         plain = _exactly(costs, always, own, width)
+        _with_all_readers(costs, always, own, plain)
         ends = Own.of(costs, final, True)
         if own.waits:
             _at_the_end(costs, always, ends, plain)
@@ -459,8 +523,33 @@ def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarr
     kind = _kind(costs, always, own)
     final = np.full((width, width), FULL, dtype=np.int64)
     _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
+    _with_all_readers(costs, always, own, final, begin)
     rows = np.arange(width)
     plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]
+
+
+def _with_all_readers(
+    costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray, begin: int = 0
+) -> None:
+    """Write the stages that have tied weights with all Blocks that read them into ``plain``.
+
+    Gradients are added there where they are made; a stage that grows does not know yet that it will
+    have these Blocks. Its rows are stages from ``begin`` on.
+    """
+    ties = costs.cuts.ties.blocks if costs.memory.carried.tied.any() else ()
+    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(plain))
+    if rows <= 0:
+        return
+    kind = _kind(costs, always, own)
+    together = np.full((rows, plain.shape[1]), FULL, dtype=np.int64)
+    code = _code_of_blocks(costs)
+    _grow(costs, always.astype(kind), own.some(kind), code, begin, together, len(costs))
+    first = begin + np.arange(rows)[:, None]
+    last = first + np.arange(plain.shape[1])
+    whole = np.ones(last.shape, dtype=bool)
+    for home, *readers in ties:
+        whole &= (first > home) | (readers[-1] <= last)
+    plain[:rows] = np.where(whole, together, plain[:rows])
 
 
 def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
@@ -487,8 +576,12 @@ def _grow(
     code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
     begin: int,
     plain: np.ndarray,
+    more: int | None = None,
 ) -> None:
-    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``."""
+    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``.
+
+    ``more``: as in `Growing`.
+    """
     count, (size, width) = len(costs), plain.shape
     kind = always.dtype
     code, apart = code_of_blocks
@@ -503,7 +596,7 @@ def _grow(
     some = slice(begin, begin + size + width)  # the Blocks that come into it
     new_code = np.zeros_like(code, dtype=kind)
     new_code[some] = code[some]
-    growing = Growing(costs, own, np.arange(begin, begin + size))
+    growing = Growing(costs, own, np.arange(begin, begin + size), more=more)
     interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
     common = np.zeros((size, len(residual)), dtype=np.int64)
     for step in range(width):

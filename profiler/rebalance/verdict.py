@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Held, Part, held_by, held_by_each
+from profiler.rebalance.tile_memory import Held, Part, held_by, held_by_each, passing_through
 
 MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have larger errors too
 
@@ -76,22 +76,33 @@ def verdicts(
         stages[ipu].append(part)
     answers = [Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True) for ipu in range(len(stages))]
     alone = [k for k, ipu in enumerate(ipus) if len(stages[ipu]) == 1]
+    passing = passing_through(costs, parts, ipus)
     if alone:
-        fullest = _fullest(held_by_each(costs, parts))
+        fullest = _fullest(held_by_each(costs, parts, passing))
         for k in alone:
             answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
     for ipu, some in enumerate(stages):
         if len(some) > 1:
-            answers[ipu] = verdict_on(costs, some, ipu, exact)
+            through = passing[np.array(ipus) == ipu].sum(axis=0)
+            answers[ipu] = verdict_on(costs, some, ipu, exact, through)
     return tuple(answers)
 
 
-def verdict_on(costs: Costs, parts: Sequence[Part], ipu: int, exact: bool = False) -> Verdict:
-    """The verdict on one IPU that runs these stages; without any it is all free."""
+def verdict_on(
+    costs: Costs,
+    parts: Sequence[Part],
+    ipu: int,
+    exact: bool = False,
+    passing: np.ndarray | None = None,
+) -> Verdict:
+    """The verdict on one IPU that runs these stages; without any it is all free.
+
+    ``passing``: bytes that other IPUs send through it (`passing_of`), int64[tile].
+    """
     limit = costs.machine.bytes_per_tile
     if not parts:
         return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
-    (fullest,) = _fullest(held_by(costs, parts))
+    (fullest,) = _fullest(held_by(costs, parts, passing))
     tile, nbytes, largest, most = fullest
     return Verdict(ipu, tile, nbytes, limit, largest, most, exact)
 

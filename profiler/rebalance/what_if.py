@@ -15,7 +15,7 @@ import numpy as np
 from profiler import schedules
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Part, stage_parts
+from profiler.rebalance.tile_memory import Part, passing_of, stage_parts
 from profiler.rebalance.verdict import Answer, Verdict, verdict_on, verdicts
 from profiler.schedules import Schedule
 from profiler.units import listed
@@ -139,8 +139,9 @@ def memory_of(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
 def memory_of_ipu(costs: Costs, assignment: Assignment, ipu: int) -> Verdict:
     """The verdict on one IPU of an assignment."""
     exact = _as_profiled(costs, assignment)
-    parts = zip(assignment.parts(costs), assignment.ipus, strict=True)
-    return verdict_on(costs, [part for part, where in parts if where == ipu], ipu, exact)
+    parts, ipus = assignment.parts(costs), assignment.ipus
+    here = [part for part, where in zip(parts, ipus, strict=True) if where == ipu]
+    return verdict_on(costs, here, ipu, exact, passing_of(costs, parts, ipus, ipu))
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:
@@ -163,6 +164,9 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     parts = assignment.parts(costs)
     forward, backward = zip(
         *(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True
+    )
+    backward = costs.tied_gradients.where_they_run(
+        backward, assignment.stage_of(len(costs)), assignment.ipus
     )
     update = costs.cycles.update.copy()
     for part in parts:
@@ -380,7 +384,7 @@ def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
 def _passed_on(costs: Costs, assignment: Assignment) -> list[str]:
     """Tied weights that stages hold only to pass them on, and for how many bytes of a tile.
 
-    They are there with their gradient while IPUs exchange, which the bytes of an IPU leave out.
+    They are there with their gradient while IPUs exchange (`tile_memory.passing_through`).
     """
     ties, stage = costs.cuts.ties, assignment.stage_of(len(costs))
     passed = []
@@ -395,7 +399,7 @@ def _passed_on(costs: Costs, assignment: Assignment) -> list[str]:
             through = f"IPU{'s' * (len(ipus) > 1)} {listed(list(map(str, ipus)), _MOST_NAMED)}"
             passed.append(
                 f"{name} travels through {through}: up to {most:,.1f} KiB of their tiles while IPUs"
-                " exchange, which are not counted here: compile to know, or keep it on one IPU"
+                " exchange. It does not travel if the Blocks that read it are on one IPU"
                 " (--together tied)"
             )
     return passed

@@ -8,7 +8,7 @@ from planner import Obtained
 from tests.planner.test_plan_file import candidate, plan
 from viewer.figures import theme as themes
 from viewer.figures.plan import candidates, pareto
-from viewer.plan_app import command_of, create_plan_app, facts_of
+from viewer.plan_app import command_of, create_plan_app, facts_of, first_chosen
 
 
 def test_the_front_has_what_no_other_beats_in_speed_and_memory() -> None:
@@ -42,3 +42,11 @@ def test_the_app_answers() -> None:
     assert answer.status_code == 200
     assert b"Samples a second over memory" in answer.data
     assert dict(facts_of(plan().candidates[0]))["t x p x r"] == "1 x 2 x 2"
+
+
+def test_the_best_and_the_scripts_own_are_side_by_side_at_first() -> None:
+    best, other = plan().candidates
+    with_own = replace(plan(), candidates=(best, replace(other, own=True)))
+    assert first_chosen(plan()) == first_chosen(with_own) == [1, 0]
+    notes = candidates(with_own, themes.theme("light"), (0, 1)).layout.annotations
+    assert [note.text for note in notes][:2] == ["<b>A</b>", "<b>B</b> the script’s own"]

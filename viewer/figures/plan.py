@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -51,27 +52,46 @@ def candidates(plan: Plan, theme: Theme, chosen: Sequence[int] = ()) -> go.Figur
         hoverinfo="skip",
         line={"color": theme.muted, "width": 1, "dash": "dot", "shape": "vh"},
     )
+    own = next((k for k, one in enumerate(plan.candidates) if one.own), None)
     for name, aside, k in zip("AB", (-16, 16), chosen, strict=False):
-        one = plan.candidates[k]
-        figure.add_annotation(
-            x=_fullest(one), y=one.rate, text=f"<b>{name}</b>", ay=-28, ax=aside, arrowwidth=1
-        )
-    own = next((one for one in plan.candidates if one.own), None)
-    if own is not None:
-        figure.add_annotation(
-            x=_fullest(own), y=own.rate, text="the script’s own", ay=22, ax=14, arrowwidth=1
-        )
+        also = " the script’s own" if k == own else ""
+        figure.add_annotation(_label(plan.candidates[k], f"<b>{name}</b>{also}", aside))
+    if own is not None and own not in chosen:
+        figure.add_annotation(_label(plan.candidates[own], "the script’s own", 14))
     limit = plan.candidates[0].limit / KIB
     figure.add_vline(x=limit, line={"color": theme.limit, "width": 1, "dash": "dash"})
+    figure.add_annotation(
+        x=limit,
+        y=0.02,
+        yref="paper",
+        xanchor="right",
+        yanchor="bottom",
+        text="all of a tile",
+        showarrow=False,
+        font={"color": theme.limit, "size": 12},
+    )
     figure.update_layout(
         theme.layout(
             _HEIGHT,
-            xaxis={"title": {"text": "largest extent of a tile, KiB (the line: all of a tile)"}},
+            xaxis={"title": {"text": "largest extent of a tile, KiB"}},
             yaxis={"title": {"text": "samples a second"}, "rangemode": "tozero"},
             clickmode="event",
         )
     )
     return figure
+
+
+def _label(one: Candidate, text: str, aside: int) -> dict[str, Any]:
+    """An annotation above a point, so many pixels to its right or, below 0, to its left."""
+    return {
+        "x": _fullest(one),
+        "y": one.rate,
+        "text": text,
+        "arrowwidth": 1,
+        "ax": aside,
+        "ay": -26,
+        "xanchor": "left" if aside > 0 else "right",
+    }
 
 
 def _symbol(one: Candidate, number: int) -> str:

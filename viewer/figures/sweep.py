@@ -23,32 +23,37 @@ MEASURES = {
 }
 
 
+def axes(settings: list[str]) -> int:
+    """How many axes `coordinates` has."""
+    return min(len(settings) + len(MEASURES), _MOST_AXES)
+
+
 def coordinates(runs: pd.DataFrame, settings: list[str], theme: Theme) -> go.Figure:
     """``settings``: columns that the sweep set. Runs that failed are left out; colour is speed.
 
     The ``customdata`` of a line is the position of its run in the table (its index).
     """
     ran = runs[runs["problem"] == ""].nlargest(_MOST_LINES, "samples_per_second")
-    shown = settings[: _MOST_AXES - len(MEASURES)]
-    axes = [_of_setting(ran[name]) for name in shown]
-    axes += [_of_measure(ran[name] / scale) for name, (_, scale) in MEASURES.items()]
+    shown = settings[: axes(settings) - len(MEASURES)]
+    drawn = [_of_setting(ran[name]) for name in shown]
+    drawn += [_of_measure(ran[name] / scale) for name, (_, scale) in MEASURES.items()]
     names = [*shown, *(label for label, _ in MEASURES.values())]
     figure = go.Figure()
-    heights = np.column_stack([height for height, _ in axes]) if len(ran) else np.zeros((0, 1))
+    heights = np.column_stack([height for height, _ in drawn]) if len(ran) else np.zeros((0, 1))
     speed = _of_measure(ran["samples_per_second"])[0]
     for line, fast, (index, run) in zip(heights[::-1], speed[::-1], _backwards(ran), strict=True):
         figure.add_scatter(
-            x=list(range(len(axes))),
+            x=list(range(len(drawn))),
             y=line,
             mode="lines+markers",
-            customdata=[index] * len(axes),
-            text=[_hover(run, shown)] * len(axes),
+            customdata=[index] * len(drawn),
+            text=[_hover(run, shown)] * len(drawn),
             hovertemplate="%{text}<extra></extra>",
             line={"color": sample_colorscale("Viridis", [0.1 + 0.8 * fast])[0], "width": 2},
             marker={"size": 6},
             showlegend=False,
         )
-    for at, (_, ticks) in enumerate(axes):
+    for at, (_, ticks) in enumerate(drawn):
         figure.add_vline(x=at, line={"color": theme.muted, "width": 1}, layer="below")
         for height, words in ticks:
             figure.add_annotation(
@@ -66,11 +71,11 @@ def coordinates(runs: pd.DataFrame, settings: list[str], theme: Theme) -> go.Fig
         theme.layout(
             _HEIGHT,
             xaxis={
-                "tickvals": list(range(len(axes))),
+                "tickvals": list(range(len(drawn))),
                 "ticktext": [f"<b>{html.escape(name)}</b>" for name in names],
                 "side": "top",
                 "showgrid": False,
-                "range": [-0.2, len(axes) - 0.4],
+                "range": [-0.2, len(drawn) - 0.4],
                 "fixedrange": True,
             },
             yaxis={"visible": False, "range": [-0.08, 1.08], "fixedrange": True},

@@ -8,7 +8,7 @@ import pytest
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.plan import Compute
 from ipu_exec.lowering.reduce import Blocks, reduce_cycles
-from ipu_exec.lowering.reduce_vertices import Kind, following, side_by_side, strided
+from ipu_exec.lowering.reduce_vertices import Kind, OnTile, following, side_by_side, strided
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, op, tensor
 
@@ -53,12 +53,14 @@ def test_workers_without_columns_share_rows_where_that_pays() -> None:
     One loop of 4 halves adds a row; six results of 8 floats are added by one worker.
     """
     sums = Kind("ADD", 2, 4)
-    first, second = side_by_side(82 * 8, 8, sums)
+    first, second, *vertices = side_by_side(82 * 8, 8, sums)
+    assert vertices == [6, 1]
     assert first == 6 * (16 + 2 * (3 + 3 + 13 + 7)) and second == 6 * (16 + 4 * (3 + 3 + 5 + 5))
     # 10 rows: 30 for a call and 20 to load, against 60 and 10
-    assert side_by_side(10 * 8, 8, sums) == (6 * (16 + 2 * (3 + 3 + 9 + 7)), 0)
+    assert side_by_side(10 * 8, 8, sums) == OnTile(6 * (16 + 2 * (3 + 3 + 9 + 7)))
     # four columns of four neighbours each: as 16 columns, then by neighbours
-    first, second = following(4 * 4 * 5, 4, 4, sums)
+    first, second, *vertices = following(4 * 4 * 5, 4, 4, sums)
+    assert vertices == [4, 4]
     assert first == 6 * strided(5, 4, sums) and second == 6 * (17 + 12 + 2)
 
 

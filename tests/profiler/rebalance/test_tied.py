@@ -11,6 +11,7 @@ import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
+from profiler.rebalance.tile_memory import passing_through
 from reports.cli import main as ipu_report
 from tests.models import TiedWords
 from tests.synthetic import synthetic_profile
@@ -81,6 +82,76 @@ def test_a_layer_that_runs_thrice_on_its_ipu_does_not_travel(tmp_path: Path) -> 
     # Onto other IPUs a weight travels over each cut once, however many read it there.
     ahead, _ = costs.cuts.crossing((0, 1, 3), (0, 1, 2))
     assert ahead[2] == 4 * 64 * 4 + sum(costs.cuts.ties.nbytes)
+
+
+SPLITS = {
+    "home": Assignment((0, 1, 3), (0, 1, 0)),
+    "away": Assignment((0, 1), (0, 1)),
+    "through": Assignment((0, 1, 3), (0, 1, 2)),
+}
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    """A tied head in parts, compiled in each of `SPLITS`."""
+    reports = {}
+    for name, split in SPLITS.items():
+        folder = tmp_path_factory.mktemp(name)
+        options = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs(True)
+        options.enableProfiling(folder)
+        options.Training.gradientAccumulation(16)
+        options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
+        blocks = ("words", "layer0", "layer1", "head")
+        stages = [Stage(*blocks[a : b + 1]) for a, b in split.spans(len(blocks))]
+        for stage, ipu in zip(stages, split.ipus, strict=True):
+            stage.ipu(ipu)
+        options.setExecutionStrategy(PipelinedExecution(*stages))
+        model = TiedWords(20_000, 64)
+        model.parts = 4
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        executor = ipu_exec.trainingModel(model, options, optimiser)
+        executor.compile(*(torch.randint(0, 20_000, (16 * 4, 8)) for _ in range(2)))
+        reports[name] = open_report(folder / "training")
+    return reports
+
+
+@pytest.mark.parametrize("profiled", SPLITS)
+def test_a_tied_gradient_is_added_where_the_split_has_it(
+    in_parts: dict[str, Report], profiled: str
+) -> None:
+    """On its weight's IPU at once, and else behind its way there; whichever was profiled."""
+    costs = Costs.from_report(in_parts[profiled])
+    assert len(costs.tied_gradients) == 4 and costs.tied_gradients.cycles.min() > 0
+    for name, split in SPLITS.items():
+        cycles = int(in_parts[name].runs["cycles"].iloc[0])
+        rel = 0 if name == profiled else 2e-3
+        assert what_if(costs, split).total == pytest.approx(cycles, rel=rel)
+
+
+@pytest.mark.parametrize("profiled", SPLITS)
+def test_an_ipu_holds_what_passes_it_while_ipus_exchange(
+    in_parts: dict[str, Report], profiled: str
+) -> None:
+    costs, compiled = Costs.from_report(in_parts[profiled]), in_parts["through"]
+    table, gradients = costs.tied_bytes[0], costs.memory.carried
+    variables = compiled.variables
+    alone = (variables["ipu"] == 1) & variables["role"].isin(["weight", "gradient"])
+    passing = variables[
+        alone & variables["tensor"].isin([*costs.cuts.ties.tensors, *tied_to(costs)])
+    ]
+    held = sum(compiled.variable_tiles(int(one)) for one in passing.index)
+    assert len(passing) == 1 + 4 and (passing["stop"] - passing["start"] == 1).all()
+    for name, split in SPLITS.items():
+        through = passing_through(costs, split.parts(costs), split.ipus)
+        assert through[1].tolist() == (held.tolist() if name == "through" else [0] * len(held))
+    assert (held >= table + gradients.nbytes[gradients.tied].sum(axis=0)).all()
+    # more than it holds while its own Blocks run: what-if says it to the byte
+    fullest = what_if(costs, SPLITS["through"]).fullest[1]
+    assert fullest == pytest.approx(int(compiled.tiles(1)["total"].max()), rel=0.03)
+
+
+def tied_to(costs: Costs) -> list[int]:
+    return costs.tied_gradients.tensor.tolist()
 
 
 def test_what_a_weight_takes_where_it_only_passes_is_said(tmp_path: Path) -> None:

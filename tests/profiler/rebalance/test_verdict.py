@@ -174,10 +174,11 @@ def _handing_on(random: np.random.Generator, costs: Costs, closed: bool) -> Cost
     touched = random.random((12, blocks)) < 0.4
     touched[np.arange(12), random.integers(0, blocks - 1, 12)] = True
     touched[:, -1] |= touched.sum(axis=1) < 2
-    back = random.random(12) < 0.5
+    back, tied = random.random(12) < 0.5, np.arange(12) == 0
+    touched[0], back[0] = np.isin(np.arange(blocks), (1, blocks - 2)), True
     first, last = touched.argmax(axis=1), blocks - 1 - touched[:, ::-1].argmax(axis=1)
     nbytes = random.integers(0, 9_000, (12, tiles))
-    carried = Carried(np.where(back, last, first), back, touched, nbytes)
+    carried = Carried(np.where(back, last, first), back, touched, nbytes, tied)
     cycles = replace(costs.cycles, closed=random.random(blocks) < (0.5 if closed else 0))
     ties = Ties(("shared",), ((1, blocks - 2),), (tiles * 700,), (0,))
     memory = replace(

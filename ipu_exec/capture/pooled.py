@@ -1,0 +1,50 @@
+"""The gradient of a maximum over windows reads the pooled output, not torch's indices.
+
+popnn has no indices: it compares the input with the maximum of each window ([PL,
+lib/popnn/Pooling.cpp], maxPoolInputGradient; [POPART, willow/src/op/maxpool.cpp], MaxPoolGradOp).
+Indices that only such gradients read are not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ipu_exec.graph import Graph, OpNode, ValueRef
+
+
+def read_pooled(graph: Graph) -> None:
+    """Have the gradients of maxima in ``graph`` read pooled outputs for indices."""
+    pooled: dict[int, int] = {}  # indices -> the output
+    for op in graph.ops:
+        if "max_pool" in op.aten and len(op.outputs) == 2 and op.outputs[0] is not None:
+            indices = op.outputs[1]
+            if indices is not None and indices not in graph.outputs:
+                pooled[indices] = op.outputs[0]
+    for op in graph.ops:
+        if not ("max_pool" in op.aten and "_backward" in op.aten):
+            for value in op.inputs:
+                pooled.pop(value, None)
+    if pooled:
+        graph.ops = [_reading(op, pooled) for op in graph.ops]
+        graph.values = {id: value for id, value in graph.values.items() if id not in pooled}
+
+
+def _reading(op: OpNode, pooled: Mapping[int, int]) -> OpNode:
+    """The operator without indices, or with the pooled output in their place."""
+
+    def instead(argument: Any) -> Any:
+        if isinstance(argument, ValueRef):
+            return ValueRef(pooled.get(argument.id, argument.id))
+        return argument
+
+    if not pooled.keys() & {*op.inputs, *op.outputs}:
+        return op
+    return replace(
+        op,
+        args=tuple(instead(argument) for argument in op.args),
+        kwargs=tuple((name, instead(argument)) for name, argument in op.kwargs),
+        inputs=tuple(pooled.get(value, value) for value in op.inputs),
+        outputs=tuple(None if value in pooled else value for value in op.outputs),
+    )

@@ -1,0 +1,82 @@
+"""A plan against a rebalance of its own compile, whose Blocks cost otherwise than the first one's.
+
+The engine is random costs: those of a full compile are an eighth more or less than those of the
+compile that a plan begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner import Key, Mapping, Obtained, Question
+from planner.engine import Settled
+from planner.planning import plan
+from planner.priced import Priced
+from planner.search import one_by_one, predicted
+from profiler.rebalance import Costs
+from profiler.rebalance.all_reduce import Rings
+from profiler.rebalance.choice import Choice
+from profiler.rebalance.split import quickest
+from tests.profiler.rebalance.cases import random_case
+
+KEY = Key()
+IPUS = 4
+EVERY_WAY = tuple(Choice(again, off) for again in (False, True) for off in (False, True))
+
+
+def no_rings(shards: int, pipeline: int, replicas: int) -> Rings:
+    return Rings(np.zeros(pipeline, dtype=np.int64), np.zeros(pipeline))
+
+
+@dataclass(frozen=True)
+class Given:
+    """An engine whose compiles give these costs: for prices, and in full."""
+
+    first: Costs
+    in_full: Costs
+    rings: Callable[[int, int, int], Rings] = no_rings
+    peak: float = 1.0
+
+    def own(self) -> None:
+        return None
+
+    def names(self, key: Key) -> tuple[str, ...]:
+        return self.first.names
+
+    def price(self, keys: Sequence[Key]) -> Iterator[Priced | str]:
+        return (Priced(key, self.first) for key in keys)
+
+    def settle(self, mappings: Sequence[Mapping]) -> Iterator[Settled]:
+        for mapping in mappings:
+            priced = Priced(mapping.key, self.in_full)
+            came = predicted(priced, mapping, self.rings)
+            problem = "out of memory" if came.fullest > came.limit else ""
+            yield Settled(mapping, Obtained(came.cycles, came.fullest, problem), priced)
+
+    def each(self, function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        return one_by_one(function, every)
+
+    def ahead(self, keys: Sequence[Key], mappings: Sequence[Mapping]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_is_no_worse_than_a_rebalance_of_its_own_compile(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    first = random_case(random, IPUS)
+    cycles = first.cycles
+    apart = random.uniform(7 / 8, 9 / 8, len(first))
+    moved = {
+        name: (getattr(cycles, name) * apart).astype(np.int64) for name in ("forward", "backward")
+    }
+    in_full = replace(first, cycles=replace(cycles, **moved))
+    batch = first.micro_batches * KEY.micro_batch
+    question = Question(IPUS, batch, (KEY.micro_batch,), fixed={"r": 1})
+    best = plan(question, Given(first, in_full), [KEY]).best
+    assert best.obtained is not None and not best.obtained.problem
+    assert best.obtained.cycles <= quickest(in_full, choices=EVERY_WAY).prediction.total
