@@ -278,7 +278,7 @@ def _shortcuts() -> Any:
         ("o", "open that lane, or fold it"),
         ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
         ("?", "these keys"),
-        ("Esc", "close"),
+        ("Esc", "close; no selection, then no details"),
     ]
     rows = [html.Tr([html.Td(html.Kbd(key)), html.Td(words)]) for key, words in keys]
     named: Any = {"aria-labelledby": "shortcuts-title"}

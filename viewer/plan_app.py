@@ -87,7 +87,7 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
             dcc.Graph(
                 id="plan-points",
                 figure=figures.candidates(plan, theme, sorted(first_chosen(plan))),
-                config={"displaylogo": False, "responsive": True},
+                config=common.BARE_CONFIG,
             ),
             note="Hover for a mapping. Click two to have them side by side; a cross is a mapping"
             " that turned out not to run.",

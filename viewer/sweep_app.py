@@ -67,7 +67,7 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
                 dcc.Graph(
                     id="sweep-lines",
                     figure=figures.coordinates(runs, settings, theme),
-                    config={"displaylogo": False, "responsive": True},
+                    config=common.BARE_CONFIG,
                     style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
                 ),
                 style={"overflowX": "auto"},  # a phone has room for two axes and their names

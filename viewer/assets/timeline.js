@@ -281,7 +281,10 @@
   }
   function clear() {
     const plot = main();
-    if (plot && value('select')) { put(metaOf(plot).page, 'select', ''); }
+    if (!plot) { return; }
+    if (value('select')) { put(metaOf(plot).page, 'select', ''); return; }
+    if (value('at')) { put(metaOf(plot).page, 'at', ''); }
+    if (metaOf(plot).page === 'trace' && value('step')) { put('trace', 'step', ''); }
   }
 
   window.ipuscopeTimeline = { move, fit, mark, measure, pin, open, ask, clear, frames: () => { settle(); figures().forEach(frame); } };

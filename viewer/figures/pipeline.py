@@ -374,7 +374,7 @@ def pipeline(
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
         figure.add_traces(_path(lanes, clock, theme, follow))
-    return legend_above(figure, pixels + MARGINS, below=34)
+    return legend_above(figure, pixels + MARGINS, below=38)
 
 
 def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:

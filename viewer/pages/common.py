@@ -29,12 +29,16 @@ if TYPE_CHECKING:
 
 Children = Any
 _SAID = {"ipu": "IPU", "run": "call", "iteration": "device iteration"}  # parameters in words
-GRAPH_CONFIG = {
+MANY_OPERATORS = 1500  # beyond which a page begins with groups of them
+BARE_CONFIG: Any = {
     "displaylogo": False,
     "showSendToCloud": False,  # plotly's own button would upload a profile's figure
+    "responsive": True,
+}
+GRAPH_CONFIG = {
+    **BARE_CONFIG,
     "scrollZoom": False,  # assets/viewer.js asks the server at once
     "doubleClick": "autosize",
-    "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from profiler import Report
+from profiler import Report, records
 from profiler.analysis import hierarchy
 from profiler.analysis.hierarchy import Node, Path
 from viewer.figures import flame as figures
@@ -42,7 +42,13 @@ def layout(view: View) -> Any:
             common.switch(view, "measure", "of", measures, measures[0][0]),
             common.choice(view, "order", "over", _ORDERS, "module", wide=True),
             common.switch(
-                view, "layers", "layers", (("each", "each"), ("together", "together")), "each"
+                view,
+                "layers",
+                "layers",
+                (("each", "each"), ("together", "together")),
+                "together"
+                if view.report.columns_of(records.Op).rows > common.MANY_OPERATORS
+                else "each",
             ),
             common.switch(
                 view, "form", "as", (("flame", "flame graph"), ("treemap", "treemap")), "flame"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "operations"
-MOST_ROWS = 1500  # half a megabyte
+MOST_ROWS = common.MANY_OPERATORS  # half a megabyte
 _SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _COLUMNS = (
     Column("name", "operator", least=300),

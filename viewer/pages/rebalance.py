@@ -397,7 +397,7 @@ def _why(costs: Costs, prediction: Prediction) -> Any:
     try:
         best = best_split(costs, count)
     except ValueError as error:
-        return common.message(str(error), "warning")
+        return common.message(sentence(str(error)), "warning")
     rest = prediction.total - best.prediction.total
     which = "best" if best.proven else "quickest found"
     if best.prediction.assignment == prediction.assignment:
