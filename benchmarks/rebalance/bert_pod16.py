@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.setAvailableMemoryProportion(
         {f"IPU{ipu}": share for ipu, share in enumerate(PROPORTIONS)}
     )
+    options.Precision.setPartialsType(torch.half)  # enable_half_partials, as published
     # the embedding is tied to the head: its gradient is added row by row, and never made as a whole
     options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     if args.profile_dir is not None:
