@@ -57,8 +57,8 @@ class OperatorAttributes:
     proportion: float = 0.0
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
-    serialised: bool = False  # cuts a product's operand (serializedMatMul)
     popart: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `Attribute`
+    serialised: bool = False  # cuts a product's operand (serializedMatMul)
 
     def __str__(self) -> str:
         """The text for the profile; "" if nothing is set."""

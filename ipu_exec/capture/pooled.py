@@ -22,8 +22,10 @@ def read_pooled(graph: Graph) -> None:
             indices = op.outputs[1]
             if indices is not None and indices not in graph.outputs:
                 pooled[indices] = op.outputs[0]
+    read = {value for op in graph.ops for value in op.inputs} | {*graph.outputs}
     for op in graph.ops:
-        if not ("max_pool" in op.aten and "_backward" in op.aten):
+        unread = not read & {*op.outputs}  # torch's pooling of one dimension leaves such a view
+        if not (unread or ("max_pool" in op.aten and "_backward" in op.aten)):
             for value in op.inputs:
                 pooled.pop(value, None)
     if pooled:

@@ -23,7 +23,10 @@ HEAVY = ("torch", "dash", "plotly")
 # What comes with a package that the table names.
 COMES_WITH = {"rich": {"pygments"}, "dash": {"flask", "werkzeug", "dash_ag_grid"}}
 # The one place that may start the viewer, and the viewer's picture taker, which drives a browser.
-ALSO = {"reports/cli/view.py": {"viewer"}, "viewer/screenshots.py": {"playwright", "reports"}}
+ALSO = {
+    "reports/cli/view.py": {"viewer"},
+    "viewer/screenshots.py": {"PIL", "playwright", "reports"},
+}
 # Packages of which a package may only have some modules.
 ONLY = {("reports", "viewer"): ("viewer.figures",)}
 # Modules of a package that may have less than it.

@@ -96,6 +96,7 @@ def test_the_fastest_is_said_with_its_split(
     monkeypatch.setattr(checks.Script, "compiled", lambda *_: outcome(1e9))
     fastest = checks.Step("round2", Levers(outputs="loss", split=present), "", 2e9, outcome(2e9))
     monkeypatch.setattr(checks, "search", lambda script, first, *_: [first, fastest])
+    monkeypatch.setenv("COLUMNS", "600")  # a long path is not broken
     folder = ["-o", str(tmp_path)] if kept else []
     assert main(["advise", "--top", "1", *folder, str(profile), "--check", GPT, "--tiny"]) == 0
     out = " ".join(capsys.readouterr().out.split())

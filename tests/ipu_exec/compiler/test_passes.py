@@ -177,12 +177,14 @@ def test_stash_is_what_the_backward_reads_times_its_depth():
     expected = {
         0: {
             "input.0/stash": 28 * 28,
-            "pool/max_pool2d_with_indices:1/stash": 10 * 144,
+            "conv1/convolution:0/stash": 10 * 576,  # a maximum's gradient reads input and output
+            "pool/max_pool2d_with_indices:0/stash": 10 * 144,
             "relu:0/stash": 10 * 144,
         },
         1: {
             "relu:0/stash": 10 * 144,
-            "pool/max_pool2d_with_indices_1:1/stash": 320,
+            "conv2/convolution:0/stash": 20 * 64,
+            "pool/max_pool2d_with_indices_1:0/stash": 320,
             "relu_1:0/stash": 320,
         },
         2: {"relu_1:0/stash": 320, "relu_2:0/stash": 256},

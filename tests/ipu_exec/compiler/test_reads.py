@@ -48,14 +48,6 @@ POOLS = [
     (nn.AdaptiveAvgPool1d(2), 1),
     (nn.AdaptiveAvgPool2d(2), 2),
     (nn.AdaptiveAvgPool3d(2), 3),
-    (nn.MaxPool1d(2), 1),
-    (nn.MaxPool2d(2), 2),
-    (nn.MaxPool3d(2), 3),
-    (nn.AdaptiveMaxPool1d(2), 1),
-    (nn.AdaptiveMaxPool2d(2), 2),
-    (nn.AdaptiveMaxPool3d(2), 3),
-    (nn.FractionalMaxPool2d(2, 4), 2),
-    (nn.FractionalMaxPool3d(2, 4), 3),
     (nn.ReflectionPad1d(1), 1),
     (nn.ReflectionPad3d(1), 3),
     (nn.ReplicationPad2d(1), 2),
@@ -69,6 +61,29 @@ def test_an_input_of_which_only_the_shape_is_read_is_not_stashed(
     stashed = {v.name: v for v in compiled(pool, rank).variables if v.role == "stash"}
     assert "input.0/stash" in stashed  # the convolution's, whose weight's gradient needs it
     assert not any("convolution" in name for name in stashed), sorted(stashed)
+
+
+MAXIMA = [
+    (nn.MaxPool1d(2), 1),
+    (nn.MaxPool2d(2), 2),
+    (nn.MaxPool3d(2), 3),
+    (nn.AdaptiveMaxPool1d(2), 1),
+    (nn.AdaptiveMaxPool2d(2), 2),
+    (nn.AdaptiveMaxPool3d(2), 3),
+    (nn.FractionalMaxPool2d(2, 4), 2),
+    (nn.FractionalMaxPool3d(2, 4), 3),
+]
+
+
+@pytest.mark.parametrize(("pool", "rank"), MAXIMA, ids=lambda item: type(item).__name__)
+def test_a_maximums_gradient_reads_input_and_output(pool: nn.Module, rank: int) -> None:
+    """It has no indices, as PopART's MaxPoolGradOp has none."""
+    stashed = {v.name: v for v in compiled(pool, rank).variables if v.role == "stash"}
+    kinds = {name.split("/")[-2] for name in stashed if name != "input.0/stash"}
+    assert len(kinds) == 2
+    assert "convolution:0" in kinds
+    assert any("max_pool" in name and name.endswith(":0") for name in kinds), kinds
+    assert {v.dtype for v in stashed.values()} == {"float32"}
 
 
 def test_an_input_that_the_backward_reads_is_stashed() -> None:
