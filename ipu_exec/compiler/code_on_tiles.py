@@ -7,7 +7,7 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,6 +53,9 @@ _OUTLINED = (
     Purpose.GATHER_SHARDS,
     Purpose.SHARD,
 )
+
+
+_CONTROL = -2  # begins the key of the control code of some Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,22 @@ class SharedCode:
         ``RemoteStore``), so that equal tensors of several phases come by the same code.
         """
         self.graph, self.outlined = graph, outlined
+        self.digests = _Digests(outlined)
         self.blocks: dict[tuple[int, ...], set[int]] = {}
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
         self.first: dict[int, int] = {}
         self.weights: dict[int, int] = {}  # operator of an update -> weight
         self.sizes: dict[tuple[int, ...], _Sizes] = {}  # of code that IPUs have in common
+
+    def read(self, bodies: Iterable[Body]) -> None:
+        """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
+        for body in bodies:
+            for step in body.steps:
+                if step.plan is not None:
+                    op = self.graph.ops[step.op] if step.op >= 0 else None
+                    users = self.blocks.setdefault(self.digests.of(step, op), set())
+                    users.add(op.block if op is not None else -1)
 
     def code(self) -> Code:
         """The code gathered so far."""
@@ -162,7 +175,8 @@ class CodeOfIpu:
         self.seen: set[tuple[int, ...]] = set()
         self.pieces: set[tuple[tuple[int, ...], ...]] = set()
         self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
-        self.digests = _Digests(shared.outlined)
+        self.digests = shared.digests
+        self.control_of: dict[tuple[int, ...], np.ndarray | int] = {}  # a plan's code -> bytes
 
     def body(self, body: Body, first_step: int) -> None:
         """Add the code of a body's steps (ids from ``first_step`` on) and its plans' constants."""
@@ -206,9 +220,27 @@ class CodeOfIpu:
         """Add what all bodies share: vertex code, control code and stacks."""
         for name, mask in sorted(self.on_tile.items()):
             self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
-        self.add("control code", "controlCode", Role.PROGRAM, self.control)
+        self._control()
         stack = np.full(len(self.control), STACK_BYTES, np.int64)
         self.add("stack", "stack", Role.PROGRAM, stack)
+
+    def _control(self) -> None:
+        """Add the control code: one variable for all that the same Blocks run, one for the rest."""
+        of_blocks: dict[tuple[int, ...], np.ndarray] = {}
+        for key, nbytes in self.control_of.items():
+            users = tuple(sorted(self.shared.blocks[key]))
+            if -1 in users:  # an operator outside all Blocks runs it, too
+                self.control += nbytes
+            else:
+                of_blocks[users] = of_blocks.get(users, np.zeros_like(self.control)) + nbytes
+        self.add("control code", "controlCode", Role.PROGRAM, self.control)
+        for users, nbytes in sorted(of_blocks.items()):
+            name = self.graph.blocks[users[0]].name if len(users) == 1 else f"{len(users)} Blocks"
+            number = self.add(f"control code of {name}", "controlCode", Role.PROGRAM, nbytes)
+            if number is not None:
+                key = (_CONTROL, *users)
+                self.shared.blocks[key] = set(users)
+                self.shared.variables.setdefault(key, []).append([number])
 
     def _call(self, op: int) -> None:
         nbytes = CALL_INSTRUCTIONS * INSTRUCTION_BYTES
@@ -219,8 +251,6 @@ class CodeOfIpu:
         op = self.graph.ops[step.op] if step.op >= 0 else None
         key = self.digests.of(step, op)
         self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
-        if step.plan is not None:
-            self.shared.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
         if key in self.seen:
             return key
         self.seen.add(key)
@@ -229,7 +259,10 @@ class CodeOfIpu:
             before = self.on_tile.get(vertices.type, nowhere)
             self.on_tile[vertices.type] = before | (vertices.count > 0)
         sizes = self._sizes(key, step)
-        self.control += sizes.control
+        if step.plan is not None:
+            self.control_of[key] = sizes.control
+        else:
+            self.control += sizes.control
         ids = self._step_code(sizes, body, step, step_id)
         if step.plan is not None and ids:
             self.shared.variables.setdefault(key, []).append(ids)

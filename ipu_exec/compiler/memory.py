@@ -52,6 +52,7 @@ def tile_memory(
     variables: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
+    shared.read(tree.bodies)
     ipu_of = {
         op.id: placement.ipus[stage]
         for op, stage in zip(graph.ops, placement.op_stage, strict=True)

@@ -62,7 +62,7 @@ class BlockMemory:
     # of the weight with most: what an update holds of it where it is off the chip
     state_once: np.ndarray
     state_weights: np.ndarray  # how many weights have any
-    # of no Block, an IPU: stack, control code (the largest IPU's): int64[tile]
+    # of no Block, an IPU: stack, transfers' control code (the largest IPU's): int64[tile]
     shared: np.ndarray
     # Code that Blocks share: an IPU has it once, whichever of them it runs. bool[piece, Block] and
     # int64[piece, tile]

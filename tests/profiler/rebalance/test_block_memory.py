@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from profiler import Report
 from profiler.rebalance import Assignment, Costs, what_if
+from profiler.rebalance.block_memory import code_of_blocks
 from tests.profiler.rebalance.cases import deep
+from tests.profiler.rebalance.test_what_if import profiled
 
 EQUAL = {f"B{k}": 1 for k in range(8)}
 SPLITS = ((0,), (0, 3), (0, 1, 3, 5), tuple(range(8)))
@@ -77,3 +80,19 @@ def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> 
         assert what_if(costs, Assignment((0, 3), (0, 1))).fullest[0] > 0
         assert costs.memory.always.min() >= 0 and costs.memory.shared.min() >= 0
     report.__dict__["meta"] = header
+
+
+def control_of_pieces(report: Report) -> dict[tuple[int, ...], int]:
+    """Bytes of control code that exactly these Blocks run, on an IPU that has any of them."""
+    control = report.variables.query("category == 'controlCode'")["bytes"]
+    _, pieces = code_of_blocks(report, len(report.blocks))
+    found = {tuple(users): int(control.reindex(once).sum()) for users, once, _ in pieces}
+    return {users: nbytes for users, nbytes in found.items() if nbytes}
+
+
+def test_control_code_is_said_by_block(tmp_path: Path) -> None:
+    """It is the same however Blocks are split: IPUs with other Blocks are predicted by it."""
+    apart = control_of_pieces(profiled(tmp_path / "apart", (0, 1, 2, 3)))
+    together = control_of_pieces(profiled(tmp_path / "together", (0, 2)))
+    assert {(0,), (1,), (2,), (3,)} <= apart.keys()
+    assert together == apart
