@@ -134,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.error(first_steps())
+    if "OMP_NUM_THREADS" not in os.environ:  # numpy's threads spin, and its products are small
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 
     try:
