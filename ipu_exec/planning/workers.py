@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -22,6 +23,7 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from types import ModuleType
@@ -144,6 +146,8 @@ class Processes(_Pool):
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self._pool: ProcessPoolExecutor | None = None
+        # what a worker that is ended in the middle of a compile leaves
+        self._scratch = tempfile.TemporaryDirectory(prefix="ipu-plan-")
         begin_server()
 
     def _value(self, task: Task, future: Future[Any]) -> Any:
@@ -163,7 +167,8 @@ class Processes(_Pool):
     def _submit(self, task: Task) -> Future[Any]:
         with _without_main():
             if self._pool is None:
-                self._pool = ProcessPoolExecutor(self.count, _context(), initializer=_begin)
+                begin = partial(_begin, self._scratch.name)
+                self._pool = ProcessPoolExecutor(self.count, _context(), initializer=begin)
             try:
                 return self._pool.submit(task.function, *task.arguments)
             except BrokenProcessPool:
@@ -177,14 +182,17 @@ class Processes(_Pool):
 
     def close(self) -> None:
         """End the processes, and with them what nobody asked for in the end."""
-        if self._pool is None:
-            return
-        processes = list(self._pool._processes.values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._end(self._pool)
+        self._scratch.cleanup()
+
+    def _end(self, pool: ProcessPoolExecutor) -> None:
+        processes = list(pool._processes.values())
+        pool.shutdown(wait=False, cancel_futures=True)
         if not all(future.done() for future in self._running):
             for process in processes:
                 process.terminate()
-        self._pool.shutdown(wait=True)
+        pool.shutdown(wait=True)
 
 
 def _context() -> BaseContext:
@@ -202,14 +210,16 @@ def begin_server() -> None:
             forkserver.ensure_running()
 
 
-def _begin() -> None:
+def _begin(scratch: str) -> None:
     """Compute on one core in this worker: there are as many workers as cores to be used.
 
+    Temporary files go to ``scratch``, which outlives it.
     Ctrl-C, which reaches workers too, ends it without a traceback.
     """
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    tempfile.tempdir = scratch
     torch.set_num_threads(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,32 @@ def test_a_killed_worker_costs_another_try(two: Processes, tmp_path: Path) -> No
 def test_a_task_that_kills_every_worker_is_an_error(two: Processes) -> None:
     with pytest.raises(Error, match="died 3 times"):
         list(two.run([Task(always_killed, ())]))
+
+
+def written_slowly(mark: str) -> None:
+    """Say which temporary folder this is in, and do not end."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(f"{mark}.part").write_text(folder)
+        os.replace(f"{mark}.part", mark)
+        time.sleep(600)
+
+
+def waited_for(mark: str) -> None:
+    while not Path(mark).exists():
+        time.sleep(0.05)
+
+
+def test_a_worker_that_is_ended_leaves_no_files(tmp_path: Path) -> None:
+    """What was begun ahead is ended in the middle of a compile when a plan is found."""
+    mark = tmp_path / "mark"
+    workers = Processes(2)
+    workers.ahead(iter([Task(written_slowly, (str(mark),), "slow")]))
+    assert list(workers.run([Task(waited_for, (str(mark),))])) == [None]
+    folder = Path(mark.read_text())
+    assert folder.is_dir()
+    workers.close()
+    assert not folder.parent.exists()
+    assert folder.parent != Path(tempfile.gettempdir())
 
 
 def same(one: Plan, other: Plan) -> bool:
