@@ -30,7 +30,13 @@ def read_pooled(graph: Graph) -> None:
                 pooled.pop(value, None)
     if pooled:
         graph.ops = [_reading(op, pooled) for op in graph.ops]
-        graph.values = {id: value for id, value in graph.values.items() if id not in pooled}
+        values = graph.values
+        storages = {values[one].storage: values[other].storage for one, other in pooled.items()}
+        graph.values = {
+            id: replace(value, storage=storages.get(value.storage, value.storage))
+            for id, value in values.items()
+            if id not in pooled
+        }
 
 
 def _reading(op: OpNode, pooled: Mapping[int, int]) -> OpNode:
