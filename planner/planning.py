@@ -713,7 +713,23 @@ def _take(state: _State, leader: Candidate, settled: Settled) -> None:
             again = None if leads else _split(state, place)
             if again is not None:
                 _add(state, again)
+            _leave_room(state, place, state.candidates[at])
     state.tell(f"in full: {leader.mapping}")
+
+
+def _leave_room(state: _State, place: Place, compiled: Candidate) -> None:
+    """Where the compile took more than a tile has: the best of the splits that leave it as much.
+
+    Others that are predicted to fill the tile to its last bytes may lack as many.
+    """
+    over = compiled.obtained.fullest - compiled.limit if compiled.obtained is not None else 0
+    if over <= 0:
+        return
+    priced, costs = place.priced, place.priced.costs
+    tight = replace(priced, costs=costs.with_tile_bytes(compiled.limit - over))
+    found = _split(state, replace(place, priced=tight))
+    if found is not None:
+        _add(state, predicted(priced, found.mapping, state.engine.rings))
 
 
 def _held_in_phases(state: _State, compiled: Candidate) -> None:

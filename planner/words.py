@@ -80,8 +80,11 @@ def why(plan: Plan) -> Iterable[str]:
         )
     recomputing = mapping.recomputation
     if recomputing != "none" and not mapping.in_phases:
-        stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
-        yield f"{stages} recompute, since what they would keep does not fit their tiles"
+        if recomputing.isdecimal():
+            yield f"stage {recomputing} recomputes, since what it would keep does not fit its tiles"
+        else:
+            stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
+            yield f"{stages} recompute, since what they would keep does not fit their tiles"
     yield _proof(plan)
 
 
