@@ -143,20 +143,23 @@ def whisper_small(tiny: bool = False) -> Example:
     )
 
 
+TINY_WAV2VEC2: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "conv_dim": (32,) * 7,
+    "num_conv_pos_embedding_groups": 4,
+}
+
+
 def wav2vec2_ctc(tiny: bool = False) -> Example:
     """Wav2Vec2 base with a CTC head: seven convolutions that do not train, 12 layers, 15.6 s."""
     t = library()
     samples, labels, vocabulary = (3_200, 4, 32) if tiny else (249_600, 200, 32)
     small: dict[str, Any] = {"apply_spec_augment": False}
     if tiny:
-        small |= {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 128,
-            "conv_dim": (32,) * 7,
-            "num_conv_pos_embedding_groups": 4,
-        }
+        small |= TINY_WAV2VEC2
     config = t.Wav2Vec2Config(vocab_size=vocabulary, attn_implementation="eager", **small)
     model = t.Wav2Vec2ForCTC(config)
     model.freeze_feature_encoder()

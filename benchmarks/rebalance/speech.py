@@ -15,16 +15,16 @@ from torch import nn
 from torch.nn import functional
 
 import ipu_exec as poptorch
-from benchmarks.rebalance.hugging_face import layer_blocks, library, never_drops_a_layer
+from benchmarks.rebalance.hugging_face import (
+    TINY_WAV2VEC2,
+    layer_blocks,
+    library,
+    never_drops_a_layer,
+)
 from examples.models import Example, floats, integers, numbered
 
-_TINY_WAV2VEC2: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "conv_dim": (32,) * 7,
-    "num_conv_pos_embedding_groups": 4,
+_TINY: dict[str, Any] = {
+    **TINY_WAV2VEC2,
     "num_codevectors_per_group": 8,
     "codevector_dim": 16,
     "proj_codevector_dim": 16,
@@ -131,7 +131,7 @@ def wav2vec2_pretraining(tiny: bool = False) -> Example:
         layer_norm_eps=_EPSILON,
         apply_spec_augment=False,
         attn_implementation="eager",
-        **(_TINY_WAV2VEC2 if tiny else {}),
+        **(_TINY if tiny else {}),
     )
     model = t.Wav2Vec2ForPreTraining(config)
     frames = int(model._get_feat_extract_output_lengths(samples))

@@ -12,6 +12,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,14 +270,19 @@ def _placement(step: Step, folder: Path) -> Path:
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each piece of advice with its lines below it."""
     from profiler import units
+
+    return [
+        _with_code(f"{number}. {units.sentence(one.title)}:", one.code)
+        for number, one in enumerate(advices, 1)
+    ]
+
+
+def _with_code(words: str, statements: Sequence[str]) -> Lines:
+    """Words, and below them the lines to write."""
     from reports.tables import Lines, clean
 
-    said = []
-    for number, one in enumerate(advices, 1):
-        words = f"{number}. {units.sentence(one.title)}:"
-        below = [f"     {line}" for statement in one.code for line in statement.splitlines()]
-        said.append(Lines(tuple(((clean(line), ""),) for line in (words, *below))))
-    return said
+    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
+    return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
 
 
 def _most(steps: list[Step], outcomes: list[Outcome]) -> float:
@@ -289,7 +295,7 @@ def _verdict(
 ) -> list[Lines]:
     """How fast the fastest is, and the whole of what makes the script so."""
     from profiler.advise.levers import code
-    from reports.tables import Lines, clean, say
+    from reports.tables import say
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)
@@ -300,10 +306,8 @@ def _verdict(
     if best is steps[0]:
         number = best.name.removeprefix(_ADVICE)
         return [say(f"{said}: that is advice {number}."), say(_command(args, best))]
-    statements = code(basis, best.levers)
-    below = [f"     {line}" for statement in statements for line in statement.splitlines()]
-    lines = [say(f"{said}. Write this:"), Lines(tuple(((clean(line), ""),) for line in below))]
-    return [*lines, say(_command(args, best))]
+    lines = _with_code(f"{said}. Write this:", code(basis, best.levers))
+    return [lines, say(_command(args, best))]
 
 
 def _command(args: argparse.Namespace, best: Step) -> str:
