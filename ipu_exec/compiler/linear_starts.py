@@ -3,8 +3,8 @@
 Poplibs maps a tensor linearly from tile 0 on; PopART then turns each so that it begins where the
 last one on its IPU ended ([POPART, willow/src/popx/linearmapper.cpp], LinearMapper). Without that
 the small parameters of every layer would pile up on the same tiles. It only tells where they are:
-what an operator takes to read one does not depend on it, and equal layers keep equal plans. What waits off the chip comes
-to where equal tensors come to, so that their transfers share code.
+what an operator takes to read one does not depend on it, and equal layers keep equal plans. What
+waits off the chip comes to where equal tensors come to, so that their transfers share code.
 """
 
 from __future__ import annotations
