@@ -172,6 +172,12 @@ MISSING: dict[str, Callable[[Row], bool]] = {
     "first layers of four channels: what is copied where they are expanded": lambda row: (
         re.search(r"\b4->", row.case) is not None
     ),
+    "how gradients are reduced between racks (docs/scaling.md): 6.8 ms of an update": lambda row: (
+        "256 replicas" in row.case
+    ),
+    "how Poplar copies rows of 197 halves; whether the host sets the pace": lambda row: (
+        row.case.startswith("ViT")
+    ),
     "not found: the planner of then gives the split that is compiled here": lambda row: (
         row.operator == "pooling"
     ),
