@@ -52,7 +52,7 @@ def lower_graph(
         tuple(machines),
         options.replicas,
         lowering.plans,
-        one_after_another(graph, placement.ipus, residency.away, lowering.layouts.of),
+        one_after_another(graph, residency.away, lowering.layouts.of),
     )
 
 
