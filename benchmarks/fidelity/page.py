@@ -598,7 +598,9 @@ is run again. The machine is not named: an MK2, as all tutorials of that year.
 
 No published row covers softmax, normalisation or the optimisers on their own: they rest on
 their cycle formulas and on the whole models. Exchange between IPUs is measured by the whole models
-and by the pipeline's copies only.
+and by the pipeline's copies only. Of the components of a step, forward and backward are scored for
+each stage and copies for each IPU, the weight update and the host only within a whole update: the
+host's rate was taken from the one that is published with its parts, whose row is marked.
 
 ## All rows
 """
