@@ -254,8 +254,7 @@ class Report:
     def _program_steps(self) -> pd.DataFrame:
         self._steps.read(*_FRAME_OF_STEPS)
         cycles, received, sent = (
-            self._steps[name][self._program_order]
-            for name in ("tile_cycles", "bytes_in", "bytes_out")
+            self._in_order(self._steps[name]) for name in ("tile_cycles", "bytes_in", "bytes_out")
         )
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
@@ -278,9 +277,11 @@ class Report:
 
     def steps_in_order(self, name: str) -> np.ndarray:
         """One column of `program_steps` that needs no sums over tiles; only that column is read."""
-        return self._keep(
-            ("steps in order", name), lambda: self._step_column(name)[self._program_order]
-        )
+        return self._keep(("steps in order", name), lambda: self._in_order(self._step_column(name)))
+
+    def _in_order(self, of_steps: np.ndarray) -> np.ndarray:
+        order = self._program_order
+        return of_steps if order is None else of_steps[order]
 
     def _step_column(self, name: str) -> np.ndarray:
         """Column of the steps' table, in the order of the table."""
@@ -301,9 +302,13 @@ class Report:
         return step["id" if name == "step" else name]
 
     @cached_property
-    def _program_order(self) -> np.ndarray:
-        """Rows of the steps by IPU and position."""
-        return np.lexsort((self._steps["position"], self._steps["ipu"]))
+    def _program_order(self) -> np.ndarray | None:
+        """Rows of the steps by IPU and position; None where the file has them so, as ours."""
+        ipu, position = self._steps["ipu"], self._steps["position"]
+        later, same = ipu[1:] > ipu[:-1], ipu[1:] == ipu[:-1]
+        if (later | (same & (position[1:] >= position[:-1]))).all():
+            return None
+        return np.lexsort((position, ipu))
 
     @cached_property
     def body_steps(self) -> pd.DataFrame:

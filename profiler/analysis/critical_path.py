@@ -134,7 +134,8 @@ def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataF
     Times of the chain count from the beginning of the device iteration.
     """
     tasks = report.tasks(run, iteration=iteration)
-    return tasks, chain_through(tasks)
+    key = f"chain of run {run}, iteration {iteration}"
+    return tasks, report.once(key, lambda: chain_through(tasks))
 
 
 def chain_through(tasks: pd.DataFrame) -> Chain:
