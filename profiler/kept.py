@@ -46,6 +46,19 @@ def code() -> str:
     return digest.hexdigest()
 
 
+@cache
+def source() -> str:
+    """A digest of the sources of `profiler`, which is the same wherever they lie.
+
+    "" where they are not there: it is nobody's digest then.
+    """
+    digest, here = _digest(), Path(__file__).parent
+    files = sorted(here.rglob("*.py"))
+    for file in files:
+        digest.update(f"{file.relative_to(here).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
 def content(path: str | os.PathLike[str]) -> str:
     """A digest of a file's bytes, read once while the file stays as it is.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, liveness, records, seal, trace
+from profiler import integrity, kept, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.liveness import Peaks, Totals, resampled
@@ -938,6 +938,13 @@ class Report:
     def as_written(self) -> seal.State:
         """Whether the file's bytes are those that were written (`profiler.seal`)."""
         return seal.state(self.path, self.meta.get(seal.ENTRY))
+
+    def worked_out(self, name: str) -> str | None:
+        """An answer that the file holds, as JSON, if the code that is here gave it; else None.
+
+        The file may be a stranger's: check it as any other text of it.
+        """
+        return self._reader.worked_out(name, kept.source())
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
