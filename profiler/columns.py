@@ -6,6 +6,7 @@ Most questions need few of a large table's columns, and texts cost the most to r
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
 
@@ -15,6 +16,7 @@ from profiler import schema
 from profiler.reader import Reader
 
 Check = Callable[["Columns", Iterable[str]], None]  # raises where what was just read is wrong
+Lock = AbstractContextManager[Any]
 
 
 class Columns(Mapping[str, np.ndarray]):
@@ -24,9 +26,12 @@ class Columns(Mapping[str, np.ndarray]):
     written may get more.
     """
 
-    def __init__(self, reader: Reader, record: type[Any], check: Check) -> None:
+    def __init__(
+        self, reader: Reader, record: type[Any], check: Check, lock: Lock | None = None
+    ) -> None:
+        """``lock``: the one, reentrant, under which ``check`` asks for columns of other tables."""
         self._reader, self._record, self._check = reader, record, check
-        self._lock = RLock()
+        self._lock = lock or RLock()
         self._read: dict[str, np.ndarray] = {}
         self._names = tuple(column.name for column in schema.columns(record))
         self._at_once = reader.completes(record)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
 
 from profiler import liveness, units
 from profiler.enums import Role
+from profiler.lazy import cached_property
 from profiler.liveness import Intervals
 
 CODE = (  # categories of what must lie in region 0

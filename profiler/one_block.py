@@ -7,13 +7,13 @@ table of Blocks and in the Block of operators and variables, and in nothing that
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from profiler import records
 from profiler.enums import Direction, Role
+from profiler.lazy import cached_property
 from profiler.reader import Reader
 from profiler.report import Report
 

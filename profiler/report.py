@@ -14,7 +14,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -24,6 +23,7 @@ import numpy as np
 from profiler import integrity, kept, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
+from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -91,6 +91,8 @@ class Report:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = self._opens(path)
         self.path: Path = self._reader.path
+        # One lock, for columns and properties too: with several, who has one of them and who has
+        # another wait for each other for ever.
         self._lock = threading.RLock()
         self._columns: dict[type[Any], Columns] = {}
         self._kept: dict[Any, Any] = {}
@@ -990,7 +992,8 @@ class Report:
     def _table(self, record: type[Any]) -> Columns:
         with self._lock:
             if record not in self._columns:
-                self._columns[record] = Columns(self._reader, record, self._check(record))
+                check = self._check(record)
+                self._columns[record] = Columns(self._reader, record, check, self._lock)
             return self._columns[record]
 
     def _check(self, record: type[Any]) -> Check:

@@ -6,7 +6,6 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import numpy as np
 from profiler import analysis
 from profiler.advise.estimates import Sizes, estimated, variables_alike
 from profiler.enums import Role
+from profiler.lazy import cached_property
 from profiler.one_block import with_a_block
 from profiler.rebalance import Assignment, Costs, profiled, what_if
 from profiler.rebalance.block_memory import BlockMemory

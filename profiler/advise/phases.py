@@ -9,7 +9,6 @@ samples, and accumulators stay float32.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from profiler.advise.estimates import (
 )
 from profiler.advise.levers import Basis, Levers, Outlook, outputs_of
 from profiler.enums import BodyTask, Direction, Purpose, Role
+from profiler.lazy import cached_property
 from profiler.phased import Phases, phased, pipelined_phases_total
 from profiler.rebalance import Costs
 from profiler.rebalance.verdict import Answer, Verdict

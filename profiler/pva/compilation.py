@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from profiler.lazy import cached_property
 from profiler.pva.enums import Architecture, TargetType
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from profiler import records
+from profiler.lazy import cached_property
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from profiler import liveness, plain, records
 from profiler.analysis.program import subtree_ends
 from profiler.errors import ProfileError
+from profiler.lazy import cached_property
 from profiler.memory import IpuVariables
 from profiler.report import Report
 

@@ -9,12 +9,12 @@ operations without a name, so that every step belongs to an operation.
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler.enums import Role
+from profiler.lazy import cached_property
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import Program, make_program

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from profiler.lazy import cached_property
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import CATEGORIES, OWN_NAME, Model
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
+from profiler.lazy import cached_property
 from profiler.rebalance.all_reduce import Rings
 from profiler.rebalance.block_cycles import BlockCycles
 from profiler.rebalance.block_memory import BlockMemory

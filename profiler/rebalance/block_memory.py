@@ -8,13 +8,13 @@ elsewhere, or not at all, in another split.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler import liveness, records
 from profiler.enums import Direction, Role
+from profiler.lazy import cached_property
 from profiler.rebalance.carried import Carried
 from profiler.rebalance.pass_memory import PassMemory, Touched, memory_of_passes
 from profiler.rebalance.passes import Pass, Passes, touches

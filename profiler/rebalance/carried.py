@@ -9,11 +9,11 @@ of the turn if another IPU gets it. What Blocks touch themselves is in their own
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from profiler.enums import Direction, Role
+from profiler.lazy import cached_property
 from profiler.rebalance.cuts import Shared, Ties
 from profiler.rebalance.profile_columns import Variables, rows_of
 from profiler.rebalance.tied_gradients import TiedGradients

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from profiler import records
 from profiler.enums import Direction, Role
+from profiler.lazy import cached_property
 from profiler.rebalance.profile_columns import COLUMNS_OF_VARIABLES
 from profiler.report import Report
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import numpy as np
 
+from profiler.lazy import cached_property
 from profiler.rebalance.interval_costs import INFINITE
 
 

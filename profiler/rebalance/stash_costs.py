@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
 from profiler import records
 from profiler.enums import Purpose, Role
+from profiler.lazy import cached_property
 from profiler.rebalance.block_cycles import written_recomputation
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.profile_columns import sum_by

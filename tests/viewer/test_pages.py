@@ -529,6 +529,26 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert view.complaints == []
 
 
+def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Path) -> None:
+    """Head, numbers and choices are the chosen profile's, not a mixture."""
+    other = open_report(synthetic_profile(tmp_path / "profile.pop", ipus=2))
+    with (
+        open_report(demo / "training") as report,
+        serving(create_app(report, other)) as both,
+        tab(chromium, both) as view,
+    ):
+        page = view.open("/memory?ipu=1&tile=3")
+        assert "4 IPUs" in page.inner_text("#head")
+        page.locator("main .controls button.dash-dropdown").first.click()
+        page.get_by_role("option").nth(1).click()
+        view.wait("document.querySelector('#head').innerText.includes('2 IPUs')")
+        assert (view.query()["profile"], view.query()["ipu"]) == ("1", "1")
+        settled(page)
+        page.locator("main .controls button.dash-dropdown").nth(1).click()
+        assert page.get_by_role("option").count() == 2
+        assert view.complaints == []
+
+
 def test_the_other_profile_is_shown_beside_this_one(
     chromium: Any, demo: Path, report: Report
 ) -> None:
