@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import subprocess
@@ -31,6 +30,7 @@ where module returns its loss last, in place of zero_grad, backward and step"""
 
 
 _MOST_LINES = 8  # of a compile's error that are repeated
+_OFF = 0.05  # of a tile, that an estimate of its bytes may be off (docs/advice.md)
 _MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
@@ -83,9 +83,11 @@ def _too_few_parts(costs: Costs) -> str:
 
 
 def _with_levers(report: Report, ipus: int) -> str:
-    """Levers with which a split that does not fit would, by the advisor's estimates; "" if none."""
+    """Levers with which a split that does not fit may, by the advisor's estimates; "" if none."""
     from profiler.advise import Basis, Levers
     from profiler.advise.levers import title
+    from profiler.rebalance.refusal import nearest
+    from profiler.rebalance.what_if import memory_of
 
     basis = Basis.of(report)
     smaller = max(1, basis.micro_batch // 2)
@@ -94,10 +96,11 @@ def _with_levers(report: Report, ipus: int) -> str:
         *([Levers(micro_batch=smaller)] if smaller < basis.micro_batch else []),
     ]
     for levers in candidates:
-        with contextlib.suppress(ValueError):
-            if not quickest(basis.costs_with(levers), ipus).prediction.problems:
-                command = f"ipu-run --num-ipus {ipus} --with {levers.argument}"
-                return f". By an estimate it fits with {title(basis, levers)}: try {command}"
+        costs = basis.costs_with(levers)
+        over = max(one.nbytes / one.limit for one in memory_of(costs, nearest(costs, range(ipus))))
+        if over <= 1 + _OFF:
+            command = f"ipu-run --num-ipus {ipus} --with {levers.argument}"
+            return f". By an estimate it may fit with {title(basis, levers)}: try {command}"
     return ""
 
 
