@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,31 +74,33 @@ STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
 class Sizes:
     """What of a profile grows with samples and shrinks in half precision: `estimated` takes it.
 
-    ``held``: bytes of each Block by what they are; ``inputs`` and ``outputs``: share of what moves
-    from and to the host that is float32; ``halves``: most weights are, so that there is something
-    to halve.
+    ``variables``: `variables_alike` of the report. Phases never ask for ``steps`` and ``held``.
     """
 
-    steps: Steps
-    held: pd.DataFrame
-    inputs: float
-    outputs: float
-    halves: bool
+    report: Report
+    variables: pd.DataFrame
 
+    @cached_property
+    def steps(self) -> Steps:
+        """Operators' steps."""
+        return _steps(self.report, self.variables)
 
-def sizes(report: Report) -> Sizes:
-    """The sizes of a profile."""
-    variables = variables_alike(report)
-    tensors = _host_dtypes(report)
-    weights = variables[variables["role"] == Role.WEIGHT]
-    single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
-    return Sizes(
-        _steps(report, variables),
-        _held(report, variables),
-        tensors["in"],
-        tensors["out"],
-        bool(single > weights["bytes"].sum() / 2),
-    )
+    @cached_property
+    def held(self) -> pd.DataFrame:
+        """Bytes of each Block by what they are."""
+        return _held(self.report, self.variables)
+
+    @cached_property
+    def float32_shares(self) -> dict[str, float]:
+        """Share of what comes "in" from the host and goes "out" to it that is float32."""
+        return _host_dtypes(self.report)
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether most weights are float32, so that there is something to halve."""
+        weights = self.variables[self.variables["role"] == Role.WEIGHT]
+        single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
+        return bool(single > weights["bytes"].sum() / 2)
 
 
 def variables_alike(report: Report) -> pd.DataFrame:
@@ -394,8 +397,8 @@ def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
 
 def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
     """Streams with micro-batches ``samples`` times larger, in float16 (``half``)."""
-    less_in = samples * (1 - of.inputs / 2 if half else 1)
-    less_out = samples * (1 - of.outputs / 2 if half else 1)
+    single = of.float32_shares if half else {"in": 0.0, "out": 0.0}
+    less_in, less_out = (samples * (1 - single[way] / 2) for way in ("in", "out"))
 
     def times(cycles: np.ndarray, factor: float) -> np.ndarray:
         scaled: np.ndarray = np.ceil(cycles * factor).astype(np.int64)
