@@ -33,7 +33,8 @@ from viewer.figures import (
     waterfall,
 )
 from viewer.figures.units import Clock
-from viewer.pages import hits, selection, timeline
+from viewer.pages import common, hits, selection, timeline
+from viewer.pages import rebalance as rebalance_page
 from viewer.profiles import Profiles
 
 
@@ -429,6 +430,20 @@ def test_what_a_search_finds_is_high_enough_to_be_seen() -> None:
     assert height == pytest.approx([0.3, 0.7, 0.5, 0.4, 1.0])
     _, _, _, plain = slices.Canvas(1.0, 0, 1.0)._seen(*bands, below, share)
     assert plain.tolist() == share.tolist()
+
+
+def test_levers_stand_where_no_blocks_can_be_moved(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> Costs:
+        raise ValueError("it has no Blocks")
+
+    profiles = Profiles([report])
+    monkeypatch.setattr(rebalance_page, "costs_of", none)
+    view = common.View(profiles, "rebalance", {}, theme.theme("light"))
+    page = str(rebalance_page.layout(view))
+    assert "It has no Blocks" in page and "rebalance-levers" in page
+    assert rebalance_page._basis(profiles, report).report is report
 
 
 def test_streaming_memory_is_told_from_the_host() -> None:
