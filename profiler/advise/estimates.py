@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from profiler import records
 from profiler.advise.vertex_costs import StepVertices, step_vertices
 from profiler.enums import Direction, Purpose, Role
+from profiler.lazy import cached_property
 from profiler.rebalance import Costs
 from profiler.rebalance.block_cycles import BlockCycles
 from profiler.rebalance.block_memory import BlockMemory

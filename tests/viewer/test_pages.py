@@ -530,6 +530,19 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert view.complaints == []
 
 
+def test_a_frame_without_storage_has_its_colours(chromium: Any, address: str) -> None:
+    """As in a notebook, whose page is another site's."""
+    with tab(chromium, address) as view:
+        view.page.add_init_script(
+            "Object.defineProperty(window, 'localStorage', { get() { throw Error('denied'); } })"
+        )
+        page = view.open("/query")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        page.click("#theme")
+        view.wait("document.documentElement.dataset.theme === 'dark'")
+        assert view.complaints == []
+
+
 def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Path) -> None:
     """Head, numbers and choices are the chosen profile's, not a mixture."""
     other = open_report(synthetic_profile(tmp_path / "profile.pop", ipus=2))

@@ -104,7 +104,7 @@ def _levers_card(note: str) -> Any:
 
 
 def _pace(costs: Costs) -> str:
-    if costs.pipelined:
+    if costs.pipelined or len(set(costs.stage.tolist())) == 1:
         return "The longest bar sets the pace."
     return "Stages work one after another: their sum sets the pace."
 
