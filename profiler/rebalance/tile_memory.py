@@ -441,11 +441,11 @@ def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
     known = costs.known.setdefault("grown stages", {})
     shares = runs[costs.sharing].tobytes()
     key = part.first, part.last, part.choice, shares
-    if key not in known:
+    grown: Grown | None = known.get(key)
+    if grown is None:
         if len(known) >= _MOST_KNOWN:
             known.clear()
         some, final = slice(part.first, part.last + 1), part.last == len(costs) - 1
         own = Own.of(costs, part.choice, final, some)
-        known[key] = Growing.whole(costs, own, part.first, part.last, runs).passes
-    grown: Grown = known[key]
+        known[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes
     return grown
