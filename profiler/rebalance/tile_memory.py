@@ -55,6 +55,11 @@ def stage_parts(
     ]
 
 
+def stages_of(parts: Sequence[Part]) -> tuple[tuple[int, int, Choice], ...]:
+    """First and last Block of each stage, and its choice."""
+    return tuple((part.first, part.last, part.choice) for part in parts)
+
+
 def at_the_end(costs: BlockCosts, choice: Choice) -> Choice:
     """The choice of a stage that no other follows: it recomputes as it was profiled."""
     return replace(choice, recompute=costs.recompute)
