@@ -72,4 +72,4 @@ def test_rebalance_says_that_a_compile_decides(
     words = " ".join(capsys.readouterr().out.split())
     assert UNSURE[1:] in words and "within 3%: compile to know" in words
     assert ipu_report(["rebalance", "--stages", "2", "--prove", str(before)]) != 0
-    assert "no split of 4 Blocks into 2 stages fits" in capsys.readouterr().err
+    assert "no split" in capsys.readouterr().err  # of those that are sure to fit
