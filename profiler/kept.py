@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -46,8 +46,30 @@ def code() -> str:
     return digest.hexdigest()
 
 
+@cache
+def source() -> str:
+    """A digest of the sources of `profiler`, which is the same wherever they lie.
+
+    "" where they are not there: it is nobody's digest then.
+    """
+    digest, here = _digest(), Path(__file__).parent
+    files = sorted(here.rglob("*.py"))
+    for file in files:
+        digest.update(f"{file.relative_to(here).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
 def content(path: str | os.PathLike[str]) -> str:
-    """A digest of a file's bytes. OSError where it cannot be read."""
+    """A digest of a file's bytes, read once while the file stays as it is.
+
+    OSError where it cannot be read.
+    """
+    state = os.stat(path)
+    return _content(os.fspath(path), state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _content(path: str, *_state: int) -> str:
     digest = _digest()
     with open(path, "rb") as file:
         while piece := file.read(_READ):

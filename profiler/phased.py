@@ -91,8 +91,13 @@ def pipelined_phases(costs: Costs, micro_batches: int, phases: Phases) -> Schedu
 
 
 def pipelined_phases_total(costs: Costs, micro_batches: int, phases: Phases) -> int:
-    """``pipelined_phases(...).total``, without its tasks wherever they do not matter."""
-    laid = _LaidOut.of(costs, micro_batches, phases)
+    """``pipelined_phases(...).total``, without its tasks wherever they do not matter.
+
+    Pipeline cycles in which all of a phase's stages work, with such a cycle before and behind them,
+    are equal: of many micro-batches few are laid out, and one cycle stands for those left out.
+    """
+    few = min(micro_batches, max(len(stages) for _, stages in _runs(costs, phases)) + 4)
+    laid = _LaidOut.of(costs, few, phases, micro_batches - few)
     if laid.host.ahead:  # loads that begin when tiles for I/O are free of the last tasks
         return pipelined_phases(costs, micro_batches, phases).total
     return end_of_update(costs, laid.end, laid.over)
@@ -117,7 +122,8 @@ class _LaidOut:
     end: np.ndarray
 
     @classmethod
-    def of(cls, costs: Costs, micro_batches: int, phases: Phases) -> _LaidOut:
+    def of(cls, costs: Costs, micro_batches: int, phases: Phases, left_out: int = 0) -> _LaidOut:
+        """``left_out``: more micro-batches, all in a cycle in the middle of each phase."""
         runs = _runs(costs, phases)
         active = _activity(costs, runs, micro_batches)
         aside = _Beside.of(costs, phases, runs, micro_batches)
@@ -128,6 +134,8 @@ class _LaidOut:
         after, last = host.after.max(axis=1), host.last.max(axis=1)
         sync = costs.sync if costs.num_ipus > 1 else 0
         length = first + before + work + sync + after + last
+        if left_out:
+            length[_middle_cycles(runs, micro_batches)] *= 1 + left_out
 
         tasks = _Tasks()
         ready, over, free = _cycle_starts(
@@ -138,6 +146,14 @@ class _LaidOut:
         begins = ready + first + before
         end[-1] = aside.place(tasks, begins[:, None] + host.beside, int(end[-1]), free)
         return cls(active, host, tasks, over, sync, ready, begins, work, length, start, end)
+
+
+def _middle_cycles(runs: list[Run], micro_batches: int) -> np.ndarray:
+    """Of each phase and direction, a cycle with equal ones around it (see where it is used)."""
+    cycles = np.array([micro_batches + len(stages) - 1 for _, stages in runs])
+    stages = np.array([len(stages) for _, stages in runs])
+    middle: np.ndarray = np.cumsum(cycles) - cycles + stages + 1
+    return middle
 
 
 Run = tuple[int, list[int]]  # FORWARD or BACKWARD, and the stages in the order of the pipeline

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, liveness, records, seal, trace
+from profiler import integrity, kept, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.lazy import cached_property
@@ -256,8 +256,7 @@ class Report:
     def _program_steps(self) -> pd.DataFrame:
         self._steps.read(*_FRAME_OF_STEPS)
         cycles, received, sent = (
-            self._steps[name][self._program_order]
-            for name in ("tile_cycles", "bytes_in", "bytes_out")
+            self._in_order(self._steps[name]) for name in ("tile_cycles", "bytes_in", "bytes_out")
         )
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
@@ -280,9 +279,11 @@ class Report:
 
     def steps_in_order(self, name: str) -> np.ndarray:
         """One column of `program_steps` that needs no sums over tiles; only that column is read."""
-        return self._keep(
-            ("steps in order", name), lambda: self._step_column(name)[self._program_order]
-        )
+        return self._keep(("steps in order", name), lambda: self._in_order(self._step_column(name)))
+
+    def _in_order(self, of_steps: np.ndarray) -> np.ndarray:
+        order = self._program_order
+        return of_steps if order is None else of_steps[order]
 
     def _step_column(self, name: str) -> np.ndarray:
         """Column of the steps' table, in the order of the table."""
@@ -303,9 +304,15 @@ class Report:
         return step["id" if name == "step" else name]
 
     @cached_property
-    def _program_order(self) -> np.ndarray:
-        """Rows of the steps by IPU and position."""
-        return np.lexsort((self._steps["position"], self._steps["ipu"]))
+    def _program_order(self) -> np.ndarray | None:
+        """Rows of the steps by IPU and position; None where the file has them so, as ours."""
+        columns = self._table(records.Step)
+        columns.read("id", "ipu", "position")
+        ipu, position = columns["ipu"], columns["position"]
+        later, same = ipu[1:] > ipu[:-1], ipu[1:] == ipu[:-1]
+        if (later | (same & (position[1:] >= position[:-1]))).all():
+            return None
+        return np.lexsort((position, ipu))
 
     @cached_property
     def body_steps(self) -> pd.DataFrame:
@@ -315,12 +322,15 @@ class Report:
         name`` the step, or the body where it has no step (-1); ``start`` counts cycles from the
         start of the body.
         """
-        body, step, rows = self._table(records.Body), self._steps, self._bodies
-        at = np.repeat(np.arange(len(rows.count)), rows.count)
-        no_step = rows.step < 0
+        return self.body_steps_at(np.arange(len(self._bodies.step)))
 
-        row = _lookup(rows.step, step["id"], np.arange(len(step["id"])), 0)
-        what = np.where(no_step, len(step["id"]) + at, row)  # of steps, then of bodies
+    def body_steps_at(self, entries: np.ndarray) -> pd.DataFrame:
+        """Some rows of `body_steps`, by their numbers: these alone are made."""
+        body, step, bodies = self._table(records.Body), self._steps, self._bodies
+        at = np.searchsorted(bodies.first, entries, side="right") - 1
+        steps = bodies.step[entries]
+        row = _lookup(steps, step["id"], np.arange(len(step["id"])), 0)
+        what = np.where(steps < 0, len(step["id"]) + at, row)  # of steps, then of bodies
 
         def of_step(values: np.ndarray, otherwise: np.ndarray) -> Any:
             both = np.concatenate([values, otherwise])
@@ -335,15 +345,20 @@ class Report:
                 "ipu": body["ipu"][at],
                 "stage": body["stage"][at],
                 "direction": _texts(body["direction"], at),
-                "step": rows.step,
+                "step": steps,
                 "kind": of_step(self._step_kinds, body["kind"]),
                 "op": of_step(step["op"], none),
                 "tensor": of_step(step["tensor"], none),
                 "purpose": of_step(step["purpose"], no_text),
                 "name": of_step(step["name"], body["name"]),
-                "start": rows.start,
+                "start": bodies.start[entries],
             }
         )
+
+    @property
+    def bodies_in_row(self) -> Bodies:
+        """The steps of all bodies as numbers, in the order of `bodies` and `body_steps`."""
+        return self._bodies
 
     @cached_property
     def moved_tensors(self) -> pd.DataFrame:
@@ -936,6 +951,13 @@ class Report:
         """Whether the file's bytes are those that were written (`profiler.seal`)."""
         return seal.state(self.path, self.meta.get(seal.ENTRY))
 
+    def worked_out(self, name: str) -> str | None:
+        """An answer that the file holds, as JSON, if the code that is here gave it; else None.
+
+        The file may be a stranger's: check it as any other text of it.
+        """
+        return self._reader.worked_out(name, kept.source())
+
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
         return self._reader.packed_amiss(record)
@@ -1005,8 +1027,7 @@ class Report:
         """The program steps; their positions on each IPU must be 0, 1, 2, ..."""
         columns = self._table(records.Step)
         columns.read("id", "ipu", "position")
-        order = np.lexsort((columns["position"], columns["ipu"]))
-        ipu, position = columns["ipu"][order], columns["position"][order]
+        ipu, position = self._in_order(columns["ipu"]), self._in_order(columns["position"])
         first = np.searchsorted(ipu, ipu)
         if (position != np.arange(len(ipu)) - first).any():
             raise self._reader.damaged(
@@ -1017,15 +1038,22 @@ class Report:
     @cached_property
     def _times(self) -> np.ndarray:
         """How often a body runs each step, in the order of the table; 1 for a step of none."""
-        ids, runs = np.unique(self._bodies.step, return_counts=True)
-        return np.maximum(1, _lookup(self._steps["id"], ids, runs, 1))
+        ids, steps = self._steps["id"], self._bodies.step
+        if (ids == np.arange(len(ids))).all():  # as the engine counts them
+            return np.maximum(1, np.bincount(steps[steps >= 0], minlength=len(ids))[: len(ids)])
+        known, runs = np.unique(steps, return_counts=True)
+        return np.maximum(1, _lookup(ids, known, runs, 1))
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:
+        import pandas as pd
+
         self._steps.read("type", "purpose")
-        said = list(zip(self._steps["type"], self._steps["purpose"], strict=True))
-        kind_of = {one: trace.step_kind(*one) for one in set(said)}
-        return np.array([kind_of[one] for one in said], dtype=object)
+        kind, kinds = pd.factorize(self._steps["type"])
+        purpose, purposes = pd.factorize(self._steps["purpose"])
+        pairs = [trace.step_kind(one, other) for one in kinds for other in purposes]
+        of_steps: np.ndarray = np.array(pairs, dtype=object)[kind * len(purposes) + purpose]
+        return of_steps
 
     @cached_property
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -34,6 +34,14 @@ PACKED = f"""CREATE TABLE {PACKED_TABLE} (
   UNIQUE (of, name)
 )"""
 
+WORKED_OUT_TABLE = "worked_out"
+WORKED_OUT = f"""CREATE TABLE {WORKED_OUT_TABLE} (
+  name TEXT NOT NULL,
+  code TEXT NOT NULL,
+  said TEXT NOT NULL,
+  UNIQUE (name, code)
+)"""
+
 PARTIAL_SUFFIX = ".partial"  # of a file that is being written
 
 META = """CREATE TABLE meta (
@@ -121,6 +129,16 @@ def triggers(record: type[Any]) -> Iterator[str]:
             f"CREATE TRIGGER packed_{record.table}_{change.lower()} AFTER {change} ON"
             f" {record.table} BEGIN DELETE FROM {PACKED_TABLE} WHERE of = '{record.table}'; END"
         )
+
+
+def worked_out_triggers() -> Iterator[str]:
+    """The DDL that removes what was worked out from a profile when anything in it changes."""
+    for table in ("meta", "vectors", *(record.table for record in records.STORED)):
+        for change in ("INSERT", "UPDATE", "DELETE"):
+            yield (
+                f"CREATE TRIGGER worked_out_{table}_{change.lower()} AFTER {change} ON {table}"
+                f" BEGIN DELETE FROM {WORKED_OUT_TABLE}; END"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +373,14 @@ fraction the tiles' cycles are `likely` off, from published measurements of such
 share of them that is `unmeasured`; `classes` of operators each have their `share` of the cycles,
 `likely` and the published `rows` behind it, 0 where it is judged by likeness (docs/fidelity.md).
 `rules`: digest of the compiler's sources, which says whether two profiles come of the same ones.
+
+## Beside the tables: `{PACKED_TABLE}`, `{WORKED_OUT_TABLE}`
+
+A large profile has columns of its tables once more, packed (`profiler.whole_columns`), and what
+takes long to work out: `name TEXT, code TEXT, said TEXT`, where `said` is the JSON of an answer
+("insights") and `code` a digest of the sources of `profiler` that gave it. Other code works it out
+anew, and so does every version once a row has changed: triggers remove both then. `ipu-report
+doctor` holds them against the rows where the file is not as it was written, or with `--rows`.
 
 ## Beside the profile: `debug.cbor`
 

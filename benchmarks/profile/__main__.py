@@ -82,6 +82,7 @@ def write(executable: Any, path: Path) -> float:
     from ipu_exec.compiler.profile_header import header
     from ipu_exec.compiler.profile_rows import rows
     from profiler import ProfileWriter
+    from profiler.insights.kept_insights import worked_out
     from profiler.records import Run
 
     start = time.perf_counter()
@@ -91,7 +92,7 @@ def write(executable: Any, path: Path) -> float:
             writer.add(batch)
         writer.meta(state="executed")
         writer.add([Run(0, "run 0", 0, 0, 0, 1)])
-        writer.publish()
+        writer.publish(worked_out)
     return time.perf_counter() - start
 
 

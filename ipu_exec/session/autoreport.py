@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -53,6 +53,7 @@ class ProfileSession:
         self._executable = executable
         self._writer: ProfileWriter | None = None
         self._runs = 0
+        self._answers: dict[int, Mapping[str, str]] = {}  # by whether there is a run
         self._has_debug_info = False
         self._host = (0, 0)  # events and values of the host that were added
         self.path: Path | None = None
@@ -106,10 +107,19 @@ class ProfileSession:
 
     def _publish(self, writer: ProfileWriter) -> None:
         """Write the profile to ``path``, with its operator information beside it if requested."""
-        path = writer.publish()
+        path = writer.publish(self._worked_out)
         if self._wanted.debug_info and not self._has_debug_info:
             debug_info.write(path)
             self._has_debug_info = True
+
+    def _worked_out(self, path: Path) -> Mapping[str, str]:
+        """What the finished profile holds for those who open it; more runs change none of it."""
+        from profiler.insights.kept_insights import worked_out  # few profiles need it
+
+        known = min(1, self._runs)
+        if known not in self._answers:
+            self._answers = {known: worked_out(path)}
+        return self._answers[known]
 
     def _add_host_events(self) -> None:
         """Add the events that ``libpvti`` recorded in this process since the last time."""

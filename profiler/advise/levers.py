@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler import analysis
-from profiler.advise.estimates import Sizes, estimated, sizes
+from profiler.advise.estimates import Sizes, estimated, variables_alike
 from profiler.enums import Role
 from profiler.lazy import cached_property
 from profiler.one_block import with_a_block
@@ -23,6 +24,9 @@ from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.verdict import Answer, Verdict
 from profiler.rebalance.what_if import memory_of, memory_of_ipu
 from profiler.report import Report, number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
@@ -144,7 +148,7 @@ class Basis:
     @cached_property
     def sizes(self) -> Sizes:
         """What grows and shrinks."""
-        return sizes(self.report)
+        return Sizes(self.report, variables_alike(self.report))
 
     @cached_property
     def present(self) -> Assignment:
@@ -186,8 +190,8 @@ class Basis:
         """Share of optimiser state in tensors large enough to be kept in parts."""
         variables = self.report.variables_with("role", "shape", "bytes")
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
-        large = [elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
-        return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))
+        large = states["bytes"][large_enough(states["shape"])]
+        return float(large.sum() / max(1, states["bytes"].sum()))
 
     def costs_with(self, levers: Levers) -> Costs:
         """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
@@ -267,6 +271,13 @@ LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is t
 def elements(shape: str) -> int:
     """The number of elements of a tensor, from its shape as a profile writes it."""
     return prod(json.loads(shape)) if shape else 0
+
+
+def large_enough(shapes: pd.Series[str]) -> np.ndarray:
+    """Which tensors PopART keeps in parts unless it is told otherwise: bool, by their shapes."""
+    known = {shape: elements(shape) >= LEAST_SHARDED for shape in shapes.unique()}
+    mask: np.ndarray = shapes.map(known).to_numpy(dtype=bool)
+    return mask
 
 
 def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:

@@ -25,7 +25,6 @@ from profiler.advise.estimates import (
     growth_of_bytes,
     growth_of_work,
     is_product,
-    variables_alike,
     weight_operators,
 )
 from profiler.advise.levers import Basis, Levers, Outlook, outputs_of
@@ -87,26 +86,22 @@ class _Work:
         ``weights`` and ``single`` are the shares of them that weights take, and what stays float32
         whatever the model; the others grow with the samples.
         """
-        none = np.zeros(len(chosen), dtype=bool)
-        parts = (
-            (np.where(chosen, 1 - weights - single, 1.0), ~none, self.growth),
-            (np.where(chosen, weights, 0.0), ~none, np.full(len(chosen), STAYS)),
-            (np.where(chosen, single, 0.0), none, np.full(len(chosen), STAYS)),
-        )
-        share, halves, growth = (np.concatenate(column) for column in zip(*parts, strict=True))
-
-        def thrice(values: np.ndarray) -> np.ndarray:
-            return np.tile(values, len(parts))
-
+        every = np.arange(len(chosen))
+        with_weights = np.flatnonzero(chosen & (weights != 0))
+        with_single = np.flatnonzero(chosen & (single != 0))
+        rest = np.where(chosen, 1 - weights - single, 1.0)
+        rows = np.concatenate([every, with_weights, with_single])
+        share = np.concatenate([rest, weights[with_weights], single[with_single]])
+        stays = np.full(len(rows) - len(every), STAYS)
         return _Work(
-            thrice(self.task),
-            thrice(self.stage),
-            thrice(self.fixed) * share,
-            thrice(self.beyond) * share,
-            growth,
-            halves,
-            thrice(self.busy),
-            thrice(self.remote),
+            self.task[rows],
+            self.stage[rows],
+            self.fixed[rows] * share,
+            self.beyond[rows] * share,
+            np.concatenate([self.growth, stays]),
+            np.arange(len(rows)) < len(every) + len(with_weights),
+            self.busy[rows],
+            self.remote[rows],
         )
 
     def ratio(
@@ -319,9 +314,9 @@ class PhasedBasis(Basis):
         moved = self._moved.reindex(steps["step"]).fillna(0.0).to_numpy()
         return work.divided(remote, *moved.T)
 
-    @cached_property
+    @property
     def _alike(self) -> pd.DataFrame:
-        return variables_alike(self.report)
+        return self.sizes.variables
 
     @cached_property
     def _moved(self) -> pd.DataFrame:

@@ -26,6 +26,8 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiler.trace import Bodies
+
 WAITING = "waiting"  # of cycles that no task accounts for: none, in what the engine writes
 
 # What a cycle of the path is spent on, from a step's kind and purpose; the order is the legend's.
@@ -134,7 +136,8 @@ def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataF
     Times of the chain count from the beginning of the device iteration.
     """
     tasks = report.tasks(run, iteration=iteration)
-    return tasks, chain_through(tasks)
+    key = f"chain of run {run}, iteration {iteration}"
+    return tasks, report.once(key, lambda: chain_through(tasks))
 
 
 def chain_through(tasks: pd.DataFrame) -> Chain:
@@ -161,7 +164,7 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
 
 def critical_path_of(report: Report, tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     """`critical_path` along a chain that is known (`chain_of`)."""
-    rows = spent_by_step(report.body_steps, _pieces(tasks, path))
+    rows = spent_by_step(report, _pieces(tasks, path))
     rows = rows[rows["cycles"] > 0]
     return rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
@@ -180,24 +183,28 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
     return pieces.value_counts(sort=False).rename("times").reset_index()
 
 
-def spent_by_step(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
+def spent_by_step(report: Report, pieces: pd.DataFrame) -> pd.DataFrame:
     """What pieces spend, by phase, body and step, in the order in which each first comes.
 
-    ``body_steps``: `Report.body_steps`; ``pieces``: ``phase, body, length`` (cycles) and ``times``;
-    the last step of a piece lasts until it ends. ``phase, cause`` (of `CAUSES`), ``ipu, stage,
-    direction, task, body, step, op, tensor, name, times`` and ``cycles`` (of all times together).
+    ``pieces``: ``phase, body, length`` (cycles) and ``times``; the last step of a piece lasts until
+    it ends. ``phase, cause`` (of `CAUSES`), ``ipu, stage, direction, task, body, step, op, tensor,
+    name, times`` and ``cycles`` (of all times together).
     """
-    piece, entry, cycles = _unrolled(body_steps, pieces)
-    phase, phases = pieces["phase"].factorize()
-    key = phase[piece] * (len(body_steps) + 1) + _same_step(body_steps)[entry]
-    size = max(1, len(phases)) * (len(body_steps) + 1)
+    import pandas as pd
+
+    bodies = report.bodies_in_row
+    piece, entry, cycles = _unrolled(report.bodies["body"].to_numpy(), bodies, pieces)
+    phase, phases = pd.factorize(pieces["phase"])
+    step, steps = _same_step(bodies, entry)
+    key = phase[piece] * steps + step
+    size = max(1, len(phases)) * steps
     first = np.full(size, -1)
     first[key[::-1]] = np.arange(len(key))[::-1]
     rows = np.sort(first[first >= 0])
     totals = np.zeros((2, size), dtype=np.int64)
     np.add.at(totals[0], key, pieces["times"].to_numpy()[piece])
     np.add.at(totals[1], key, cycles)
-    named = _named(body_steps, entry[rows])
+    named = _named(report, entry[rows])
     return named.assign(
         phase=pieces["phase"].take(piece[rows]).array,
         cause=_causes(named),
@@ -208,47 +215,60 @@ def spent_by_step(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFram
 
 
 def _unrolled(
-    body_steps: pd.DataFrame, pieces: pd.DataFrame
+    ids: np.ndarray, bodies: Bodies, pieces: pd.DataFrame
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pieces step by step: piece, row of ``body_steps`` (-1: none), cycles of all its times."""
-    bodies, begins, counts = np.unique(
-        body_steps["body"].to_numpy(), return_index=True, return_counts=True
-    )
+    """The pieces step by step: piece, entry of ``bodies`` (-1: none), cycles of all its times.
+
+    ``ids``: of the bodies.
+    """
     body = pieces["body"].to_numpy()
-    at = np.minimum(np.searchsorted(bodies, body), max(0, len(bodies) - 1))
-    known = bodies[at] == body if len(bodies) else np.zeros(len(body), dtype=bool)
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids, body, sorter=order), max(0, len(ids) - 1))
+    row = order[at] if len(ids) else np.full(len(body), -1)
+    known = (row >= 0) & (np.append(ids, -1)[row] == body)
     count = np.ones(len(body), dtype=np.int64)
-    count[known] = counts[at[known]]
+    count[known] = bodies.count[row[known]]
     piece = np.repeat(np.arange(len(body)), count)
     within = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count, count)
-    entry = np.full(len(piece), -1)
-    has_steps = known[piece]
-    entry[has_steps] = begins[at[piece[has_steps]]] + within[has_steps]
-    start = np.append(body_steps["start"].to_numpy(), 0)[entry]
+    entry = np.where(known[piece], np.append(bodies.first, 0)[row[piece]] + within, -1)
+    start = np.append(bodies.start, 0)[entry]
     last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
     length, times = (pieces[name].to_numpy() for name in ("length", "times"))
     stop = np.where(last, length[piece], np.append(start[1:], 0)[: len(start)])
     return piece, entry, (stop - start) * times[piece]
 
 
-def _same_step(body_steps: pd.DataFrame) -> np.ndarray:
-    """For each row and for -1, the first row of the same step in the same body, or its own."""
-    import pandas as pd
+def _same_step(bodies: Bodies, entry: np.ndarray) -> tuple[np.ndarray, int]:
+    """A number for each entry, the same where a body runs the same step; and how many there are.
 
-    body, step = (pd.factorize(body_steps[name])[0] for name in ("body", "step"))
-    _, first, which = np.unique(
-        body * (int(step.max(initial=0)) + 1) + step, return_index=True, return_inverse=True
-    )
-    return np.append(first[which], len(body_steps))
+    Loops run steps several times. Numbers are below the second result, not all of them used.
+    """
+    chosen = np.unique(np.searchsorted(bodies.first, entry[entry >= 0], side="right") - 1)
+    count = bodies.count[chosen]
+    begin = np.cumsum(count) - count
+    every = np.repeat(bodies.first[chosen] - begin, count) + np.arange(int(count.sum()))
+    body, step = np.repeat(np.arange(len(chosen)), count), bodies.step[every]
+    number = np.arange(len(every))
+    follow = (step[1:] > step[:-1]) | (body[1:] != body[:-1])
+    if not follow.all():  # some come again, or in another order
+        keys = body * (int(step.max(initial=0)) + 2) + step
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        number = first[which]
+    of_entries = np.full(len(bodies.step) + 1, len(every))  # the last: of no entry
+    of_entries[every] = number
+    return of_entries[entry], len(every) + 1
 
 
-def _named(body_steps: pd.DataFrame, entry: np.ndarray) -> pd.DataFrame:
-    """Rows of ``body_steps`` by their numbers; -1 is waiting that no task accounts for."""
-    named = body_steps.reindex(entry).reset_index(drop=True)
-    if (entry < 0).any():
-        named = named.fillna(dict.fromkeys(_IDS, -1))
-        named = named.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
-        named = named.fillna({"kind": WAITING, "name": WAITING})
+def _named(report: Report, entry: np.ndarray) -> pd.DataFrame:
+    """Rows of `Report.body_steps` by numbers; -1 is waiting that no task accounts for."""
+    known = entry >= 0
+    named = report.body_steps_at(entry[known])
+    if known.all():
+        return named
+    named = named.set_axis(np.flatnonzero(known)).reindex(np.arange(len(entry)))
+    named = named.fillna(dict.fromkeys(_IDS, -1))
+    named = named.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
+    named = named.fillna({"kind": WAITING, "name": WAITING})
     return named.astype(dict.fromkeys(_IDS, np.int64))
 
 

@@ -63,7 +63,7 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     tasks = tasks[tasks["kind"].astype(str) != "idle"]
     pieces = tasks[["body", "cycles"]].value_counts(sort=False).rename("times").reset_index()
     pieces = pieces.rename(columns={"cycles": "length"}).assign(phase="")
-    steps = spent_by_step(report.body_steps, pieces)
+    steps = spent_by_step(report, pieces)
     keys = ["ipu", "stage", "direction", "step", "op", "cause", "name"]
     return steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
 

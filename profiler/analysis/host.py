@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from profiler import records
 from profiler.enums import Purpose
 from profiler.report import Report
 
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
+_REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
 _COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
 _STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 
@@ -24,9 +28,19 @@ def host_tensors(report: Report) -> pd.DataFrame:
     return report.once("host tensors", lambda: _host_tensors(report))
 
 
+def streaming_steps(report: Report) -> np.ndarray:
+    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
+
+    def made() -> np.ndarray:
+        steps = report.columns_of(records.Step)
+        steps.read("id", "purpose")
+        return steps["id"][np.isin(steps["purpose"], _REMOTE)]
+
+    return report.once("streaming steps", made)
+
+
 def _host_tensors(report: Report) -> pd.DataFrame:
-    steps = report.program_steps()
-    steps = steps[steps["purpose"].isin(_WAYS) & steps["type"].eq("StreamCopyMid")]
+    steps = _transfers(report)
     moved = report.moved_tensors
     frame = _as_moved(report, steps) if len(moved) else _by_names(report, steps)
     frame = frame.drop_duplicates(["name", "way", "ipu"])
@@ -35,11 +49,27 @@ def _host_tensors(report: Report) -> pd.DataFrame:
     return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
 
 
+def _transfers(report: Report) -> pd.DataFrame:
+    """The steps that move tensors from or to the host: ``step, ipu, purpose, name``."""
+    import pandas as pd
+
+    report.columns_of(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
+    purpose, kind = map(report.steps_in_order, ("purpose", "type"))
+    moves = np.logical_or.reduce([purpose == way for way in _WAYS])
+    rows = np.flatnonzero(moves & (kind == records.STREAM_COPY_MID))
+    names = ("step", "ipu", "purpose", "name")
+    return pd.DataFrame({name: report.steps_in_order(name)[rows] for name in names})
+
+
 def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
-    variables = report.variables_with("tensor", "block", "dtype")
-    variables = variables[variables["tensor"] >= 0]
-    about = variables.drop_duplicates("tensor").set_index("tensor")[["block", "dtype"]]
+    import pandas as pd
+
     moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    variables = report.columns_of(records.Variable)
+    variables.read("tensor", "block", "dtype")
+    named = (variables["tensor"] >= 0) & np.isin(variables["tensor"], moved["tensor"])
+    about = pd.DataFrame({name: variables[name][named] for name in ("tensor", "block", "dtype")})
+    about = about.drop_duplicates("tensor").set_index("tensor")
     moved = moved.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
     moved = moved.assign(
         way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from profiler import analysis, units
-from profiler.advise.levers import LEAST_SHARDED, Basis, elements
+from profiler import analysis, records, units
+from profiler.advise.levers import LEAST_SHARDED, Basis, large_enough
 from profiler.advise.relief import in_words, relief_on
 from profiler.enums import Role
 from profiler.insights.finding import Insight
@@ -131,9 +131,7 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
         return []
     states = _states(report)
     states = states[states["ipu"] == ipu]
-    large = states["bytes"][states["shape"].map(elements) >= LEAST_SHARDED].sum() / max(
-        1, states["bytes"].sum()
-    )
+    large = states["bytes"][large_enough(states["shape"])].sum() / max(1, states["bytes"].sum())
     gain = int(size * large * (replicas - 1) / replicas)
     if gain == 0:
         return []
@@ -155,5 +153,10 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 
 def _states(report: Report) -> pd.DataFrame:
-    variables = report.variables_with("role", "ipu", "bytes", "shape")
-    return variables[variables["role"] == Role.OPTIMISER_STATE]
+    """``ipu, bytes, shape`` of the variables of optimiser state."""
+    import pandas as pd
+
+    variables = report.columns_of(records.Variable)
+    variables.read("role", "ipu", "bytes", "shape")
+    states = variables["role"] == Role.OPTIMISER_STATE
+    return pd.DataFrame({name: variables[name][states] for name in ("ipu", "bytes", "shape")})

@@ -17,7 +17,7 @@ from profiler.enums import Direction, Role
 from profiler.lazy import cached_property
 from profiler.rebalance.carried import Carried
 from profiler.rebalance.pass_memory import PassMemory, Touched, memory_of_passes
-from profiler.rebalance.passes import Passes, touches
+from profiler.rebalance.passes import Pass, Passes, touches
 from profiler.rebalance.profile_columns import Steps, Variables, rows_of
 from profiler.rebalance.shared_weights import SharedWeight, copies_of_ties
 from profiler.rebalance.tied_gradients import TiedGradients
@@ -100,6 +100,28 @@ class BlockMemory:
     def any_updating(self) -> bool:
         """Whether any Block's weight update leaves anything behind."""
         return bool(self.updating.any())
+
+    @classmethod
+    def unknown(cls, blocks: int) -> BlockMemory:
+        """Of Blocks whose memory nobody asks for: no tiles."""
+        nothing = np.zeros((blocks, 0), dtype=np.int64)
+        none, never = np.zeros(blocks, dtype=np.int64), np.zeros(blocks, dtype=bool)
+        return cls(
+            always=nothing,
+            peak=np.zeros((len(Pass), blocks, 0), dtype=np.int64),
+            peak_of_backward=nothing,
+            ran_again=never,
+            peak_of_copies=nothing,
+            copies=_no_code(),
+            updating=nothing,
+            peak_interleaved=nothing,
+            saved=nothing,
+            saved_tensors=none,
+            state=nothing,
+            state_once=nothing,
+            state_weights=none,
+            shared=np.zeros(0, dtype=np.int64),
+        )
 
     @classmethod
     def from_report(

@@ -46,7 +46,7 @@ class Costs(BlockCosts):
 
         What its tiles hold is not in them: how stages share an IPU is not predicted.
         """
-        return report.once("costs of phases", lambda: cls._read_blocks(report))
+        return report.once("costs of phases", lambda: cls._read_blocks(report, tiles=False))
 
     @classmethod
     def _read(cls, report: Report) -> Costs:
@@ -55,7 +55,8 @@ class Costs(BlockCosts):
         return costs._with_measured_stash(report)._with_residual(report)
 
     @classmethod
-    def _read_blocks(cls, report: Report) -> Costs:
+    def _read_blocks(cls, report: Report, tiles: bool = True) -> Costs:
+        """``tiles``: with what they hold, and with moves of state, which follow from it."""
         blocks = report.blocks.sort_values("block")
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
@@ -76,7 +77,10 @@ class Costs(BlockCosts):
             off_chip = any(choice.offload for choice in choices)
         if len(set(choices)) > 1:
             again = any(choice.recompute for choice in choices)
-        memory = BlockMemory.from_report(report, stage, ties, tied)
+        memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
+        if tiles:
+            memory = BlockMemory.from_report(report, stage, ties, tied)
+            skips = memory.carried.skips(ties)
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -90,7 +94,7 @@ class Costs(BlockCosts):
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, memory.carried.skips(ties)),
+            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),
             reduce=_reduce_cycles(report),
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
@@ -107,7 +111,7 @@ class Costs(BlockCosts):
             meeting=meeting,
             tied_gradients=tied,
         )
-        return costs._without_moves(report) if costs.offload else costs
+        return costs._without_moves(report) if costs.offload and tiles else costs
 
     def _with_measured_stash(self, report: Report) -> Costs:
         """With the cycles of the stages' stashes as they were profiled."""
@@ -174,8 +178,6 @@ class Costs(BlockCosts):
         alone, with_others = moving & (op < 0), moving & (op >= 0)
         moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
         costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
-        if report.meta.get("strategy") == "phased":  # whose phases move more than state
-            return costs
         spent = sum_by(ipu[alone], cycles[alone], max(self.ipus) + 1)
         return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from profiler import Report
-from profiler.analysis.critical_path import Chain, chain_of, critical_path_of
+from profiler.analysis.critical_path import Chain, chain_of, critical_path
 from profiler.analysis.waits import longest_waits
 from viewer.figures.pipeline import CriticalPath, on_ipus
 from viewer.figures.units import rows_of
@@ -29,7 +29,7 @@ def waits_of(profiles: Profiles, report: Report) -> Waits:
     """The waits of the first run's first device iteration; all iterations wait for the same."""
 
     def make() -> Waits:
-        path = critical_path_of(report, *_tasks_and_chain(profiles, report, 0, 0))
+        path = critical_path(report)
         return Waits(path, longest_waits(report, path))
 
     return profiles.made(report, "waits", make)
@@ -39,18 +39,9 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
     """The critical path over the IPUs in a device iteration, as figures draw it."""
 
     def make() -> CriticalPath:
-        return on_ipus(*_tasks_and_chain(profiles, report, run, iteration))
+        return on_ipus(*chain_of(report, run, iteration))
 
     return profiles.made(report, ("path", run, iteration), make)
-
-
-def _tasks_and_chain(
-    profiles: Profiles, report: Report, run: int, iteration: int
-) -> tuple[pd.DataFrame, Chain]:
-    """`chain_of`, followed back once: the lanes and the links of the waits both need it."""
-    return profiles.made(
-        report, ("chain", run, iteration), lambda: chain_of(report, run, iteration)
-    )
 
 
 def links(profiles: Profiles, report: Report, waits: Waits, rows: pd.DataFrame) -> list[str]:
@@ -58,7 +49,7 @@ def links(profiles: Profiles, report: Report, waits: Waits, rows: pd.DataFrame) 
 
     ``rows`` are of ``waits.longest``.
     """
-    tasks, chain = _tasks_and_chain(profiles, report, 0, 0)
+    tasks, chain = chain_of(report)
     body = tasks["body"].to_numpy()
     on_path = np.where(chain.task >= 0, body[chain.task], -1)
     steps, bodies = waits.path["step"].to_numpy(), waits.path["body"].to_numpy()

@@ -158,6 +158,47 @@ def test_the_closed_form_is_the_trace(
         assert np.array_equal(start[1:], end[:-1])
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_many_micro_batches_take_what_all_of_them_laid_out_take(seed: int) -> None:
+    """Few are laid out for the total; uneven phases, streams and transfers beside included."""
+    random = np.random.default_rng(seed)
+    of_stage = tuple(np.sort(random.integers(0, 3, 7)).tolist())
+    of_stage = tuple(np.unique(of_stage, return_inverse=True)[1].tolist())
+    ipus = tuple(random.integers(0, 4, 7).tolist())
+
+    def cycles(most: int) -> tuple[int, ...]:
+        return tuple(random.integers(0, most, 7).tolist())
+
+    def streams(most: int) -> tuple[tuple[int, int], ...]:
+        return tuple((stage, spent) for stage, spent in enumerate(cycles(most)) if spent % 2)
+
+    overlapped = bool(seed % 2)
+    costs = schedules.Costs(
+        ipus,
+        cycles(50),
+        cycles(90) if seed % 3 else (),
+        stream_in=streams(20),
+        stream_out=streams(20),
+        stream_out_once=bool(seed % 5),
+        load=streams(200) if overlapped else (),
+        unload=streams(200) if overlapped else (),
+        across=seed % 4 == 1,
+        sync=int(random.integers(0, 5)),
+    )
+    tasks = (schedules.ENTER, schedules.RETURN, schedules.LEAVE)
+    beside = (*schedules.LOADS_BESIDE.values(), *schedules.STORES_BESIDE.values())
+    facts = Phases(
+        of_stage,
+        {},
+        {},
+        once={task: cycles(900) for task in tasks},
+        beside={task: cycles(150) for task in beside} if seed % 3 == 1 else {},
+    )
+    for micro_batches in (1, 6, 9, 40):
+        laid_out = pipelined_phases(costs, micro_batches, facts)
+        assert pipelined_phases_total(costs, micro_batches, facts) == laid_out.total
+
+
 @pytest.mark.parametrize(
     ("stages", "phases", "micro_batches", "once"),
     [
