@@ -42,6 +42,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     """
     from profiler import ProfileError, open_report
     from profiler.rebalance import Costs
+    from profiler.rebalance.close import or_close
     from profiler.rebalance.refusal import nearest_in_words
 
     folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
@@ -54,7 +55,7 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
             if modules and len(costs) < ipus:
                 raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
             try:
-                split = quickest(costs, ipus)
+                split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
             except ValueError as error:
                 near = nearest_in_words(costs, range(ipus), levers=True)
                 raise Error(
@@ -152,19 +153,36 @@ def quickest(costs: Costs, ipus: int) -> Split:
     """The fastest split onto that many IPUs.
 
     If a tied weight is sent between IPUs, splits are also tried whose last stage returns to the
-    first IPU and that keep the Blocks of each tied weight on one. ValueError if no split fits.
+    first IPU and that keep the Blocks of each tied weight on one: these may also fit where no other
+    does. ValueError if no split fits.
     """
     from profiler.rebalance import best_split
 
-    split = best_split(costs, ipus)
-    if not travelling(costs, split) or len(costs) <= ipus or ipus == 1:
-        return split
+    returns = bool(costs.cuts.ties) and 1 < ipus < len(costs)
     try:
-        together = best_split(costs, ipus=(*range(ipus), 0), together=costs.cuts.ties.blocks)
-    except ValueError:
+        split = best_split(costs, ipus)
+    except ValueError as error:
+        together = _kept_together(costs, ipus) if returns else None
+        if together is None:
+            raise error
+        return together
+    if not returns or not travelling(costs, split):
         return split
-    runs = not together.prediction.problems
-    return together if runs and together.prediction.total < split.prediction.total else split
+    together = _kept_together(costs, ipus)
+    if together is None or together.prediction.total >= split.prediction.total:
+        return split
+    return together
+
+
+def _kept_together(costs: Costs, ipus: int) -> Split | None:
+    """The fastest split with tied weights on one IPU each, the first again the last; or None."""
+    from profiler.rebalance import best_split
+
+    try:
+        split = best_split(costs, ipus=(*range(ipus), 0), together=costs.cuts.ties.blocks)
+    except ValueError:
+        return None
+    return None if split.prediction.problems else split
 
 
 def travelling(costs: Costs, split: Split) -> list[tuple[str, int]]:
