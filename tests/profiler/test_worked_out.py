@@ -1,4 +1,4 @@
-"""Insights that a large profile holds: what a fresh computation gives, and never longer than that."""
+"""A large profile's stored insights: what a fresh computation gives, never longer than that."""
 
 from __future__ import annotations
 
