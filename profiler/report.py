@@ -951,12 +951,26 @@ class Report:
         """Whether the file's bytes are those that were written (`profiler.seal`)."""
         return seal.state(self.path, self.meta.get(seal.ENTRY))
 
-    def worked_out(self, name: str) -> str | None:
+    def worked_out(self, name: str) -> Any:
         """An answer that the file holds, as JSON, if the code that is here gave it; else None.
 
-        The file may be a stranger's: check it as any other text of it.
+        The file may be a stranger's: check it as anything in it.
         """
-        return self._reader.worked_out(name, kept.source())
+        packed = self._reader.worked_out(name, kept.source())
+        return None if packed is None else kept.from_json(packed)
+
+    def answered(self, name: str, read: Callable[[Any], T | None], make: Callable[[], T]) -> T:
+        """What the file holds of an answer (`profiler.worked_out`), else what ``make`` gives.
+
+        Worked out once. ``read`` makes it of JSON; None where that is not what was written.
+        """
+
+        def answer() -> T:
+            said = self.worked_out(name)
+            known = None if said is None else read(said)
+            return make() if known is None else known
+
+        return self.once(name, answer)
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
