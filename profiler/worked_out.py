@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from profiler import kept, records
+from profiler.advise import basis_of, search
 from profiler.analysis import hierarchy, memory, waits_in_short
 from profiler.insights import insights, kept_insights
 from profiler.report import Report, open_report
@@ -46,6 +48,8 @@ def worked_out(report: Report) -> dict[str, Any]:
     if len(report.runs):
         found[waits_in_short.NAME] = waits_in_short.of(report).plain()
         found[hierarchy.LEAVES] = hierarchy.plain(hierarchy.leaves_together(report))
+    with suppress(ValueError):  # no Blocks, or phases that a file does not say
+        found |= search.worked_out(basis_of(report))
     return found
 
 

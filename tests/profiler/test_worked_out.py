@@ -13,6 +13,7 @@ import torch
 
 import ipu_exec
 from profiler import Report, analysis, kept, open_report, worked_out
+from profiler.advise import advise, basis_of, search
 from profiler.analysis import hierarchy, waits_in_short
 from profiler.insights import Insight, insights, kept_insights
 from profiler.insights.kept_insights import known_insights, stored_insights
@@ -83,11 +84,14 @@ def test_answers_are_read_as_they_were_made(path: Path, monkeypatch: pytest.Monk
     with worked_out._RowsAlone(path) as rows:
         tiles = analysis.fullest_tiles(rows)
         waits, leaves = waits_in_short.of(rows), hierarchy.leaves_of_cycles(rows, "module", True)
+        advised = advise(rows)
+    monkeypatch.setattr(search, "_advise_on", refuse)
     monkeypatch.setattr(analysis.memory, "_fullest", refuse)
     monkeypatch.setattr(waits_in_short, "_made", refuse)
     monkeypatch.setattr(hierarchy, "_leaves_of_cycles", refuse)
     with open_report(path) as report:
         np.testing.assert_array_equal(analysis.fullest_tiles(report), tiles)
+        assert advise(report) == advised and advised.single
         known = waits_in_short.of(report)
         pd.testing.assert_frame_equal(known.waterfall, waits.waterfall)
         pd.testing.assert_frame_equal(known.longest, waits.longest)
@@ -212,6 +216,24 @@ def test_each_cell_of_a_stranger_is_of_its_kind(path: Path, cell: Any) -> None:
         cells = [cell, *waits[table][name][1:]]
         changed = {**waits, table: {**waits[table], name: cells}}
         assert same == (waits_in_short._read(changed) is not None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"single": 1},
+        {"single": [1]},
+        {"present": None},
+        {"together": {}},
+        {"more": 1},
+    ],
+)
+def test_advice_of_a_stranger_is_checked(path: Path, wrong: dict[str, Any]) -> None:
+    with worked_out._RowsAlone(path) as rows:
+        ((name, _),) = search.worked_out(basis_of(rows)).items()
+    said = held(path, name)
+    assert search._read(said) is not None
+    assert search._read({**said, **wrong}) is None
 
 
 def test_doctor_says_what_the_rows_answer_otherwise(
