@@ -36,6 +36,7 @@ from profiler.rebalance.split import quickest
 from profiler.report import PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
+from viewer.figures.legend import with_streams
 from viewer.figures.units import Clock
 from viewer.figures.waterfall import waterfall as drawn_waterfall
 
@@ -124,7 +125,7 @@ def _sections(report: Report) -> list[Section]:
         sections.append(
             Section(
                 "Stages: cycles of a micro-batch",
-                "The slowest stage sets the pace.",
+                _pace(report),
                 _themed(lambda t: pipeline.stage_costs(report.stages, clock, t)),
             )
         )
@@ -137,12 +138,12 @@ def _sections(report: Report) -> list[Section]:
                 "The first device iteration. Large: what the IPU works on, with micro-batch"
                 f" numbers. Strip: {strip}. Red: the critical path, which alone sets how long this"
                 " takes.",
-                _themed(lambda t: pipeline.pipeline(lanes, clock, t)),
+                _themed(lambda t: with_streams(pipeline.pipeline(lanes, clock, t), report)),
             ),
             Section(
                 "Busy and waiting",
                 "Colours as above.",
-                _themed(lambda t: pipeline.busy(lanes, clock, t)),
+                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report)),
             ),
         ]
     sections += _rebalance(report)
@@ -278,6 +279,12 @@ def _options(report: Report) -> Section:
     """All options that were set, and those that were not."""
     rows = [(name, json.dumps(value)) for name, value in sorted(report.options.items())]
     return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
+
+
+def _pace(report: Report) -> str:
+    if report.meta.get("strategy") == "sharded":
+        return "Stages work one after another: their sum sets the pace."
+    return "The slowest stage sets the pace."
 
 
 def _themed(draw: Any) -> dict[str, go.Figure]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
+_REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
 _COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
 _STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 
@@ -25,6 +26,17 @@ def host_tensors(report: Report) -> pd.DataFrame:
     bytes in that direction).
     """
     return report.once("host tensors", lambda: _host_tensors(report))
+
+
+def streaming_steps(report: Report) -> np.ndarray:
+    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
+
+    def made() -> np.ndarray:
+        steps = report.columns_of(records.Step)
+        steps.read("id", "purpose")
+        return steps["id"][np.isin(steps["purpose"], _REMOTE)]
+
+    return report.once("streaming steps", made)
 
 
 def _host_tensors(report: Report) -> pd.DataFrame:

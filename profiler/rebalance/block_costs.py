@@ -184,6 +184,40 @@ class BlockCosts:
         return np.repeat(np.array(even, dtype=np.int64)[:, None], self.machine.tiles, axis=1)
 
     @cached_property
+    def sharing(self) -> np.ndarray:
+        """The Blocks that share a weight, ascending."""
+        carried = self.memory.carried
+        blocks = {block for readers in self.cuts.ties.blocks for block in readers}
+        for ends in (carried.first, carried.maker):
+            blocks.update(ends[carried.is_tied].tolist())
+        return np.array(sorted(blocks), dtype=np.int64)
+
+    @cached_property
+    def ties_alike(self) -> tuple[np.ndarray, ...]:
+        """Rows of the shared weights that the same Blocks read: where one is, all of them are."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, blocks in enumerate(self.cuts.ties.blocks):
+            rows.setdefault(blocks, []).append(row)
+        return tuple(map(np.array, rows.values()))
+
+    @cached_property
+    def bytes_that_travel(self) -> np.ndarray:
+        """What a Block holds at most of weights that come to it, or of gradients that do.
+
+        int64[`ties_alike`, Block, tile]: a weight and the gradient that it makes of it where it
+        reads another's, all the gradients where it has the weight.
+        """
+        carried, ties = self.memory.carried, self.cuts.ties.blocks
+        most = np.zeros((len(self.ties_alike), len(self), self.machine.tiles), dtype=np.int64)
+        tied = np.flatnonzero(carried.is_tied)
+        for held, rows in zip(most, self.ties_alike, strict=True):
+            home, *readers = ties[rows[0]]
+            held[readers] += self.tied_bytes[rows].sum(axis=0)
+            for row in tied[(carried.first[tied] == home) & np.isin(carried.maker[tied], readers)]:
+                held[[home, carried.maker[row]]] += carried.nbytes[row]
+        return most
+
+    @cached_property
     def saved_bytes(self) -> np.ndarray:
         """What each Block saves for its backward, all tiles: int64[Block]."""
         nbytes: np.ndarray = self.memory.saved.sum(axis=1)

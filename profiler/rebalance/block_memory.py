@@ -89,6 +89,13 @@ class BlockMemory:
         """``residual``, float64[IPU, tile]: what a matrix product takes at once."""
         return self.residual.astype(np.float64)
 
+    @property
+    def least_residual(self) -> np.ndarray:
+        """No IPU holds less beyond what all this says of it: int64[tile], 0 or less."""
+        if not len(self.residual):
+            return np.zeros(self.saved.shape[1], dtype=np.int64)
+        return np.minimum(0, self.residual.min(axis=0))
+
     @cached_property
     def any_updating(self) -> bool:
         """Whether any Block's weight update leaves anything behind."""

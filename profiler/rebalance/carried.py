@@ -103,7 +103,7 @@ class Carried:
     @cached_property
     def first(self) -> np.ndarray:
         """The first Block that touches each."""
-        return self.touched.argmax(axis=1)
+        return self.touched.argmax(axis=1) if len(self) else _none()
 
     @cached_property
     def last(self) -> np.ndarray:

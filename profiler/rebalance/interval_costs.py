@@ -14,7 +14,8 @@ import numpy as np
 
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import FULL, IntervalMemory, interval_memory
+from profiler.rebalance.interval_memory import FULL, IntervalMemory, interval_memory
+from profiler.rebalance.tile_memory import surely_passing
 from profiler.schedules import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)
@@ -56,19 +57,30 @@ def least_maximum(
 
 @dataclass(frozen=True)
 class IntervalCosts:
-    """Costs of all stages of at most ``width`` Blocks, for each allowed way of saving memory."""
+    """Costs of all stages of at most ``width`` Blocks, for each allowed way of saving memory.
+
+    ``ipus``: the IPU of each stage. Memory is exact where they are all different. Where some come
+    again it is at most what the IPU holds: who looks at whole splits decides.
+    """
 
     costs: Costs
-    stages: int
+    ipus: tuple[int, ...]
     choices: tuple[Choice, ...]
     early: tuple[
         np.ndarray, ...
     ]  # cycles a micro-batch, one a choice, of a stage that another follows
     final: np.ndarray
     memory: tuple[IntervalMemory, ...] | None  # a choice each; None: memory is not looked at
+    in_company: tuple[IntervalMemory, ...]  # of stages whose IPUs come again; empty if none do
+    passed: np.ndarray  # bool[stage]: whether tied weights pass it, where that is sure
     link: np.ndarray  # bytes over the busier way of the IPU's link
     allowed: np.ndarray  # bool: keeps Blocks together that must be
     most: int  # cycles: stages that take as many are all in
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return len(self.ipus)
 
     def load(self, k: int) -> np.ndarray:
         """Cycles of stage k with the quickest choice that fits; INFINITE if none does."""
@@ -95,9 +107,12 @@ class IntervalCosts:
         if self.memory is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
+        memories = self.memory if self.ipus.count(self.ipus[k]) == 1 else self.in_company
+        if not self.passed[k]:
+            memories = tuple(one.without_passing for one in memories)
         return [
             (one.fullest(depth) <= self.costs.machine.bytes_per_tile) & (self.final < INFINITE)
-            for one in self.memory
+            for one in memories
         ]
 
     def _fits_somehow(self, k: int) -> np.ndarray:
@@ -107,14 +122,14 @@ class IntervalCosts:
 
 def interval_costs(
     costs: Costs,
-    stages: int,
+    ipus: Sequence[int],
     choices: Sequence[Choice],
     most: int,
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
     spare: int = 0,
 ) -> IntervalCosts:
-    """Costs of all stages that take at most ``most`` cycles.
+    """Costs of all stages on these IPUs that take at most ``most`` cycles.
 
     ``together``: groups of Blocks that must be in one stage.
 
@@ -126,17 +141,21 @@ def interval_costs(
     inside = last < count
     last = np.minimum(last, count - 1)
     early, final = cycles_of_intervals(costs, choices, width)
-    memories = None
+    memories, in_company = None, tuple[IntervalMemory, ...]()
+    apart = len(set(ipus)) == len(ipus)
     if memory:
-        deepest = depth_of(costs, stages, 0)
+        deepest = depth_of(costs, len(ipus), 0)
         stash = max(
             int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
         )
         enough = -(-deepest * stash // costs.machine.tiles)
         roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + spare)
-        memories = tuple(
-            _memory(costs, roomy, width, choice, None if spare else enough) for choice in choices
-        )
+        exact_from = None if spare else enough
+        memories = tuple(_memory(costs, roomy, width, one, exact_from) for one in choices)
+        if not apart:
+            in_company = tuple(
+                _memory(costs, roomy, width, one, exact_from, in_company=True) for one in choices
+            )
     allowed = np.ones_like(inside)
     for group in together:
         member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])
@@ -147,18 +166,38 @@ def interval_costs(
     into = np.concatenate([[0], ahead[:-1]])[first]
     out_back = np.concatenate([[0], back[:-1]])[first]
     link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
-    return IntervalCosts(costs, stages, tuple(choices), early, final, memories, link, allowed, most)
+    passed = np.ones(len(ipus), dtype=bool)
+    if not apart:
+        passed[:] = surely_passing(costs, ipus).any(axis=1)
+    return IntervalCosts(
+        costs,
+        tuple(ipus),
+        tuple(choices),
+        early,
+        final,
+        memories,
+        in_company,
+        passed,
+        link,
+        allowed,
+        most,
+    )
 
 
 def _memory(
-    costs: Costs, roomy: Costs, width: int, choice: Choice, enough: int | None
+    costs: Costs,
+    roomy: Costs,
+    width: int,
+    choice: Choice,
+    enough: int | None,
+    in_company: bool = False,
 ) -> IntervalMemory:
     """`interval_memory` of ``roomy``, taken from an earlier table where possible.
 
     A table that leaves more room for a stash, or is exact, also answers for less room; a wider one
     contains the narrower.
     """
-    key = "interval_memory", choice, roomy.machine.bytes_per_tile
+    key = "interval_memory", choice, roomy.machine.bytes_per_tile, in_company
     least_enough = INFINITE if enough is None else enough
     known_width, known_enough, table = costs.known.get(key, (0, 0, None))
     if table is None or known_width < width or known_enough < least_enough:
@@ -169,20 +208,21 @@ def _memory(
             full = table is not None and bool((table.plain[:, -1] >= FULL).all())
             wider = len(costs) if full else 2 * known_width
             wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
-        table = interval_memory(roomy, wide, choice, enough)
+        table = interval_memory(roomy, wide, choice, enough, in_company)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
-    return replace(
-        table,
-        plain=table.plain[:, :width],
-        gapped=table.gapped[:, :width],
-        stash=table.stash[:, :width],
-    )
+    narrow: IntervalMemory = table.narrowed(width)
+    return narrow
 
 
-def memory_of_all(costs: Costs, choice: Choice, most: int | None = None) -> IntervalMemory:
-    """Exact memory of all stages, or of those that take at most ``most`` cycles."""
+def memory_of_all(
+    costs: Costs, choice: Choice, most: int | None = None, in_company: bool = False
+) -> IntervalMemory:
+    """Exact memory of all stages, or of those that take at most ``most`` cycles.
+
+    ``in_company``: the least that IPUs with these stages hold.
+    """
     width = len(costs) if most is None else _width(costs, most)
-    return _memory(costs, costs, width, choice, None)
+    return _memory(costs, costs, width, choice, None, in_company)
 
 
 def _width(costs: Costs, most: int) -> int:

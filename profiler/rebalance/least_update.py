@@ -21,7 +21,7 @@ from profiler.rebalance.what_if import Assignment
 _WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more
 _CELLS = 4_000_000  # of way x stage x Block that are looked at where more are kept
 _QUICK_CELLS = 1_000_000  # ... before boxes, which such a look often proves needless
-_ALL = 400_000  # ways x stages up to which none need go on as one
+MOST_APART = 400_000  # ways x stages up to which none need go on as one
 _NEAR = 5e-4  # a gap that is small enough not to look further
 
 
@@ -47,10 +47,10 @@ def least_update(
     boxed = narrow != 0 and narrows(costs, known)
     if boxed:
         most = longest_stage(costs, known.ipus, choices, most, keep, least.total)
-    table = interval_costs(costs, len(known.ipus), choices, most, keep)
+    table = interval_costs(costs, known.ipus, choices, most, keep)
     search = Search(costs, table, known.ipus, together, bottleneck)
     width = table.final.shape[1]
-    for ways in (_ALL // len(known.ipus), *_WAYS):
+    for ways in (MOST_APART // len(known.ipus), *_WAYS):
         many = ways > _WAYS[0]
         if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
             continue

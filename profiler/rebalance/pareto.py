@@ -45,7 +45,7 @@ def pareto(
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     endless = costs.with_tile_bytes(INFINITE // 2)
-    table = interval_costs(endless, stages, allowed, longest(costs), spare=1)
+    table = interval_costs(endless, range(stages), allowed, longest(costs), spare=1)
     points: list[Point] = []
     below = INFINITE
     while len(points) < most:

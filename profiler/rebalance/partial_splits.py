@@ -22,7 +22,6 @@ from profiler.rebalance.interval_costs import INFINITE, IntervalCosts
 from profiler.rebalance.least_ramps import LeastRamps
 from profiler.rebalance.many_splits import ManySplits, copies_bound, total_cycles
 from profiler.rebalance.stage_ways import StageWays, connected, least_of_rest
-from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.update_bounds import (
     PipelineWeights,
     fixed_cycles,
@@ -30,7 +29,7 @@ from profiler.rebalance.update_bounds import (
     least_weight_update,
     may_stay,
 )
-from profiler.rebalance.what_if import Assignment, what_if
+from profiler.rebalance.what_if import Assignment, holds, what_if
 
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
@@ -393,14 +392,7 @@ class Search:
         for group in self.together:
             if len({self.ipus[stage[block]] for block in group}) > 1:
                 return False
-        parts = tried.parts(self.costs)
-        for ipu in set(self.ipus):
-            own_parts = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
-            if len(own_parts) > 1 and (
-                int(ipu_bytes(self.costs, own_parts).max()) > self.costs.machine.bytes_per_tile
-            ):
-                return False
-        return True
+        return holds(self.costs, tried)
 
 
 def _alike(ways: _Ways, most: int, unit: int) -> tuple[_Ways, int]:

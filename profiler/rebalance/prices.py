@@ -70,7 +70,7 @@ def _with(
     costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
 ) -> int:
     """The least bottleneck with this many more bytes on the tiles of some stages."""
-    table = interval_costs(costs, stages, choices, now, spare=max(more.values()))
+    table = interval_costs(costs, range(stages), choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:
         depth, limit = depth_of(costs, stages, k), costs.machine.bytes_per_tile + more.get(k, 0)

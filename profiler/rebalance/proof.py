@@ -16,7 +16,7 @@ from profiler.rebalance.interval_costs import (
     interval_costs,
     memory_of_all,
 )
-from profiler.rebalance.tile_memory import Part, ipu_bytes
+from profiler.rebalance.tile_memory import Part, ipu_bytes, passing_alone
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def prove(
 ) -> Proof:
     """Prove that ``least`` is the least bottleneck; ValueError where a split with less does fit."""
     count = len(costs)
-    table = interval_costs(costs, stages, choices, max(1, least - 1))
+    table = interval_costs(costs, range(stages), choices, max(1, least - 1))
     reach = furthest(table, least - 1)
     if reach[-1][count - 1]:
         raise ValueError(f"a split with less than {least:,} cycles a micro-batch fits")
@@ -113,13 +113,9 @@ def does_not_fit(
     lead = f"no split of {count} Blocks into {stages} stages fits: "
 
     def over(first: int, last: int, depth: int) -> int:
-        return (
-            min(
-                int(ipu_bytes(costs, [Part(first, last, depth, choice)]).max())
-                for choice in choices
-            )
-            - limit
-        )
+        (passing,) = passing_alone(costs, np.array([first]), np.array([last]))
+        parts = [Part(first, last, depth, choice) for choice in choices]
+        return min(int(ipu_bytes(costs, [part], passing).max()) for part in parts) - limit
 
     last_depth = depth_of(costs, stages, stages - 1)
     alone = np.array([over(b, b, last_depth) for b in range(count)])

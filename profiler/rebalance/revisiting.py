@@ -2,8 +2,9 @@
 
 An IPU's cycles are then those of all its stages, and its memory holds them all, so a split is not a
 chain of independent stages. The search goes stage by stage. Besides its position it remembers the
-stages of IPUs that will be met again; among ways that agree in these, only the best is continued,
-which is exact.
+stages of IPUs that will be met again; among ways that agree in these, only the best is continued.
+That is exact where no tied weight passes IPUs that do not read it, or where all do so for sure. It
+counts none that only may pass, so that its bottleneck is else a lower bound.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import numpy as np
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import cycles_of_intervals, depth_of, memory_of_all
-from profiler.rebalance.tile_memory import IntervalMemory, Part, ipu_bytes
+from profiler.rebalance.interval_memory import IntervalMemory
+from profiler.rebalance.tile_memory import (
+    Part,
+    at_least,
+    at_the_end,
+    ipu_bytes,
+    surely_passing,
+)
 from profiler.rebalance.what_if import Assignment
 
 _MOST_WAYS = 10_000  # that differ in what is open: more are not all looked at
@@ -83,8 +91,13 @@ class _Search:
         self.costs, self.ipus, self.choices = costs, ipus, choices
         self.most, self.together, self.memory = most, together, memory
         # whether an IPU holds stages does not depend on how long a search lets them be
-        self._fits: dict[tuple[Part, ...], bool] = costs.known.setdefault("fit together", {})
-        self._alone: dict[Choice, IntervalMemory] = {}
+        self._fits: dict[tuple[tuple[Part, ...], int | None], bool] = costs.known.setdefault(
+            "fit together", {}
+        )
+        self._tables: dict[tuple[Choice, bool], IntervalMemory] = {}
+        passing = surely_passing(costs, ipus)
+        self._passing = {ipu: passing[np.array(ipus) == ipu].sum(axis=0) for ipu in ipus}
+        self._kind = {ipu: hash(nbytes.tobytes()) for ipu, nbytes in self._passing.items()}
         self._length = _lengths(costs, choices)
 
     def stage(self, k: int, ways: dict[_Key, _Way]) -> dict[_Key, _Way]:
@@ -107,6 +120,7 @@ class _Search:
         spent = sum(self._cycles(part, False) for part in earlier)
         others = tuple(item for item in opened if item[0] != ipu)
         depth = depth_of(self.costs, len(self.ipus), k)
+        choice = at_the_end(self.costs, choice) if final else choice
         for last in self._ends(k, begin):
             part = Part(begin, last, depth, choice)
             total = spent + self._cycles(part, final)
@@ -122,7 +136,7 @@ class _Search:
             if (
                 worst < known
                 and (comes_again or self._whole(stages_there))
-                and self._holds(stages_there)
+                and self._holds(stages_there, None if comes_again else ipu)
             ):
                 after[last + 1, left_open] = _Way(worst, (*way.parts, part))
 
@@ -137,21 +151,30 @@ class _Search:
         ]
         return length
 
-    def _holds(self, parts: tuple[Part, ...]) -> bool:
+    def _holds(self, parts: tuple[Part, ...], ipu: int | None) -> bool:
+        """Whether this IPU holds these stages; None: one may hold them with others that follow."""
         if not self.memory:
             return True
-        if parts not in self._fits:
-            self._fits[parts] = self._fullest(parts) <= self.costs.machine.bytes_per_tile
-        return self._fits[parts]
+        key = parts, None if ipu is None else self._kind[ipu]
+        if key not in self._fits:
+            fullest = self._fullest(parts, ipu)
+            self._fits[key] = fullest <= self.costs.machine.bytes_per_tile
+        return self._fits[key]
 
-    def _fullest(self, parts: tuple[Part, ...]) -> int:
+    def _fullest(self, parts: tuple[Part, ...], ipu: int | None) -> int:
         """Bytes of the fullest tile; for IPUs with a single stage all are known together."""
         (part, *others) = parts
+        passing = self._passing[ipu] if ipu is not None else None
+        if others and passing is None:
+            return int(at_least(self.costs, parts).max())
         if others:
-            return int(ipu_bytes(self.costs, parts).max())
-        if part.choice not in self._alone:
-            self._alone[part.choice] = memory_of_all(self.costs, part.choice, self.most)
-        return self._alone[part.choice].fullest_of(part.first, part.last, part.depth)
+            return int(ipu_bytes(self.costs, parts, passing).max())
+        key = part.choice, passing is None
+        if key not in self._tables:
+            table = memory_of_all(self.costs, part.choice, self.most, in_company=passing is None)
+            self._tables[key] = table
+        passed = passing is not None and bool(passing.any())
+        return self._tables[key].fullest_of(part.first, part.last, part.depth, passed)
 
     def _whole(self, parts: tuple[Part, ...]) -> bool:
         """Whether each group is on this IPU with all of its Blocks, or with none."""

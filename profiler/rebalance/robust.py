@@ -55,7 +55,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     # What takes longer than the best split in its worst case is no candidate: it is never less
     # wrong.
     reach = int(np.ceil(nominal * ((1 + off) / (1 - off)) ** 2)) + 1
-    table = interval_costs(costs, stages, choices, reach)
+    table = interval_costs(costs, range(stages), choices, reach)
     count, width = table.final.shape
     regret = [np.full((count, width), INFINITE, dtype=np.int64) for _ in range(stages)]
     loads = [table.load(k) for k in range(stages)]

@@ -80,15 +80,15 @@ class Growing:
         own: Own,
         first: np.ndarray,
         here: np.ndarray | None = None,
-        more: int | None = None,
+        last: np.ndarray | None = None,
     ) -> None:
         """``here``, bool[Block]: those that run on the IPU, if a stage is not all of them.
 
-        ``more``: how many Blocks come behind the first of each, where that is known.
+        ``last``: the Block with which each will end, where that is known.
         """
         kind = own.forward.dtype
         self.costs, self.own, self.first, self.here = costs, own, first, here
-        self.more = more
+        self.last = last
         # Rows of consecutive Blocks are a slice, which copies nothing.
         self.consecutive = bool((np.diff(first) == 1).all())
         self.saved = costs.memory.saved.astype(kind, copy=False)
@@ -177,7 +177,7 @@ class Growing:
 
     def _last(self, first: np.ndarray) -> np.ndarray | None:
         """The last Blocks of stages that begin with ``first``, where they are known."""
-        return None if self.more is None else first + self.more
+        return None if self.last is None else self.last[: len(first)]
 
     def _rows_of(self, block: np.ndarray) -> Any:
         """An index that selects the rows of these Blocks from an array."""
@@ -259,7 +259,7 @@ class Growing:
         reads = away & (before[:, block + 1] > before[:, block])
         waits = away & ~reads & (before[:, block] > before[:, first])
         reads = reads | _lands(costs, block, self.here, self._last(first))
-        more = np.count_nonzero(reads, axis=0)[:, None] * costs.memory.peak_of_copies[block]
+        more = _most_of_copies(costs, block, reads)
         both: np.ndarray = backward + more + _sums(waits, costs.tied_bytes)
         return both
 
@@ -268,18 +268,42 @@ class Growing:
         first = self.first[: len(self.forward)]
         return Edges.of(self.costs, first, first + self.length - 1, self.here)
 
-    def turns(self, edges: Edges) -> np.ndarray:
-        """The peak of the backward, recomputation included: [stage, tile]."""
-        most: np.ndarray = np.maximum(self.early + edges.copies, self.backward)
-        again = self.again if not self.own.waits else self.again + edges.copies
-        return np.maximum(most, again) + edges.in_backward
+    @property
+    def passes(self) -> Grown:
+        """What the stages hold in their passes."""
+        arrays = (self.forward, self.again, self.early, self.backward, self.update, self.left)
+        return Grown(*arrays, self.own.waits)
 
     def most(self, edges: Edges) -> np.ndarray:
         """Maximum bytes on each tile, including what waits at the edges: [stage, tile]."""
-        running = np.maximum(self.forward + edges.in_forward, self.turns(edges))
+        grown = self.passes
+        running = np.maximum(grown.forward + edges.in_forward, grown.turns(edges))
         running = np.maximum(running, edges.in_exchange)
-        most: np.ndarray = np.maximum(running, self.update + self.left)
+        most: np.ndarray = np.maximum(running, grown.update + grown.left)
         return most
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The most that stages hold in each pass, without what waits at their edges: [stage, tile].
+
+    ``early``: in recomputation before any backward, in stages that no other follows; ``left``: by
+    weight updates; ``waits``: as in `Own`.
+    """
+
+    forward: np.ndarray
+    again: np.ndarray
+    early: np.ndarray
+    backward: np.ndarray
+    update: np.ndarray
+    left: np.ndarray
+    waits: bool
+
+    def turns(self, edges: Edges) -> np.ndarray:
+        """The peak of the backward, recomputation included: [stage, tile]."""
+        most: np.ndarray = np.maximum(self.early + edges.copies, self.backward)
+        again = self.again if not self.waits else self.again + edges.copies
+        return np.maximum(most, again) + edges.in_backward
 
 
 @dataclass(frozen=True)
@@ -378,6 +402,23 @@ def _lands(
     elif last is not None:
         sent = np.array([readers[-1] for _, *readers in ties])[:, None] > last
     return np.asarray((homes == block) & sent)
+
+
+def _most_of_copies(costs: BlockCosts, block: np.ndarray, travels: np.ndarray) -> np.ndarray:
+    """By how much the backward's peak is more for weights that travel: int64[Block, tile].
+
+    ``travels``, bool[tie, Block]: a copy of the weight comes to the Block, or gradients to its
+    home. The peak with all of a Block's weights is known. Where only some of them travel, it is
+    more by that at most, and by no more than these hold themselves.
+    """
+    bundles = costs.ties_alike
+    moves = np.stack([travels[rows].any(axis=0) for rows in bundles])
+    some = np.logical_or.reduce(moves)
+    most: np.ndarray = some[:, None] * costs.memory.peak_of_copies[block]
+    if len(bundles) == 1:
+        return most
+    own = costs.bytes_that_travel[:, block] * moves[:, :, None]
+    return np.minimum(most, own.sum(axis=0))
 
 
 def _sums(which: np.ndarray, nbytes: np.ndarray) -> np.ndarray:

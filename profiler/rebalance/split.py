@@ -27,16 +27,16 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
     memory_of_all,
 )
-from profiler.rebalance.least_update import least_update, narrows
+from profiler.rebalance.least_update import MOST_APART, least_update, narrows
 from profiler.rebalance.many_splits import (
     counted_micro_batches,
     cycles_of_assignments,
 )
+from profiler.rebalance.partial_splits import LeastUpdate, Search
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import TooManyWays, least_bottleneck_revisiting
-from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.update_bounds import fixed_cycles, least_copies
-from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
+from profiler.rebalance.what_if import Assignment, Prediction, holds, stage_cycles, what_if
 from profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
@@ -45,6 +45,7 @@ _ROUNDS = 3  # of neighbours, of larger ones
 _Move = tuple[int, int, int]  # first and last of some cuts that move, and by how many Blocks
 _FEW_IPUS = 4  # up to which stages come back to each of them
 _MOST_NAMED = 6  # moves
+_TRIED = 1_000  # ways at a time, where not all are looked at
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
 # In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
@@ -261,12 +262,14 @@ def _legal(costs: Costs, stages: int) -> bool:
     return not costs.pipelined or costs.micro_batches >= least
 
 
-def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
-    """No split into fewer stages, one per IPU, fits, even if none of them stashed anything."""
+def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:
+    """No split into fewer stages, one per IPU, fits, even if none of them stashed anything.
+
+    ``in_company``: nor if IPUs have several stages each.
+    """
     count, limit = len(costs), costs.machine.bytes_per_tile
-    fits = np.logical_or.reduce(
-        [memory_of_all(costs, choice).fullest(0) <= limit for choice in choices]
-    )
+    tables = (memory_of_all(costs, choice, in_company=in_company) for choice in choices)
+    fits = np.logical_or.reduce([table.fullest(0) <= limit for table in tables])
     first, width = np.nonzero(fits)
     ends = np.zeros(count + 1, dtype=bool)  # Blocks before which the stages so far may end
     ends[0] = True
@@ -377,7 +380,7 @@ def table_of_least(
     tables: list[IntervalCosts] = []
 
     def try_most(most: int) -> int | None:
-        tables[:] = [interval_costs(costs, stages, choices, most, together, memory)]
+        tables[:] = [interval_costs(costs, range(stages), choices, most, together, memory)]
         split = least_maximum(tables[0].load, stages)
         return split[0] if split is not None else None
 
@@ -439,7 +442,7 @@ def _revisiting(
         return start, start, _somewhere(costs, ipus, together, lead)
     if free is None:
         raise ValueError(f"{lead} keeps together the Blocks that must be on one IPU")
-    fewest = fewest_stages(costs, choices)
+    fewest = fewest_stages(costs, choices, in_company=True)
     if fewest > len(costs):
         raise ValueError(f"{lead} fits: a Block alone is more than a tile holds")
     if fewest > len(ipus):
@@ -449,7 +452,36 @@ def _revisiting(
     least = widened(free, end, lambda most: try_most(most, True))
     if least is None:
         raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
-    return free, least, splits[0][1]
+    found = splits[0][1]
+    if not holds(costs, found):
+        found = _one_that_holds(costs, found, together, choices, least, lead)
+    return free, least, found
+
+
+def _one_that_holds(
+    costs: Costs,
+    like: Assignment,
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+    bottleneck: int,
+    lead: str,
+) -> Assignment:
+    """A split that fits onto the IPUs of ``like``, which does not as tied weights pass some IPUs.
+
+    ``bottleneck``: a lower bound on that of all splits. Raises ValueError where there is none, or
+    where too many would have to be looked at.
+    """
+    table = interval_costs(costs, like.ipus, choices, longest(costs))
+    search = Search(costs, table, like.ipus, together, bottleneck)
+    few = search.few(MOST_APART // len(like.ipus))
+    unknown = LeastUpdate(like, INFINITE, 0)
+    most = MOST_APART // len(like.ipus) if few else _TRIED
+    found = search.run(unknown, most, search.everything, INFINITE).update
+    if found.total < INFINITE:
+        return found.assignment
+    if few:
+        raise ValueError(f"{lead} fits, with the tied weights that pass some of them")
+    raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
 
 
 def _somewhere(
@@ -474,10 +506,11 @@ def _somewhere(
 
 
 def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
-    """The most cycles of a stage that fits on an IPU of its own, if it stashes nothing."""
+    """The most cycles of a stage that an IPU may hold, with others or without."""
     most = 0
     for choice in choices:
-        fits = memory_of_all(costs, choice).fullest(0) <= costs.machine.bytes_per_tile
+        table = memory_of_all(costs, choice, in_company=True)
+        fits = table.fullest(0) <= costs.machine.bytes_per_tile
         early, final = cycles_of_intervals(costs, (choice,), fits.shape[1])
         for cycles in (*early, final):
             most = max(most, int(np.where(fits & (cycles < INFINITE), cycles, 0).max(initial=0)))
@@ -492,7 +525,7 @@ def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> 
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
     if value > table.most:  # a longer bottleneck with shorter copies may be better
-        table = interval_costs(costs, stages, table.choices, value, together)
+        table = interval_costs(costs, table.ipus, table.choices, value, together)
         value, starts = _least_sum(table)
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
@@ -613,14 +646,10 @@ def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]
 
 def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
     """Whether these stages fit on their IPUs."""
-    parts = assignment.parts(costs)
-    for ipu in {assignment.ipus[k] for k in stages}:
-        own_parts = [
-            part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu
-        ]
-        if int(ipu_bytes(costs, own_parts).max()) > costs.machine.bytes_per_tile:
-            return False
-    return True
+    apart = len(set(assignment.ipus)) == len(assignment.ipus)
+    if not apart and len(costs.cuts.ties):  # a tied weight may pass other IPUs than it did
+        return holds(costs, assignment)
+    return holds(costs, assignment, {assignment.ipus[k] for k in stages})
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:

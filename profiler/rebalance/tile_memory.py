@@ -1,4 +1,4 @@
-"""Whether stages fit their tiles: exactly for one IPU, or for all intervals of Blocks at once.
+"""What the tiles of an IPU hold that runs some stages.
 
 A stage holds what is always live for its Blocks, their code (once, if they share it), the stash,
 what its Blocks have saved up to the running one, and what the running Block needs. Blocks keep the
@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from profiler.memory import including_gaps
 from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.passes import Pass
-from profiler.rebalance.running import Edges, Growing, Own
+from profiler.rebalance.running import Edges, Growing, Grown, Own
 from profiler.schedules import stash_depth
 
-_CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
-FULL = np.iinfo(np.int64).max // 8
+_MOST_KNOWN = 600  # stages, of some six vectors over tiles each
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,26 @@ def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
     return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
 
-def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
-    """Bytes on each tile of an IPU that runs these stages, including gaps: int64[tile]."""
-    return held_by(costs, parts).total[0]
+def ipu_bytes(
+    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
+) -> np.ndarray:
+    """Bytes on each tile of an IPU that runs these stages, including gaps: int64[tile].
+
+    ``passing``: as in `held_by`.
+    """
+    return held_by(costs, parts, passing).total[0]
+
+
+def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
+    """Bytes on each tile that an IPU holds at least if it runs these stages, and maybe others.
+
+    int64[tile]. Weights and gradients that Blocks elsewhere share with these may then stay where
+    they are, and at most one of the profile's residuals is carried over (`carried_residuals`).
+    """
+    everywhere = np.ones(len(costs), dtype=bool)
+    held, running, interleaved = _held_and_running(costs, parts, here=everywhere)
+    plain = sum(held.values(), start=running) + costs.memory.least_residual
+    return including_gaps(plain, interleaved, costs.machine.region0_bytes)
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,7 @@ def _residual_of(costs: BlockCosts, runs: np.ndarray) -> np.ndarray:
         return np.zeros((len(runs), costs.machine.tiles), dtype=np.int64)
     ran_by = np.arange(len(costs.memory.residual))[:, None] == costs.memory.residual_of
     common = runs.astype(np.int64) @ ran_by.T
-    return _carried(costs, common, runs.sum(axis=1, keepdims=True))
+    return carried_residuals(costs, common, runs.sum(axis=1, keepdims=True))
 
 
 def _running_alone(
@@ -198,7 +212,7 @@ def _running_alone(
     for (choice, final, more), stages in alike.items():
         first = np.array([parts[k].first for k in stages])
         own = Own.of(costs, choice, final, slice(int(first[0]), int(first[-1]) + more + 1))
-        growing = Growing(costs, own, first, more=more)
+        growing = Growing(costs, own, first, last=first + more)
         for _ in range(more + 1):
             growing.add(len(first))
         edges = growing.edges()
@@ -237,11 +251,41 @@ def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int
         between = np.arange(begin + 1, max(away, default=begin))
         between = between[where[between] != where[begin]]
         passing[np.setdiff1d(between, away)] += nbytes
-    for row in np.flatnonzero(tensors.tied):
+    for row in np.flatnonzero(tensors.is_tied):
         begin, end = stage[tensors.first[row]], stage[tensors.maker[row]]
         if where[begin] != where[end]:
             passing[begin + 1 : end] += tensors.nbytes[row]
     return passing
+
+
+def passing_alone(costs: BlockCosts, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """`passing_through` of stages of Blocks ``first .. last``, if each stage has its own IPU.
+
+    int64[stage, tile]
+    """
+    tensors, passing = costs.memory.carried, np.zeros((len(first), costs.machine.tiles), np.int64)
+    before = costs.cuts.ties.reads_before(len(costs))
+    for row, (home, *readers) in enumerate(costs.cuts.ties.blocks):
+        reads = before[row, last + 1] > before[row, first]
+        passing[(home < first) & (readers[-1] > last) & ~reads] += costs.tied_bytes[row]
+    for tied in np.flatnonzero(tensors.is_tied):
+        passes = (tensors.first[tied] < first) & (tensors.maker[tied] > last)
+        passing[passes] += tensors.nbytes[tied]
+    return passing
+
+
+def surely_passing(costs: BlockCosts, ipus: Sequence[int]) -> np.ndarray:
+    """`passing_through` of stages on these IPUs, as far as that is so wherever they begin.
+
+    int64[stage, tile]. Only where weights are shared by the first Block and the last, whose stages
+    are known, is it all; else nothing.
+    """
+    tensors, last = costs.memory.carried, len(costs) - 1
+    tied = tensors.is_tied
+    ends = all(blocks == (0, last) for blocks in costs.cuts.ties.blocks)
+    if ends and bool(((tensors.first == 0) & (tensors.maker == last))[tied].all()):
+        return passing_through(costs, stage_parts(costs, range(len(ipus))), ipus)
+    return np.zeros((len(ipus), costs.machine.tiles), dtype=np.int64)
 
 
 def passing_of(
@@ -254,9 +298,15 @@ def passing_of(
 
 
 def _held_and_running(
-    costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
+    costs: BlockCosts,
+    parts: Sequence[Part],
+    passing: np.ndarray | None = None,
+    here: np.ndarray | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Bytes held always, by kind; while Blocks run, in region 0; and the same in region 1."""
+    """Bytes held always, by kind; while Blocks run, in region 0; and the same in region 1.
+
+    ``here``, bool[Block]: those that are on the IPU, if not only these stages' are.
+    """
     memory, tiles = costs.memory, costs.machine.tiles
     always, state, interleaved = np.zeros((3, tiles), dtype=np.int64)
     runs = np.zeros(len(costs), dtype=bool)
@@ -267,7 +317,7 @@ def _held_and_running(
         if not part.choice.offload:
             state += memory.state[some].sum(axis=0)
         interleaved = np.maximum(interleaved, memory.peak_interleaved[some].max(axis=0))
-    running = _running(costs, parts, runs, passing)
+    running = _running(costs, parts, runs if here is None else here, passing)
     code = memory.shared
     if len(memory.code):
         code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
@@ -291,10 +341,10 @@ def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
         return np.zeros(costs.machine.tiles, dtype=np.int64)
     blocks = np.concatenate([np.arange(part.first, part.last + 1) for part in parts])
     common = np.bincount(costs.memory.residual_of[blocks], minlength=len(costs.memory.residual))
-    return _carried(costs, common[None, :], len(blocks))[0]
+    return carried_residuals(costs, common[None, :], len(blocks))[0]
 
 
-def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
+def carried_residuals(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> np.ndarray:
     """Residuals of sets of ``count`` Blocks (int64[set, 1] where they differ), int64[set, tile].
 
     ``common``, int64[set, IPU]: how many of these Blocks each IPU ran in the profile. Each IPU's
@@ -306,14 +356,6 @@ def _carried(costs: BlockCosts, common: np.ndarray, count: int | np.ndarray) -> 
     alike = common / (count + profiled[None, :] - common)
     carried: np.ndarray = np.rint(alike**2 @ costs.memory.residual_as_float).astype(np.int64)
     return carried
-
-
-def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int) -> np.ndarray:
-    """`_carried` for sets that each get another Block (``here``), which is added to ``common``."""
-    if not len(costs.memory.residual):
-        return np.zeros((1, 1))
-    common[np.arange(len(common)), costs.memory.residual_of[here]] += 1
-    return _carried(costs, common, count)
 
 
 def residuals(
@@ -390,250 +432,20 @@ def _running(
     return running
 
 
-def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Growing:
-    some = slice(part.first, part.last + 1)
-    final = part.last == len(costs) - 1
-    return Growing.whole(
-        costs, Own.of(costs, part.choice, final, some), part.first, part.last, runs
-    )
+def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
+    """What a stage holds in its passes.
 
-
-@dataclass(frozen=True)
-class IntervalMemory:
-    """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
-
-    It holds max(``plain`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
-    tile that uses region 1, where the stash fills the gap. ``stash`` is for one micro-batch, over
-    all tiles.
+    A search asks for the same stage beside many others: it differs only by the Blocks there that
+    share a weight.
     """
-
-    plain: np.ndarray
-    gapped: np.ndarray
-    stash: np.ndarray
-    tiles: int
-    least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
-    exact: bool = True  # else ``plain`` is an upper bound of itself
-
-    def fullest(self, depth: int) -> np.ndarray:
-        """Bytes of the fullest tile with this many stashed micro-batches."""
-        depth = max(depth, self.least)
-        return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
-
-    def fullest_of(self, first: int, last: int, depth: int) -> int:
-        """`fullest` for one stage."""
-        at = first, last - first
-        stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
-        return int(max(self.plain[at] + stash, self.gapped[at]))
-
-
-def interval_memory(
-    costs: BlockCosts, width: int, choice: Choice, enough: int | None = None
-) -> IntervalMemory:
-    """Memory of all stages of at most ``width`` Blocks; those beyond the last Block count as full.
-
-    ``enough``: the most bytes that any depth of stash adds to a tile. If all stages then certainly
-    fit, ``plain`` is only an upper bound, which avoids computing the vectors over tiles.
-    """
-    count = len(costs)
-    width = min(width, count)
-    first = np.arange(count)[:, None]
-    last = first + np.arange(width)[None, :]
-    inside = last < count
-    last = np.minimum(last, count - 1)
-    always = costs.memory.always if choice.offload else costs.memory.always + costs.memory.state
-    own = Own.of(costs, choice, False)
-    region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
-    gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
-    stash = costs.stash_bytes(first, last, choice.recompute)
-    final = at_the_end(costs, choice)
-    if final.recompute != choice.recompute:
-        behind_all = costs.stash_bytes(first, last, final.recompute)
-        stash = np.where(last == count - 1, behind_all, stash)
-    plain: np.ndarray | None = None
-    if enough is not None:
-        bound = _upper_bound(costs, always, own, first, last)
-        if bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
-            plain = bound
-    exact = plain is None
-    if plain is None:
-        plain = _exactly(costs, always, own, width)
-        _with_all_readers(costs, always, own, plain)
-        ends = Own.of(costs, final, True)
-        if own.waits:
-            _at_the_end(costs, always, ends, plain)
-    return IntervalMemory(
-        np.where(inside, plain, FULL),
-        np.where(inside, gapped, FULL),
-        stash,
-        costs.machine.tiles,
-        waiting(costs, 0, final),
-        exact,
-    )
-
-
-def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """Maximum of ``values[first .. last]``, where ``last`` grows along the second axis."""
-    maximum: np.ndarray = np.maximum.accumulate(values[last], axis=1)
-    return np.maximum(maximum, values[first])
-
-
-def _upper_bound(
-    costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
-) -> np.ndarray:
-    """An upper bound: no tile holds more than the sum of the parts' fullest tiles."""
-    always = always.max(axis=1)
-    if len(costs.memory.code):
-        always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
-    saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
-    held = np.concatenate([[0], np.cumsum(always + saved)])
-    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
-    backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
-    passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
-    if len(costs.memory.peak_if_again):
-        passes = np.maximum(passes, costs.memory.peak_if_again.max(axis=1))
-    most = _running_maximum(passes, first, last)
-    most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
-    most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
-    most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
-    shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
-    bound: np.ndarray = shared + held[last + 1] - held[first] + most
-    return bound
-
-
-def _exactly(costs: BlockCosts, always: np.ndarray, own: Own, width: int) -> np.ndarray:
-    """Bytes of the fullest tile without its stash, int64[first, width].
-
-    If a stage is too full, so are the longer ones with the same first Block: they are not examined
-    and count as full.
-    """
-    count = len(costs)
-    kind = _kind(costs, always, own)
-    own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
-    code = _code_of_blocks(costs)
-    plain = np.full((count, width), FULL, dtype=np.int64)
-    for begin in range(0, count, _CHUNK):
-        _grow(costs, always, own, code, begin, plain[begin : begin + _CHUNK])
-    return plain
-
-
-def _at_the_end(costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray) -> None:
-    """Write the stages that no other stage follows into ``plain``."""
-    count, width = plain.shape
-    begin = count - width
-    kind = _kind(costs, always, own)
-    final = np.full((width, width), FULL, dtype=np.int64)
-    _grow(costs, always.astype(kind), own.some(kind), _code_of_blocks(costs), begin, final)
-    _with_all_readers(costs, always, own, final, begin)
-    rows = np.arange(width)
-    plain[begin + rows, width - 1 - rows] = final[rows, width - 1 - rows]
-
-
-def _with_all_readers(
-    costs: BlockCosts, always: np.ndarray, own: Own, plain: np.ndarray, begin: int = 0
-) -> None:
-    """Write the stages that have tied weights with all Blocks that read them into ``plain``.
-
-    Gradients are added there where they are made; a stage that grows does not know yet that it will
-    have these Blocks. Its rows are stages from ``begin`` on.
-    """
-    ties = costs.cuts.ties.blocks if costs.memory.carried.tied.any() else ()
-    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(plain))
-    if rows <= 0:
-        return
-    kind = _kind(costs, always, own)
-    together = np.full((rows, plain.shape[1]), FULL, dtype=np.int64)
-    code = _code_of_blocks(costs)
-    _grow(costs, always.astype(kind), own.some(kind), code, begin, together, len(costs))
-    first = begin + np.arange(rows)[:, None]
-    last = first + np.arange(plain.shape[1])
-    whole = np.ones(last.shape, dtype=bool)
-    for home, *readers in ties:
-        whole &= (first > home) | (readers[-1] <= last)
-    plain[:rows] = np.where(whole, together, plain[:rows])
-
-
-def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
-    """An integer type that is wide enough for all the bytes of a tile."""
-    memory = costs.memory
-    total = int(
-        always.sum(axis=0).max()
-        + 2 * memory.saved.sum(axis=0).max()
-        + own.most.max()
-        + memory.updating.sum(axis=0).max()
-        + memory.carried.nbytes.sum(axis=0).max(initial=0)
-        + memory.peak_interleaved.max()
-        + memory.code.sum(axis=0).max(initial=0) * max(1, len(costs))
-        + np.abs(memory.residual).max(initial=0)
-        + memory.shared.max()
-    )
-    return np.int32 if total < 2**31 else np.int64
-
-
-def _grow(
-    costs: BlockCosts,
-    always: np.ndarray,
-    own: Own,
-    code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
-    begin: int,
-    plain: np.ndarray,
-    more: int | None = None,
-) -> None:
-    """Write the fullest tiles of stages that begin at ``begin`` or later into ``plain``.
-
-    ``more``: as in `Growing`.
-    """
-    count, (size, width) = len(costs), plain.shape
-    kind = always.dtype
-    code, apart = code_of_blocks
-    pieces = costs.memory.code.astype(kind)
-    residual = costs.memory.residual
-    region1, shared = costs.memory.peak_interleaved, costs.memory.shared.astype(kind)
-    # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
-    smaller = 2 * int(np.abs(residual).max(initial=0))
-    smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
-    enough = costs.machine.bytes_per_tile + smaller
-    held = np.tile(shared, (size, 1))
-    some = slice(begin, begin + size + width)  # the Blocks that come into it
-    new_code = np.zeros_like(code, dtype=kind)
-    new_code[some] = code[some]
-    growing = Growing(costs, own, np.arange(begin, begin + size), more=more)
-    interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
-    common = np.zeros((size, len(residual)), dtype=np.int64)
-    for step in range(width):
-        size = min(size, count - begin - step)
-        if size <= 0:
-            break
-        here = slice(begin + step, begin + step + size)
-        held = held[:size]
-        held += always[here]
-        if len(costs.memory.code):
-            for block, piece in apart.get(step, ()):
-                new_code[block] -= pieces[piece]
-            held += new_code[here]
-        growing.add(size)
-        together = held + growing.most(growing.edges())
-        if uses_region1:
-            interleaved = interleaved[:size]
-            np.maximum(interleaved, region1[here], out=interleaved, casting="unsafe")
-            together += interleaved
-        common = common[:size]
-        together += _with_blocks(costs, common, here, step + 1).astype(kind)
-        plain[:size, step] = fullest = together.max(axis=1)
-        if int(fullest.min()) > enough:
-            break
-
-
-def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
-    """The code of each Block, int64[Block, tile].
-
-    Also returns, for each Block, the pieces that it shares with the last earlier Block to have
-    them, and how many Blocks earlier that is: a stage with both holds them once.
-    """
-    if not len(costs.memory.code):
-        return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}
-    apart: dict[int, list[tuple[int, int]]] = {}
-    for piece, users in enumerate(costs.memory.code_users):
-        blocks = np.flatnonzero(users).tolist()
-        for before, block in pairwise(blocks):
-            apart.setdefault(block - before, []).append((block, piece))
-    return costs.memory.code_users.T.astype(np.int64) @ costs.memory.code, apart
+    known = costs.known.setdefault("grown stages", {})
+    shares = runs[costs.sharing].tobytes()
+    key = part.first, part.last, part.choice, shares
+    if key not in known:
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        some, final = slice(part.first, part.last + 1), part.last == len(costs) - 1
+        own = Own.of(costs, part.choice, final, some)
+        known[key] = Growing.whole(costs, own, part.first, part.last, runs).passes
+    grown: Grown = known[key]
+    return grown

@@ -130,7 +130,7 @@ def longest_stage(
     stages, weights = len(ipus), PipelineWeights.of(costs, ipus)
     if weights.main <= 0:
         return most
-    table = interval_costs(costs, stages, choices, most, together, memory=False)
+    table = interval_costs(costs, ipus, choices, most, together, memory=False)
     early = np.minimum.reduce([np.where(table.allowed, one, INFINITE) for one in table.early])
     final = np.where(table.allowed, table.final, INFINITE)
     fixed = fixed_cycles(costs, ipus, choices) + weights.each * least_copies(costs, ipus)

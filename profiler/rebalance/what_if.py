@@ -5,7 +5,7 @@ It takes milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,13 @@ from profiler import schedules
 from profiler.lazy import cached_property
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Part, passing_of, stage_parts
+from profiler.rebalance.tile_memory import (
+    Part,
+    ipu_bytes,
+    passing_of,
+    passing_through,
+    stage_parts,
+)
 from profiler.rebalance.verdict import Answer, Verdict, verdict_on, verdicts
 from profiler.schedules import Schedule
 from profiler.units import listed
@@ -142,6 +148,20 @@ def memory_of_ipu(costs: Costs, assignment: Assignment, ipu: int) -> Verdict:
     parts, ipus = assignment.parts(costs), assignment.ipus
     here = [part for part, where in zip(parts, ipus, strict=True) if where == ipu]
     return verdict_on(costs, here, ipu, exact, passing_of(costs, parts, ipus, ipu))
+
+
+def holds(costs: Costs, assignment: Assignment, ipus: Iterable[int] | None = None) -> bool:
+    """Whether the tiles of these IPUs (default: of all) hold what `memory_of` says that they do."""
+    parts, passing = assignment.parts(costs), None
+    if len(costs.cuts.ties) or costs.memory.carried.is_tied.any():
+        passing = passing_through(costs, parts, assignment.ipus)
+    for ipu in set(assignment.ipus) if ipus is None else ipus:
+        here = [k for k, where in enumerate(assignment.ipus) if where == ipu]
+        through = passing[here].sum(axis=0) if passing is not None else None
+        fullest = int(ipu_bytes(costs, [parts[k] for k in here], through).max())
+        if fullest > costs.machine.bytes_per_tile:
+            return False
+    return True
 
 
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:

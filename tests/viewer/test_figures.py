@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.rebalance.random_costs import random_costs
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
-from profiler.executed import Executed
+from profiler.executed import Executed, Spent
 from profiler.memory import KINDS
 from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
@@ -406,6 +406,20 @@ def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) ->
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
     assert sum(row[1] for row in grouped) == sum(row[1] for row in by_activity)
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
+
+
+def test_streaming_memory_is_told_from_the_host() -> None:
+    def numbers(*values: int) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    kinds = ("compute", "host I/O")
+    spent = Spent(numbers(-1, 3, 4), numbers(0, 1, 1), numbers(5, 7, 9), numbers(1, 2, 3), kinds)
+    assert trace.by_activity(spent) == [("host I/O", 16, 5), ("compute", 5, 1)]
+    assert trace.by_activity(spent, [4]) == [
+        ("streaming memory", 9, 3),
+        ("host I/O", 7, 2),
+        ("compute", 5, 1),
+    ]
 
 
 @pytest.mark.parametrize("one", theme.THEMES.values(), ids=lambda one: one.name)

@@ -36,7 +36,7 @@ def chart(frame: pd.DataFrame, x: str, y: str, form: str, theme: Theme) -> go.Fi
     points use numeric ``x`` values if the column has them.
     """
     if form == "bars":
-        return _bars(frame.head(_MOST_BARS), x, y, theme)
+        return _bars(frame.head(_MOST_BARS), x, y, theme, len(frame))
     shown = frame.head(MOST_POINTS)
     words = not numeric(shown[x])
     figure = go.Figure(
@@ -59,7 +59,8 @@ def chart(frame: pd.DataFrame, x: str, y: str, form: str, theme: Theme) -> go.Fi
     )
 
 
-def _bars(frame: pd.DataFrame, x: str, y: str, theme: Theme) -> go.Figure:
+def _bars(frame: pd.DataFrame, x: str, y: str, theme: Theme, rows: int) -> go.Figure:
+    first = f", the first {len(frame)} of {rows:,} rows" if rows > len(frame) else ""
     labels = [_label(value) for value in frame[x]]
     figure = go.Figure(
         go.Bar(
@@ -76,7 +77,11 @@ def _bars(frame: pd.DataFrame, x: str, y: str, theme: Theme) -> go.Figure:
             76 + 22 * max(1, len(labels)),
             bargap=0.25,
             margin={"l": 24 + 7 * max(map(len, labels), default=4), "r": 16, "t": 12, "b": 48},
-            xaxis={"title": {"text": _label(y)}, "rangemode": "tozero", "exponentformat": "SI"},
+            xaxis={
+                "title": {"text": _label(y) + first},
+                "rangemode": "tozero",
+                "exponentformat": "SI",
+            },
             yaxis={
                 "range": [len(labels) - 0.5, -0.5],
                 "tickvals": list(range(len(labels))),

@@ -18,7 +18,7 @@ SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the name
 _ROW = 26  # pixels of a level
 _LABEL = 60  # characters
 _COPIES = "copies of "  # what all in "copy between IPUs" begin with
-_CHARACTER, _PADDING, _LEAST = 7.0, 8, 4  # pixels; characters that still say something
+_CHARACTER, _PADDING, _LEAST = 7.0, 8, 6  # pixels; characters that still say something
 _WIDTH = 1150  # pixels of a figure as wide as a page of 1,440
 # How the causes of `critical_path.CAUSES` are drawn.
 _BY_CAUSE = {

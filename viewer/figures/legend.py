@@ -6,10 +6,23 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from profiler import Report
+from profiler.analysis.host import streaming_steps
+
 _NARROW = 620  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
+HOST, HOST_AND_STREAMS = "host I/O", "host I/O, streaming memory"
 _NARROW_LOOK = {"font": {"size": 11}, "indentation": -15}
+
+
+def with_streams(figure: go.Figure, report: Report) -> go.Figure:
+    """Name what has the colour of host I/O, where streaming memory has it too."""
+    if len(streaming_steps(report)):
+        for trace in figure.data:
+            if trace.name == HOST:
+                trace.name = HOST_AND_STREAMS
+    return figure
 
 
 def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:

@@ -344,7 +344,7 @@ def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
     if lane.shard > 0:  # the first has the stages
         return f"<b>{lane.name}</b>"
     here = stages[stages["ipu"] == lane.shown]
-    lines = [f"stage {row.stage}: {plain(blocks_of(row.blocks, 24))}" for row in rows_of(here)]
+    lines = [_stage(row, ": ", 24) for row in rows_of(here)]
     if len(lines) > 2:
         lines = [f"stages {ends_of([str(stage) for stage in here['stage']], 24)}"]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
@@ -487,6 +487,12 @@ def blocks_of(blocks: str, most: int) -> str:
     return ends_of(blocks.split(", "), most)
 
 
+def _stage(row: Any, between: str, most: int) -> str:
+    """A stage and its Blocks, where it has any."""
+    blocks = plain(blocks_of(row.blocks, most))
+    return f"stage {row.stage}{between}{blocks}" if blocks else f"stage {row.stage}"
+
+
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     """Cycles of a micro-batch in each stage, which rebalancing should make equal.
 
@@ -495,7 +501,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     mean = float(stages["cycles"].mean()) if len(stages) else 0.0
     if len(stages) > FEW:
         stages = _alike(stages)
-    labels = [f"stage {row.stage} · {plain(blocks_of(row.blocks, 26))}" for row in rows_of(stages)]
+    labels = [_stage(row, " · ", 26) for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
             92 + 30 * max(1, len(labels)),

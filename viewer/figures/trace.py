@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 PIXELS = 1300
 MAX_LEVELS = 8  # rows of a flame
 _CHARACTER = 7  # pixels
+_LEAST_CUT = 6  # characters: of a name cut shorter nobody knows what it is
 _HEIGHT = 0.86  # of its row
 _FAINT = len(ACTIVITIES)  # what the filter leaves out
 _MODULES = len(ACTIVITIES) + 1  # codes of modules begin here
@@ -358,14 +359,21 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
     return figure
 
 
-def by_activity(spent: Spent) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of executed steps, largest first."""
-    cycles, count = [0] * len(ACTIVITIES), [0] * len(ACTIVITIES)
-    for kind, took, slices in spent.by_kind():
-        code = BY_KIND.get(kind, COMPUTE)
-        cycles[code] += took
-        count[code] += slices
-    activities = [(NAMES[at], cycles[at], count[at]) for at in range(len(ACTIVITIES)) if count[at]]
+def by_activity(
+    spent: Spent, streaming: np.ndarray | Sequence[int] = ()
+) -> list[tuple[str, int, int]]:
+    """(activity, cycles, slices) of executed steps, largest first.
+
+    ``streaming``: ids of the steps that are named streaming memory.
+    """
+    code = np.array([BY_KIND.get(kind, COMPUTE) for kind in spent.kinds] or [0])[spent.kind]
+    code = np.where(np.isin(spent.step, streaming), len(NAMES), code)
+    names = [*NAMES, "streaming memory"]
+    cycles, count = (
+        np.bincount(code, weights=values, minlength=len(names)).astype(np.int64).tolist()
+        for values in (spent.cycles, spent.count)
+    )
+    activities = [(names[at], cycles[at], count[at]) for at in range(len(names)) if count[at]]
     return sorted(activities, key=lambda row: -row[1])
 
 
@@ -498,7 +506,7 @@ def _last(name: str) -> str:
 def _words(
     rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
 ) -> list[str]:
-    """The last part of the name, if it fits into its bar."""
+    """The last part of the name, if it or enough of it fits into its bar."""
     room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
     legible = (
         shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
@@ -506,7 +514,10 @@ def _words(
     words = [""] * len(found)
     for at in np.flatnonzero(legible).tolist():
         name, fits = _last(rows.labels[rows.label[source[at]]]), int(room[at])
-        words[at] = plain(name if len(name) <= fits else name[: fits - 1] + "…")
+        if len(name) <= fits:
+            words[at] = plain(name)
+        elif fits >= _LEAST_CUT:
+            words[at] = plain(name[: fits - 1] + "…")
     return words
 
 

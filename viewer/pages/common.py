@@ -359,7 +359,6 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
                 else {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
             ),
             config=settings,
-            style={"minHeight": f"{height}px"} if height else {},
         ),
         delay_show=200,
         overlay_style={"visibility": "visible", "opacity": 0.8},

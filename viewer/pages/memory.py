@@ -28,7 +28,7 @@ _VARIABLES = (
     Column("role", "role", width=140),
     Column("block_name", "Block", width=105),
     Column("region", "region", width=75),
-    Column("live", "live", width=165),
+    Column("live", "live", width=190),
     Column("bytes", "bytes", ",.0f", width=100),
 )
 

@@ -14,6 +14,7 @@ from dash import Dash, Input, Output, dcc, html
 from profiler import Report
 from viewer.figures import pipeline as figures
 from viewer.figures import units
+from viewer.figures.legend import with_streams
 from viewer.figures.marks import marked
 from viewer.figures.pipeline import Lanes
 from viewer.figures.theme import Theme
@@ -125,13 +126,14 @@ def register(app: Dash, profiles: Profiles) -> None:
         figure = figures.pipeline(
             lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None
         )
+        figure = with_streams(figure, report)
         marks = timeline.marks_of(marks, lanes.end)
         selected = timeline.selection_of(chosen, lanes.end)
         marked(figure, marks, selected, clock, theme)
         key = (run, iteration, arrangement)
         end, count = lanes.end, len(lanes.shown)
         timeline.keep_zoom(figure, NAME, clock, window, key, end, lanes.arranged, count)
-        busy = figures.busy(lanes, clock, theme, window)
+        busy = with_streams(figures.busy(lanes, clock, theme, window), report)
         said = timeline.in_time(low, high, lanes.end)
         measured = timeline.measured(marks, selected, clock)
         phases = _phases(report, run, iteration, clock, theme)

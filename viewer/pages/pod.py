@@ -29,7 +29,6 @@ _COLUMNS = (
     Column("from", "from IPU", width=110),
     Column("to", "to IPU", width=130),
     Column("way", "where the slowest link lies", least=160),
-    Column("bytes", "MiB of a device iteration", ",.1f", width=210, scale=2**20),
     Column("share", "link busy", ".1%", width=120, tip="of the device iteration, of one link"),
 )
 
@@ -126,7 +125,14 @@ def _table(loads: pd.DataFrame, theme: Theme) -> Any:
     )
     rest = len(loads) - len(shown)
     more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []
-    return [common.table("pod-links-table", frame, _COLUMNS, theme, height=380), *more]
+    columns = (*_COLUMNS[:4], _moved(int(shown["bytes"].max())), *_COLUMNS[4:])
+    return [common.table("pod-links-table", frame, columns, theme, height=380), *more]
+
+
+def _moved(most: int) -> Column:
+    """The column of bytes, in a unit in which the most of them is easily read."""
+    unit, scale = ("GiB", 2**30) if most >= 10 * 2**30 else ("MiB", 2**20)
+    return Column("bytes", f"{unit} of a device iteration", ",.1f", width=210, scale=scale)
 
 
 PAGE = Page("/pod", "Pod", layout, register, "Racks, machines and IPUs, and their links")

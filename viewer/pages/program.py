@@ -27,7 +27,7 @@ MOST = 20_000  # rows
 _COLUMNS = (
     Column("label", "program"),
     Column("type", "type", width=160),
-    Column("repeat", "runs", ",.0f", width=90, tip="how often the node's body runs"),
+    Column("repeat", "runs", ",.0f", width=80, tip="how often the node's body runs"),
     Column("below", "nodes below", ",.0f", width=120),
     Column("ipu", "IPU", ",.0f", width=80),
     Column("position", "step", ",.0f", width=90, tip="position in the IPU's program"),
@@ -35,7 +35,7 @@ _COLUMNS = (
         "cycles",
         "cycles",
         ",.0f",
-        width=120,
+        width=160,
         tip="of a call, on the IPU that takes longest; an external sync's with its waiting",
     ),
 )

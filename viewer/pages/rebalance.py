@@ -14,6 +14,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report, analysis
 from profiler.advise import Advice, Advised, Basis, advise_on
+from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
@@ -38,7 +39,11 @@ def layout(view: View) -> Any:
     try:
         costs = costs_of(view.profiles, view.report)
     except ValueError as error:
-        return [common.controls(view), common.card("Rebalance", common.message(str(error)))]
+        return [
+            common.controls(view, common.hidden(view, "unit", "cycles")),
+            common.card("Rebalance", common.message(sentence(str(error)))),
+            _levers_card("What else gains, each alone and several together."),
+        ]
     counts = [(str(n), str(n)) for n in range(1, min(len(costs), MOST_STAGES) + 1)]
     return [
         common.controls(
@@ -64,8 +69,8 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Stages and their Blocks",
             "rebalance-stages",
-            note="Predicted cycles of a micro-batch; hatched: recomputation and stash. The longest"
-            " bar sets the pace.",
+            note="Predicted cycles of a micro-batch; hatched: recomputation and stash."
+            f" {_pace(costs)}",
             height=240,
         ),
         html.Div(
@@ -90,12 +95,18 @@ def layout(view: View) -> Any:
             height=190,
         ),
         *checked.card(view.profiles),
-        common.card(
-            "All levers",
-            common.filled("rebalance-levers", awaited=True),
-            note="The split is one of several: what each gives alone, and several together.",
-        ),
+        _levers_card("The split is one of several: what each gives alone, and several together."),
     ]
+
+
+def _levers_card(note: str) -> Any:
+    return common.card("All levers", common.filled("rebalance-levers", awaited=True), note=note)
+
+
+def _pace(costs: Costs) -> str:
+    if costs.pipelined:
+        return "The longest bar sets the pace."
+    return "Stages work one after another: their sum sets the pace."
 
 
 def _stage_count(now: int, counts: list[tuple[str, str]]) -> Any:
@@ -208,8 +219,10 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def levers(profile: Any, _: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        costs = costs_of(profiles, report)
-        advised = profiles.made(report, "advised", lambda: advise_on(Basis(report, costs)))
+        try:
+            advised = profiles.made(report, "advised", lambda: advise_on(_basis(profiles, report)))
+        except ValueError as error:
+            return common.message(sentence(str(error)))
         return _levers(report, advised)
 
     @app.callback(
@@ -242,6 +255,15 @@ def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
     shown = memory_figures.fullest_ipus(extents)
     limit = costs.machine.bytes_per_tile
     return memory_figures.headroom(extents[shown], limit, theme, shown, "largest extent")
+
+
+def _basis(profiles: Profiles, report: Report) -> Basis:
+    """What levers are judged by, of a model without Blocks or in phases too."""
+    try:
+        costs = costs_of(profiles, report)
+    except ValueError:
+        return basis_of(report)
+    return Basis(report, costs)
 
 
 def _levers(report: Report, advised: Advised) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from dash import html
 
 from profiler import Report
+from profiler.analysis.host import streaming_steps
 from profiler.executed import Spent
 from viewer.figures import trace as figures
 from viewer.figures import units
@@ -93,7 +94,7 @@ def table(
     if by in dict(BY[1:]):
         sums = aggregated(report, spent, str(by))
     else:
-        sums = figures.by_activity(spent)
+        sums = figures.by_activity(spent, streaming_steps(report))
     return [html.P(words, className="note"), _table(sums, clock)]
 
 

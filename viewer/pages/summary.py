@@ -19,6 +19,7 @@ from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
 from viewer.figures import waterfall as waterfall_figures
+from viewer.figures.legend import with_streams
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common, waits
@@ -280,6 +281,7 @@ def _cycles(view: View) -> Any:
         path=waits.chain(view.profiles, report, 0, 0),
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
+    figure = with_streams(figure, report)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
     return bars_card(
         "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."

@@ -20,6 +20,7 @@ from viewer.figures import memory as memory_figures
 from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
 from viewer.figures import units
+from viewer.figures.legend import with_streams
 from viewer.figures.marks import marked
 from viewer.figures.pipeline import Lane
 from viewer.figures.theme import WAITING, Theme
@@ -215,6 +216,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         pixels, named = timeline.pixels(where), it.named(profiles, words)
         have = named.names if named is not None else ()
         figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path, have)
+        figure = with_streams(figure, it.report)
         marks = timeline.marks_of(marks, it.rows.end)
         selected = timeline.selection_of(chosen, it.rows.end)
         marked(figure, marks, selected, it.clock, theme)

@@ -236,7 +236,7 @@ def test_few_micro_batches_are_no_worse_than_brute_force() -> None:
 
 def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """With almost no ways kept, the bound stays at or below the least, and any gap is reported."""
-    monkeypatch.setattr(search, "_ALL", 0)
+    monkeypatch.setattr(search, "MOST_APART", 0)
     monkeypatch.setattr(search, "_WAYS", (2, 3))
     random = np.random.default_rng(1)
     open_ones = 0
@@ -265,7 +265,7 @@ def boxed(costs: Costs, ipus: tuple[int, ...], choices: Sequence[Choice]) -> box
     )
     if starts is None:
         return None
-    table = interval_costs(costs, len(ipus), choices, longest(costs))
+    table = interval_costs(costs, ipus, choices, longest(costs))
     partial = Search(costs, table, ipus, (), 0)
     known = LeastUpdate(starts, _quick(costs, starts), 0)
     return boxes.Boxes(partial, known)
@@ -305,7 +305,7 @@ def test_the_gap_narrows_with_the_cells_that_the_caller_grants(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None at all, one look, and what it takes; each is a bound on what the widest search found."""
-    monkeypatch.setattr(search, "_ALL", 0)
+    monkeypatch.setattr(search, "MOST_APART", 0)
     monkeypatch.setattr(search, "_WAYS", (2, 3))
     wide = 0
     for seed in range(6):
@@ -332,7 +332,7 @@ def test_the_least_ramps_are_never_above_those_of_a_split() -> None:
     for _ in range(60):
         count, stages = int(random.integers(4, 8)), int(random.integers(2, 5))
         costs = random_costs(random, count, 4, stages=min(stages, count), micro_batches=40)
-        table = interval_costs(costs, stages, (Choice.profiled(costs),), longest(costs))
+        table = interval_costs(costs, range(stages), (Choice.profiled(costs),), longest(costs))
         within = Search(costs, table, tuple(range(stages)), (), 0).everything
         least = min(_ramps(within.stages, starts, count) for starts in all_starts(count, stages))
         bounds = [least_ramps(within.stages, count, cells).whole for cells in (1, 25, 40_000)]

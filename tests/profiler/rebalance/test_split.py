@@ -15,9 +15,10 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Assignment, Costs, best_split, revisiting, split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
+from profiler.rebalance.interval_memory import interval_memory
 from profiler.rebalance.passes import Pass
 from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
-from profiler.rebalance.tile_memory import Part, at_the_end, interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import Part, at_the_end, ipu_bytes
 from profiler.rebalance.what_if import stage_cycles
 
 

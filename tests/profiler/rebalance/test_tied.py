@@ -247,3 +247,35 @@ def test_together_tied_needs_a_shared_weight(tmp_path: Path, capsys) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     assert ipu_report(["rebalance", "--together", "tied", str(path)]) != 0
     assert "no weight is read by more than one Block" in capsys.readouterr().err
+
+
+def test_two_weights_that_travel_are_counted_once_each(tmp_path: Path) -> None:
+    class TwoTables(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = torch.nn.ModuleList(torch.nn.Embedding(12_000, 64) for _ in range(2))
+            self.between = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            with ipu_exec.Block("words"):
+                hidden = self.tables[0](x) + self.tables[1](x)
+            with ipu_exec.Block("between"):
+                hidden = torch.relu(self.between(hidden)).flatten(0, -2)
+            with ipu_exec.Block("head"):
+                one, other = (hidden @ table.weight.t() for table in self.tables)
+                loss = torch.nn.functional.cross_entropy(one + other, labels.flatten())
+                return ipu_exec.identity_loss(loss, reduction="none")
+
+    options = ipu_exec.Options().showCompilationProgressBar(False).enableProfiling(tmp_path)
+    options.Training.gradientAccumulation(16)
+    stages = [Stage(name).ipu(k) for k, name in enumerate(("words", "between", "head"))]
+    options.autoRoundNumIPUs(True).setExecutionStrategy(PipelinedExecution(*stages))
+    model = TwoTables()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = ipu_exec.trainingModel(model, options, sgd)
+    executor.compile(*(torch.randint(0, 12_000, (16 * 4, 8)) for _ in range(2)))
+    with open_report(tmp_path / "training") as report:
+        costs = Costs.from_report(report)
+    assert costs.cuts.ties.blocks == ((0, 2), (0, 2))
+    # what the head's IPU really holds is nearer to the prediction than either weight's bytes
+    assert abs(costs.memory.residual[2]).max() < costs.tied_bytes.max(axis=1).min()

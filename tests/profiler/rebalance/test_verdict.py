@@ -21,6 +21,7 @@ from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
 from profiler.rebalance.carried import Carried
 from profiler.rebalance.cuts import Ties
+from profiler.rebalance.interval_memory import interval_memory
 from profiler.rebalance.refusal import as_levers, nearest, nearest_in_words, refusal
 from profiler.rebalance.running import Edges
 from profiler.rebalance.split import ALL_CHOICES
@@ -29,8 +30,8 @@ from profiler.rebalance.tile_memory import (
     at_the_end,
     held_by,
     held_by_each,
-    interval_memory,
     ipu_bytes,
+    passing_alone,
 )
 from profiler.rebalance.verdict import MARGIN, Answer
 from reports.cli import main as ipu_report
@@ -141,7 +142,8 @@ def test_all_stages_at_once_hold_what_each_does_alone() -> None:
                 followed = last < blocks
                 way = choice if followed else at_the_end(costs, choice)
                 part = Part(first, last - 1, 3 if followed else 0, way)
-                alone = int(ipu_bytes(costs, [part]).max())
+                (passing,) = passing_alone(costs, np.array([first]), np.array([last - 1]))
+                alone = int(ipu_bytes(costs, [part], passing).max())
                 assert table.fullest(part.depth)[first, last - 1 - first] == alone
 
 
