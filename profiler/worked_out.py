@@ -18,7 +18,7 @@ from profiler import kept, records
 from profiler.advise import basis_of, search
 from profiler.analysis import hierarchy, memory, waits_in_short
 from profiler.insights import insights, kept_insights
-from profiler.report import Report, open_report
+from profiler.report import SUMS, Report, open_report
 
 LEAST_STEPS = 1 << 14  # program steps of a profile: below, its answers take no second
 _log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def worked_out(report: Report) -> dict[str, Any]:
     """Each answer by its name, as JSON can hold it, from the profile's rows alone."""
     found: dict[str, Any] = {
         kept_insights.NAME: kept_insights.plain(insights(report)),
+        SUMS: report.sums_over_tiles[1].tolist(),
         memory.FULLEST: memory.fullest_tiles(report).tolist(),
     }
     if len(report.runs):

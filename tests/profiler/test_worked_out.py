@@ -17,6 +17,7 @@ from profiler.advise import advise, basis_of, search
 from profiler.analysis import hierarchy, waits_in_short
 from profiler.insights import Insight, insights, kept_insights
 from profiler.insights.kept_insights import known_insights, stored_insights
+from profiler.report import SUMS
 from reports.cli import main
 from tests.models import Mlp
 
@@ -84,13 +85,15 @@ def test_answers_are_read_as_they_were_made(path: Path, monkeypatch: pytest.Monk
     with worked_out._RowsAlone(path) as rows:
         tiles = analysis.fullest_tiles(rows)
         waits, leaves = waits_in_short.of(rows), hierarchy.leaves_of_cycles(rows, "module", True)
-        advised = advise(rows)
+        advised, steps = advise(rows), rows.program_steps()
+    monkeypatch.setattr(Report, "_sums_of", refuse)
     monkeypatch.setattr(search, "_advise_on", refuse)
     monkeypatch.setattr(analysis.memory, "_fullest", refuse)
     monkeypatch.setattr(waits_in_short, "_made", refuse)
     monkeypatch.setattr(hierarchy, "_leaves_of_cycles", refuse)
     with open_report(path) as report:
         np.testing.assert_array_equal(analysis.fullest_tiles(report), tiles)
+        pd.testing.assert_frame_equal(report.program_steps(), steps)
         assert advise(report) == advised and advised.single
         known = waits_in_short.of(report)
         pd.testing.assert_frame_equal(known.waterfall, waits.waterfall)
@@ -127,7 +130,7 @@ def test_a_small_profile_holds_nothing(tmp_path: Path) -> None:
 )
 def test_what_no_longer_holds_is_not_read(path: Path, change: str) -> None:
     alter(path, change)
-    for name in (INSIGHTS, TILES, WAITS, LEAVES):
+    for name in (INSIGHTS, TILES, WAITS, LEAVES, SUMS):
         assert held(path, name) is None
 
 
@@ -164,14 +167,15 @@ def test_an_insight_of_a_stranger_is_checked(path: Path, change: dict[str, Any])
         assert stored_insights(report) is None
 
 
-@pytest.mark.parametrize("said", [None, 1, "a", {}, [1], [{"title": "a"}]])
+@pytest.mark.parametrize("said", [None, 1, "a", {}, [1], [{"title": "a"}], [[0], [0], ["0"]]])
 def test_what_is_no_answer_is_not_taken_for_one(path: Path, said: Any) -> None:
-    for name in (INSIGHTS, TILES, WAITS, LEAVES):
+    for name in (INSIGHTS, TILES, WAITS, LEAVES, SUMS):
         put(path, name, said)
     with open_report(path) as report, worked_out._RowsAlone(path) as rows:
         if said != {}:  # no insights at all, which a profile may have
             assert stored_insights(report) is None
         np.testing.assert_array_equal(analysis.fullest_tiles(report), analysis.fullest_tiles(rows))
+        pd.testing.assert_frame_equal(report.program_steps(), rows.program_steps())
         assert waits_in_short.of(report).computing == waits_in_short.of(rows).computing
         assert len(hierarchy.leaves_together(report)) == len(hierarchy.leaves_together(rows))
 
