@@ -830,7 +830,7 @@ class Report:
         variables = self._ipu(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
-            total = self._tile_peaks(variables, None).step_total
+            total = self.live_bytes(ipu)
             return by_kind(variables, int(total.argmax()) if len(total) else 0)
 
         names = tuple(variables.category.tolist()), tuple(variables.role.tolist())

@@ -18,6 +18,7 @@ from profiler import kept, records
 from profiler.advise import basis_of, search
 from profiler.analysis import hierarchy, memory, waits_in_short
 from profiler.insights import insights, kept_insights
+from profiler.rebalance import known_split
 from profiler.report import SUMS, Report, open_report
 
 LEAST_STEPS = 1 << 14  # program steps of a profile: below, its answers take no second
@@ -51,6 +52,7 @@ def worked_out(report: Report) -> dict[str, Any]:
         found[hierarchy.LEAVES] = hierarchy.plain(hierarchy.leaves_together(report))
     with suppress(ValueError):  # no Blocks, or phases that a file does not say
         found |= search.worked_out(basis_of(report))
+        found[known_split.NAME] = known_split.plain(known_split.known_split(report))
     return found
 
 

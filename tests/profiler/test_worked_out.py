@@ -17,6 +17,7 @@ from profiler.advise import advise, basis_of, search
 from profiler.analysis import hierarchy, waits_in_short
 from profiler.insights import Insight, insights, kept_insights
 from profiler.insights.kept_insights import known_insights, stored_insights
+from profiler.rebalance import Costs, known_split
 from profiler.report import SUMS
 from reports.cli import main
 from tests.models import Mlp
@@ -85,9 +86,10 @@ def test_answers_are_read_as_they_were_made(path: Path, monkeypatch: pytest.Monk
     with worked_out._RowsAlone(path) as rows:
         tiles = analysis.fullest_tiles(rows)
         waits, leaves = waits_in_short.of(rows), hierarchy.leaves_of_cycles(rows, "module", True)
-        advised, steps = advise(rows), rows.program_steps()
+        advised, steps, split = advise(rows), rows.program_steps(), known_split.known_split(rows)
     monkeypatch.setattr(Report, "_sums_of", refuse)
     monkeypatch.setattr(search, "_advise_on", refuse)
+    monkeypatch.setattr(known_split, "best_split", refuse)
     monkeypatch.setattr(analysis.memory, "_fullest", refuse)
     monkeypatch.setattr(waits_in_short, "_made", refuse)
     monkeypatch.setattr(hierarchy, "_leaves_of_cycles", refuse)
@@ -95,6 +97,9 @@ def test_answers_are_read_as_they_were_made(path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(analysis.fullest_tiles(report), tiles)
         pd.testing.assert_frame_equal(report.program_steps(), steps)
         assert advise(report) == advised and advised.single
+        theirs = known_split.known_split(report)
+        assert known_split.plain(theirs) == known_split.plain(split)
+        assert theirs.prediction.total == split.prediction.total
         known = waits_in_short.of(report)
         pd.testing.assert_frame_equal(known.waterfall, waits.waterfall)
         pd.testing.assert_frame_equal(known.longest, waits.longest)
@@ -238,6 +243,29 @@ def test_advice_of_a_stranger_is_checked(path: Path, wrong: dict[str, Any]) -> N
     said = held(path, name)
     assert search._read(said) is not None
     assert search._read({**said, **wrong}) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"why": [1]},
+        {"least_total": 1.5},
+        {"more": 1},
+        {"assignment": {"starts": [1, 2], "ipus": [0, 1], "choices": []}},
+        {"assignment": {"starts": [0, 2], "ipus": [0, 1], "choices": []}},
+        {"assignment": {"starts": [0, 1], "ipus": [0, 2], "choices": []}},
+        {"assignment": {"starts": [0, 1], "ipus": [0, -1], "choices": []}},
+        {"assignment": {"starts": [0], "ipus": [0], "choices": []}},
+        {"assignment": {"starts": [], "ipus": [], "choices": []}},
+        {"assignment": {"starts": [0, 1], "ipus": [0, 1], "choices": [1, 2]}},
+    ],
+)
+def test_a_split_of_a_stranger_is_checked(path: Path, wrong: dict[str, Any]) -> None:
+    said = held(path, known_split.NAME)
+    with open_report(path) as report:
+        costs = Costs.from_report(report)
+    assert known_split._read(costs, said) is not None
+    assert known_split._read(costs, {**said, **wrong}) is None
 
 
 def test_doctor_says_what_the_rows_answer_otherwise(
