@@ -191,7 +191,7 @@ class ProfileWriter:
                 finally:
                     target.close()
                 if work_out is not None:
-                    _store_answers(copy, work_out(copy))
+                    store_answers(copy, work_out(copy))
                 seal.seal(copy)
                 _fsync(copy)
                 os.replace(copy, self.path)
@@ -325,7 +325,7 @@ def _texts(values: Sequence[Any]) -> Sequence[str]:
     return list(map(str, values))  # an enum's word
 
 
-def _store_answers(path: Path, answers: Mapping[str, Any]) -> None:
+def store_answers(path: Path, answers: Mapping[str, Any]) -> None:
     """Put answers into a finished profile, which lose them as soon as a row changes."""
     if not answers:
         return
