@@ -155,6 +155,7 @@ def bert(row: Row) -> Compiled:
         vocabulary=number(row.case, r"vocabulary (\d+)", base.vocabulary),
         halves=bool(halves),
         head_parts=number(row.case, r"head in (\d+) parts", 1),
+        packed=number(row.case, r"packs of (\d+)", 1),
     )
     if halves:
         place_halves(options, halves)

@@ -47,7 +47,7 @@ PIPELINED = (
 # last ones beside the head on IPU 0; the head's product is in parts
 # (embedding_serialization_vocab_steps).
 BERT = (
-    "BERT-Large pretraining sequence 512; 76 masked; micro-batch 2;"
+    "BERT-Large pretraining sequence 512; packs of 3; 78 masked; micro-batch 2;"
     " gradient accumulation {accumulation}; {replicas} replicas of {ipus} IPUs;"
     " attention+feed-forward per IPU {halves}; vocabulary 30912; head in 4 parts;"
     " proportion {proportion}; LAMB"
@@ -63,8 +63,9 @@ BOW = (
     "BERT-Large pretraining {phase}; gradient accumulation {accumulation}; {replicas} replicas of 4"
     " IPUs; encoder layers per IPU 3/7/7/7; proportion {proportion}; LAMB"
 )
-BOW_128 = "sequence 128; 20 masked; micro-batch 8"
-BOW_512 = "sequence 512; 76 masked; micro-batch 2"
+# With packs, masked tokens are more by a token less than the sequences of a pack.
+BOW_128 = "sequence 128; packs of 3; 22 masked; micro-batch 8"
+BOW_512 = "sequence 512; packs of 3; 78 masked; micro-batch 2"
 PACKED = {128: 1.17, 512: 2.0}  # sequences to a pack
 OFF, ON = STATE.format(where="off-chip"), STATE.format(where="on-chip")
 

@@ -34,6 +34,7 @@ class BertConfig:
     # a layer's attention and its feed-forward network are Blocks of their own
     halves: bool = False
     head_parts: int = 1  # of the vocabulary, in which the head's product is computed
+    packed: int = 1  # sequences to a pack, which are one after the other in its tokens
 
 
 BASE = BertConfig()
@@ -60,10 +61,12 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.register_buffer("order", torch.arange(config.sequence))
 
-    def forward(self, tokens: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-        return self.dropout(
-            self.norm(self.word(tokens) + self.position(self.order) + self.token_type(types))
-        )
+    def forward(
+        self, tokens: torch.Tensor, types: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``places``: of the tokens in their sequence, where they are packed."""
+        position = self.position(self.order if places is None else places)
+        return self.dropout(self.norm(self.word(tokens) + position + self.token_type(types)))
 
 
 class Attention(nn.Module):
@@ -109,6 +112,9 @@ class Layer(nn.Module):
 class Bert(nn.Module):
     """Blocks: ``embedding``, ``layer0`` ..., ``head``; with halves, ``attention0``,
     ``feed_forward0`` ... in place of the layers.
+
+    Packed sequences (Krell et al. 2021) attend each to its own tokens, are told apart by the
+    numbers in ``visible``, and have their first tokens at the end of the pack.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -135,20 +141,32 @@ class Bert(nn.Module):
         where: torch.Tensor,
         masked: torch.Tensor,
         follows: torch.Tensor,
+        places: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with poptorch.Block("embedding"):
-            x = self.embedding(tokens, types)
-            mask = (1.0 - visible[:, None, None, :].to(x.dtype)) * -10000.0
+            x = self.embedding(tokens, types, places)
+            mask = (1.0 - self._attended(visible).to(x.dtype)) * -10000.0
         for number in range(len(self.layer)):
             x = self._encoded(number, x, mask)
         with poptorch.Block("head"):
             hidden = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
             hidden = self.transform_norm(functional.gelu(self.transform(hidden)))
             scores = self._scores(hidden)
-            second = self.next(torch.tanh(self.pooler(x[:, 0])))
+            second = [self.next(torch.tanh(self.pooler(x[:, at]))) for at in self._first_tokens()]
             loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
-            loss = loss + functional.cross_entropy(second.float(), follows)
+            loss = loss + functional.cross_entropy(torch.cat(second).float(), follows.flatten())
             return scores, poptorch.identity_loss(loss, reduction="none")
+
+    def _attended(self, visible: torch.Tensor) -> torch.Tensor:
+        """Which tokens each one attends to, alike for all heads."""
+        if self.config.packed == 1:
+            return visible[:, None, None, :]
+        return visible[:, None, None, :] == visible[:, None, :, None]
+
+    def _first_tokens(self) -> range:
+        """Where the first tokens of the sequences are."""
+        packed = self.config.packed
+        return range(-packed, 0) if packed > 1 else range(1)
 
     def _encoded(self, number: int, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         layer = self.layer[number]
@@ -170,14 +188,26 @@ class Bert(nn.Module):
 
 def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:
     """Random sentences: what ``Bert.forward`` takes."""
-    return (
+    several = config.packed > 1
+    sequence = (
         integers(config.vocabulary, batch, config.sequence),
         integers(2, batch, config.sequence, seed=1),
-        torch.ones(batch, config.sequence),
+        sequence_numbers(config, batch) if several else torch.ones(batch, config.sequence),
         integers(config.sequence, batch, config.masked, seed=2),
         integers(config.vocabulary, batch, config.masked, seed=3),
-        integers(2, batch, seed=4),
+        integers(2, *((config.packed, batch) if several else (batch,)), seed=4),
     )
+    return (
+        (*sequence, integers(config.sequence, batch, config.sequence, seed=5))
+        if several
+        else (sequence)
+    )
+
+
+def sequence_numbers(config: BertConfig, batch: int) -> torch.Tensor:
+    """Of each token of packs whose sequences are equally long."""
+    numbers = torch.arange(config.sequence) * config.packed // config.sequence
+    return numbers.to(torch.int32).expand(batch, -1).contiguous()
 
 
 def example(config: BertConfig) -> Example:

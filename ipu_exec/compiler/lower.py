@@ -14,6 +14,7 @@ from typing import Any
 
 from ipu_exec.compiler.bodies import widened
 from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.linear_starts import one_after_another
 from ipu_exec.compiler.locations import Shard
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
@@ -51,7 +52,7 @@ def lower_graph(
         tuple(machines),
         options.replicas,
         lowering.plans,
-        lowering.layouts.of,
+        one_after_another(graph, residency.away, lowering.layouts.of),
     )
 
 

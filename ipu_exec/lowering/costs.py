@@ -103,10 +103,11 @@ KINDS: dict[str, Cost] = {
     "tanh": Cost("popnn::NonLinearity1D<T,TANH>", 20, 17, (12, 2), (4, 4)),
     "sigmoid": Cost("popnn::NonLinearity1D<T,SIGMOID>", 20, 17, (12, 2), (6, 4)),
     "relu": Cost("popnn::NonLinearity1D<T,RELU>", 20, 17, (3, 2), (3, 4)),
-    "gelu": Cost("popnn::NonLinearity1D<T,GELU>", 20, 17, (10, 2), (10, 4), 8),
-    "gelu_erf": _unary("GELU_ERF", (22, 1), (16, 1)),
+    # counted from the loops of [PL, lib/popnn/codelets/asm], NonLinearity1D_gelu.S,
+    # NonLinearityLoop_gelu.S and NonLinearityGradLoop_gelu.S, with tanh and exp as above
+    "gelu": Cost("popnn::NonLinearity1D<T,GELU>", 20, 17, (21, 2), (8, 4), 8),
     "nonlinearity_grad": Cost("popnn::NonLinearityGrad1D<T,RELU>", 20, 17, (5, 2), (5, 4), 2),
-    "gelu_grad": Cost("popnn::NonLinearityGrad1D<T,GELU>", 20, 17, (22, 2), (22, 4), 12),
+    "gelu_grad": Cost("popnn::NonLinearityGrad1D<T,GELU>", 20, 17, (26, 2), (15, 4), 12),
     "sqrt": _unary("SQRT", (10, 2), (23, 4)),
     "rsqrt": _unary("RSQRT", (8, 2), (19, 4)),
     "inverse": _unary("INVERSE", (6, 2), (15, 4)),
@@ -130,8 +131,7 @@ KINDS: dict[str, Cost] = {
 }
 """Kinds of elementwise vertices. Not in docs/cycles.md#elementwise, and so taken by likeness:
 ``pow``, ``atan2``, ``asin``, ``remainder`` (scalar C++), ``series`` (scalar C++ of about 20 terms:
-erfinv, lgamma and the like), ``clamp``, ``gelu_grad`` (twice the forward polynomial), ``compare``
-(as max/min)."""
+erfinv, lgamma and the like), ``clamp``, ``compare`` (as max/min)."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:

@@ -407,8 +407,6 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
     # by a number: popops::scaledAddTo(a, 1 - w, b, w)
     if name == "lerp" and len(spec.operands) == 2:
         return ("scaled_add",)
-    if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
-        return ("gelu_erf",)
     if name == "div" and dict(spec.kwargs).get("rounding_mode"):
         return (*kinds, "round")
     return kinds

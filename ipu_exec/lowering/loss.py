@@ -150,10 +150,9 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     _one_hot(build, target, scores, spread)
     rows = _rows(target, scores, spread)
-    for index, name in (
-        (0, "gradient"),
-        *((i, "weight") for i in range(3, len(spec.operands))),
-    ):
+    # the last operand is torch's total weight, in place of which PopART counts targets again
+    classes = range(3, len(spec.operands) - 1)
+    for index, name in ((0, "gradient"), *((i, "weight") for i in classes)):
         source = build.place(index)
         need = (
             np.minimum(rows, source.elements)

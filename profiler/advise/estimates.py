@@ -3,10 +3,14 @@
 Estimates from a profile alone, by rules that hold for any model (docs/advice.md#estimates has what
 they are off by):
 
-- The shortest steps of a profile are what starting a step takes: that part of each stays.
-- In float16 tiles compute twice as much a cycle and move twice as many elements. Accumulators and
-  optimiser state stay float32, and with them the update.
-- Tiles that have nothing to do in a step take what more samples bring first.
+- What starting a vertex takes stays, by its formula (`profiler.advise.vertex_costs`); of vertices
+  that have none, and of exchanges, it is what the shortest steps of the profile take.
+- In float16 half as many bytes move, and vertices take as many cycles an element as their formulas
+  say. Partial sums of products and reductions stay float32, and so do accumulators, optimiser state
+  and the update. What is so small that it leaves most tiles idle is on fewer tiles then, not
+  quicker on each.
+- Tiles that have nothing to do in a step take what more samples bring first; what goes to few tiles
+  has theirs.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
   power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
   temporaries that hold them. What is the size of a weight does not grow.
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler import records
+from profiler.advise.vertex_costs import StepVertices, step_vertices
 from profiler.enums import Direction, Purpose, Role
 from profiler.rebalance import Costs
 from profiler.rebalance.block_cycles import BlockCycles
@@ -33,6 +38,7 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+_FEW_TILES = 0.5  # share of them: tensors that fill no more have the least bytes a tile may have
 SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
 _PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
 _SINGLE, _HALF = "float32", "float16"
@@ -46,7 +52,8 @@ class Steps:
     """Operators' steps of a profile: one entry a step.
 
     ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
-    work in it; ``growth``: how it grows, of `GROWTHS`.
+    work in it; ``growth``: how it grows, of `GROWTHS`; ``in_half``: times as many ``beyond`` in
+    float16.
     """
 
     block: np.ndarray
@@ -55,6 +62,7 @@ class Steps:
     beyond: np.ndarray
     busy: np.ndarray
     growth: np.ndarray
+    in_half: np.ndarray
 
 
 # With the samples to this power: what is a weight's, what tiles exchange for products, all else.
@@ -131,21 +139,85 @@ def _steps(report: Report, variables: pd.DataFrame) -> Steps:
         & steps["direction"].isin(_WORKING)
         & (steps["purpose"] == Purpose.OPERATOR)
     ]
+    vertices = step_vertices(report, steps["step"].to_numpy())
+    order = _Order.of(steps)
     product = is_product(report.ops.loc[steps["op"], "aten"])
+    accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
     cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
+    compute, exchange = kind == "compute", kind == "exchange"
+
     beyond = beyond_starting(cycles, kind)
+    known = compute & (vertices.start >= 0)
+    beyond = np.where(known, np.maximum(0, cycles - vertices.start), beyond)
+
+    tiles = report.target.tiles_per_ipu
+    busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
     growth = np.select(
-        [of_weights, product & (kind == "exchange")], [STAYS, AS_PRODUCTS], AS_SAMPLES
+        [of_weights | accumulates, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
     )
+
+    in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
+    float32 = order.partial_sums(vertices) | (accumulates & compute)
+    few_tiles = (busy < _FEW_TILES) & ~product
+    in_half = np.where(float32 | few_tiles, 1.0, in_half)
     return Steps(
         steps["block"].to_numpy(),
         steps["direction"].to_numpy(),
         cycles - beyond,
         beyond,
-        steps["active_tiles"].to_numpy() / report.target.tiles_per_ipu,
+        busy,
         growth,
+        in_half,
     )
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Which compute steps come before and after steps, of the same operator; -1: none.
+
+    ``before`` has an exchange between: of a compute step, the one whose results were sent to it.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    exchange: np.ndarray
+
+    @classmethod
+    def of(cls, steps: pd.DataFrame) -> _Order:
+        """``steps`` in the order of the program."""
+        count, op = len(steps), steps["op"].to_numpy()
+        compute = (steps["kind"] == "compute").to_numpy()
+        exchange = (steps["kind"] == "exchange").to_numpy()
+        position = np.arange(count)
+
+        def last(chosen: np.ndarray) -> np.ndarray:
+            """The last of those before each step."""
+            until = np.maximum.accumulate(np.where(chosen, position, -1))
+            return np.concatenate([[-1], until[:-1]]) if count else until
+
+        following = np.minimum.accumulate(np.where(compute, position, count)[::-1])[::-1]
+        after = np.where(following < count, following, -1)
+        before = np.where(compute & (last(exchange) > last(compute)), last(compute), -1)
+        same_after, same_before = op[after] == op, op[before] == op
+        return cls(
+            np.where(same_before & (before >= 0), before, -1),
+            np.where(same_after & (after >= 0), after, -1),
+            exchange,
+        )
+
+    def at_receivers(self, busy: np.ndarray) -> np.ndarray:
+        """Shares of busy tiles; of exchanges, of the step that computes with what they bring."""
+        receivers = np.where(self.exchange & (self.after >= 0), busy[self.after], busy)
+        return np.minimum(busy, receivers)
+
+    def partial_sums(self, vertices: StepVertices) -> np.ndarray:
+        """Mask of steps that add up what other tiles have added up or multiplied, and bring it."""
+        made = vertices.sums | vertices.product
+        adding = vertices.sums & (self.before >= 0) & made[self.before]
+        bringing = self.exchange & (self.after >= 0) & adding[self.after]
+        mask: np.ndarray = adding | bringing
+        return mask
 
 
 def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
@@ -170,6 +242,16 @@ def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     return np.flatnonzero((count > 0) & (alike == count))
 
 
+def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
+    """Ids of operators that read or write accumulators of gradients."""
+    uses = report.columns_of(records.Use) if report.format >= 2 else None
+    if uses is None:
+        return np.zeros(0, dtype=np.int64)
+    accumulators = variables.index[variables["role"] == Role.ACCUMULATOR]
+    ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], accumulators)])
+    return ops
+
+
 def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     """`variables_alike` with what each grows with, and the bytes that halve in float16.
 
@@ -184,7 +266,8 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
         [of_product, per_sample, weights], ["products", "samples", "weights"], default="rest"
     )
     kept_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
-    is_single = variables["dtype"].isin((_SINGLE, "")) & ~kept_single & (role != Role.PROGRAM)
+    as_large = kept_single | of_product | (role == Role.PROGRAM)
+    is_single = variables["dtype"].isin((_SINGLE, "")) & ~as_large
     return variables.assign(grows=grows, single=variables["bytes"].where(is_single, 0))
 
 
@@ -222,7 +305,7 @@ def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Cost
     moved = samples * rate
     return replace(
         costs,
-        cycles=_cycles(costs.cycles, of.steps, samples, rate),
+        cycles=_cycles(costs.cycles, of.steps, samples, half),
         memory=_memory(costs.memory, of.held, samples, half),
         stash=replace(
             costs.stash,
@@ -247,10 +330,10 @@ def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.n
     return times
 
 
-def _cycles(cycles: BlockCycles, steps: Steps, samples: float, rate: float) -> BlockCycles:
+def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> BlockCycles:
     growth = growth_of_work(steps.growth, steps.busy, samples)
     before = steps.fixed + steps.beyond
-    after = steps.fixed + rate * growth * steps.beyond
+    after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
     blocks = len(cycles.forward)
 
     def times(values: np.ndarray, direction: Direction) -> np.ndarray:

@@ -24,7 +24,12 @@ _A_DOUBLING = (
     0.03  # that twice the samples a weight update have to gain at the least: learning pays
 )
 _LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
+# How far estimates are off at the most, of the gain and of a tile (docs/advice.md#estimates).
+_DOUBT_OF_PRECISION = 0.2
+_DOUBT_OF_SIZE = 0.4
+_DOUBT_OF_MEMORY = 0.12
 _FEW_STAGES = 16  # up to which another split is looked for
+_ROUNDS = 3  # of settings for a split, and a split for the settings
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,9 @@ class Advice:
     ``samples_per_second`` over all replicas, ``gain`` their ratio to the present (0: it does not
     run now), ``samples``: of a weight update; ``fullest``: bytes of the fullest tile, on ``ipu``;
     ``memory``: whether it fits, in words. ``estimate``: costs of another precision or micro-batch
-    are estimates (docs/advice.md#estimates); else they are the profile's. ``code``: the lines to
-    write; ``argument``: for ``ipu-run --with``; ``problems``: why it would not run.
+    are estimates (docs/advice.md#estimates), ``doubt`` samples a second off either way; else they
+    are the profile's. ``code``: the lines to write; ``argument``: for ``ipu-run --with``;
+    ``problems``: why it would not run.
     """
 
     title: str
@@ -48,6 +54,7 @@ class Advice:
     ipu: int
     memory: str
     estimate: bool
+    doubt: float
     code: tuple[str, ...]
     argument: str
     problems: tuple[str, ...]
@@ -111,12 +118,12 @@ def _advise_on(basis: Basis, limit: int, splits: bool) -> Advised:
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + _LEAST_GAIN)
     ]
-    gaining = [one for one in alone if _gains(one, now)]
-    best = _together(basis, limit, splits and bool(now))
+    single = _best_of_each([one for one in alone if _gains(one, now)])
+    best = _together(basis, limit, splits and bool(now), single)
     together = predicted(basis, best, now)
-    single = _best_of_each(gaining)
-    several = len(best.pulled) > 1 and _gains(together, now)
-    return Advised(present, tuple(single), together if several else None)
+    most = single[0].samples_per_second if single else 0.0
+    several = len(best.pulled) > 1 and together.samples_per_second >= most
+    return Advised(present, tuple(single), together if several and _gains(together, now) else None)
 
 
 def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
@@ -124,6 +131,9 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     costs, outlook = basis.costs_with(levers), basis.outlook(levers)
     fullest = max(outlook.memory, key=lambda one: one.nbytes - one.limit)
     rate = 0.0 if outlook.problems else outlook.samples_per_second
+    known = replace(levers, half=False, micro_batch=0)
+    estimated = outlook.samples_per_second - _speed(basis, known) if known != levers else 0.0
+    doubt = _doubt(levers) * abs(estimated)
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
@@ -133,17 +143,31 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         costs.samples * costs.micro_batches,
         fullest.nbytes,
         fullest.ipu,
-        _memory(outlook.memory),
+        _memory(outlook.memory, bool(levers.micro_batch)),
         levers.half or bool(levers.micro_batch) or levers.state == STATES[2],
+        doubt,
         code(basis, levers),
         levers.argument,
         outlook.problems,
     )
 
 
-def _memory(ipus: Sequence[Verdict]) -> str:
+def _doubt(levers: Levers) -> float:
+    """The share of the gain that an estimate may be off."""
+    if levers.micro_batch:
+        return _DOUBT_OF_SIZE
+    return _DOUBT_OF_PRECISION if levers.half else 0.0
+
+
+def _memory(ipus: Sequence[Verdict], other_size: bool) -> str:
+    """Whether all IPUs hold it, in words; ``other_size``: with micro-batches of another size."""
     worst = min(ipus, key=lambda one: one.free)
-    return str(worst) if worst.answer is Answer.FITS else f"IPU {worst.ipu}: {worst}"
+    if worst.answer is not Answer.FITS:
+        return f"IPU {worst.ipu}: {worst}"
+    close = other_size and worst.free < _DOUBT_OF_MEMORY * worst.limit
+    return (
+        f"IPU {worst.ipu}: within {_DOUBT_OF_MEMORY:.0%}: compile to know" if close else str(worst)
+    )
 
 
 def _gains(advice: Advice, now: float) -> bool:
@@ -162,10 +186,13 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 # -- settings of each lever ---
 
 
-def _micro_batches(basis: Basis, limit: int) -> list[int]:
-    """Numbers of micro-batches a weight update: the present, the least that is legal, and more."""
+def _micro_batches(basis: Basis, limit: int, stages: int = 0) -> list[int]:
+    """Numbers of micro-batches a weight update: the least that is legal, and more.
+
+    ``stages``: how many there are (0: the present).
+    """
     costs = basis.costs
-    stages = len(basis.present.starts)
+    stages = stages or len(basis.present.starts)
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     most = max(costs.micro_batches, limit // costs.samples)
     more = [costs.micro_batches * 2, costs.micro_batches * _MORE_MICRO_BATCHES]
@@ -238,45 +265,80 @@ def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[
 # -- all together ---
 
 
-def _together(basis: Basis, limit: int, splits: bool) -> Levers:
-    """The quickest combination that fits: all settings that decide memory, then the split."""
-    best = _best_on(basis, limit, basis.present)
-    costs = basis.costs_with(best)
-    for split in other_splits(costs, basis.present, splits) if basis.can_split else ():
-        other = replace(best, split=split)
-        if _rate(basis, other) > _rate(basis, best) * (1 + _LEAST_GAIN):
-            best = other
+def _together(basis: Basis, limit: int, splits: bool, single: Sequence[Advice]) -> Levers:
+    """The quickest combination that fits, never slower than the best of the ``single`` levers.
+
+    Looked for from the present, from the best other split, and from the best single lever, which is
+    then held.
+    """
+    by_split = [one.levers for one in single if one.levers.split is not None]
+    starts = dict.fromkeys((Levers(), *by_split[:1], *(one.levers for one in single[:1])))
+    found = [_climbed(basis, limit, splits, start) for start in starts]
+    best = max(found, key=lambda one: _worth(basis, one))
+    least = single[0].samples_per_second if single else 0.0
+    if _rate(basis, best) < least:  # more samples a weight update, which that lever takes alone
+        best = max(found, key=lambda one: _rate(basis, one))
     for name in best.pulled:  # what adds nothing beside the others is left as it is
         fewer = best.without(name)
-        if _rate(basis, fewer) * (1 + _LEAST_GAIN) >= _rate(basis, best):
+        if _rate(basis, fewer) >= max(least, _rate(basis, best) / (1 + _LEAST_GAIN)):
             best = fewer
     return best
 
 
-def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
-    """The best of all settings on a split. More micro-batches, fewer outputs never cost memory."""
-    outputs, others = _outputs(basis)[-1], basis.costs.samples // basis.micro_batch
-    now = basis.costs.samples * basis.costs.micro_batches
-    precisions = [False, True] if basis.sizes.halves else [False]
-    sizes = [0, *_sizes(basis, limit)]
-    worth: list[tuple[float, Levers]] = []
-    for half, size, again, state in product(
-        precisions, sizes, _recomputations(basis), _states(basis)
-    ):
+def _climbed(basis: Basis, limit: int, splits: bool, held: Levers) -> Levers:
+    """All other settings beside the ``held``, then the split for them, while either gains."""
+    best = _best_beside(basis, limit, held)
+    for _ in range(_ROUNDS if basis.can_split else 0):
+        costs = basis.costs_with(best)
+        others = [replace(best, split=one) for one in other_splits(costs, basis.present, splits)]
+        other = max(others, key=lambda one: _worth(basis, one), default=best)
+        if _worth(basis, other) <= _worth(basis, best) * (1 + _LEAST_GAIN):
+            return best
+        best = _best_beside(basis, limit, replace(held, split=other.split))
+    return best
+
+
+def _best_beside(basis: Basis, limit: int, held: Levers) -> Levers:
+    """The best of all settings that are not ``held``.
+
+    Of micro-batches and outputs only the most and the fewest: they never cost memory.
+    """
+    costs = basis.costs
+    others = costs.samples // basis.micro_batch
+    precisions = [False, True] if basis.sizes.halves and not held.half else [held.half]
+    sizes = [held.micro_batch] if held.micro_batch else [0, *_sizes(basis, limit)]
+    ways = _recomputations(basis) if held.recompute is None else [held.recompute]
+    states = [held.state] if held.state else _states(basis)
+    outputs = held.outputs or _outputs(basis)[-1]
+    numbers = _micro_batches(basis, limit, len((held.split or basis.present).starts))
+    ranked: list[tuple[float, Levers]] = []
+    for half, size, again, state in product(precisions, sizes, ways, states):
         samples = (size or basis.micro_batch) * others
-        fitting = [n for n in _micro_batches(basis, limit) if n * samples <= limit]
-        number = max(fitting, default=0)
-        levers = Levers(half, size, number, again, outputs, state)
-        doublings = log2(max(number, basis.costs.micro_batches) * samples / now)
-        worth.append((_speed(basis, levers) * (1 - _A_DOUBLING) ** doublings, levers))
+        fitting = [number for number in numbers if number * samples <= limit]
+        number = held.micro_batches or max(fitting, default=0)
+        levers = Levers(half, size, number, again, outputs, state, held.split)
+        ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Most first: what is not worth more than what fits is never asked whether it fits.
-    least = _rate(basis, Levers())
-    for value, levers in sorted(worth, key=lambda one: -one[0]):
+    least = _worth(basis, held)
+    for value, levers in sorted(ranked, key=lambda one: -one[0]):
         if value <= least:
             break
         if _runs(basis, levers):
             return levers
-    return Levers()
+    return held
+
+
+def _worth(basis: Basis, levers: Levers) -> float:
+    """Samples a second, less what more samples a weight update cost learning; 0: does not run."""
+    return _rate(basis, levers) * _worth_of_samples(basis, levers)
+
+
+def _worth_of_samples(basis: Basis, levers: Levers) -> float:
+    """What a sample is worth beside one of the present's: less with more of them an update."""
+    larger = (levers.micro_batch or basis.micro_batch) / basis.micro_batch
+    more = (levers.micro_batches or basis.costs.micro_batches) / basis.costs.micro_batches
+    worth: float = (1 - _A_DOUBLING) ** max(0.0, log2(larger * more))
+    return worth
 
 
 def _rate(basis: Basis, levers: Levers) -> float:

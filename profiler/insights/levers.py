@@ -70,7 +70,7 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
     if levers.half:
         return (
             "the weights are float32",
-            "In float16 tiles compute at least twice as fast, and half the bytes move.",
+            "In float16 tiles multiply twice as fast, and half the bytes move.",
             Waits(causes=(*WORK, *_ON_LINKS)),
         )
     if levers.micro_batch:

@@ -2,8 +2,9 @@
 
 Precision, micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies
 and the split: each alone, and all together, ranked by predicted samples a second under the memory.
-'~' marks estimates. --check SCRIPT compiles the script with each of them and says what came, then
-advises on what was compiled until nothing gains. The script stays as it is.
+'~' marks estimates, '±' what they may be off. --check SCRIPT compiles the script with each of them
+and says what came, then advises on what was compiled until nothing gains. The script stays as it
+is.
 """
 
 from __future__ import annotations
@@ -184,9 +185,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         [{name: _plain(getattr(one, name)) for name in names} for one in advices],
         columns=pd.Index(names),
     )
-    frame["rate"] = [
-        f"{'~' if one.estimate else ''}{_per_second(one.samples_per_second)}" for one in advices
-    ]
+    frame["rate"] = [_rate(one) for one in advices]
     frame["times"] = [f"{one.gain:.2f}" if one.gain else "" for one in advices]
     columns = [Column("rate", "samples/s", str), Column("times", "times\nnow", str)]
     if outcomes is not None:
@@ -201,6 +200,15 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         Column("title", "change", sentence),
     ]
     return Table("advice", frame, tuple(columns))
+
+
+def _rate(one: Advice) -> str:
+    """Samples a second; of an estimate with how far it may be off: '~745 ±4%'."""
+    rate = _per_second(one.samples_per_second)
+    if not one.estimate:
+        return rate
+    off = f" ±{one.doubt / one.samples_per_second:.0%}" if one.doubt else ""
+    return f"~{rate}{off}"
 
 
 def _plain(value: Any) -> Any:

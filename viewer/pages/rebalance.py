@@ -279,9 +279,9 @@ def _levers(report: Report, advised: Advised) -> Any:
 
 
 def _lever(one: Advice) -> Any:
-    rate = (
-        f"{'about ' if one.estimate else ''}{per_second(one.samples_per_second)} samples a second"
-    )
+    rate = f"{per_second(one.samples_per_second)} samples a second"
+    if one.estimate:
+        rate = f"about {rate} (±{one.doubt / one.samples_per_second:.0%})"
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
     words = [html.B(sentence(one.title)), html.Span(f"{gain}; {one.memory}", className="gain")]
     return html.Li([html.Div(words), common.statements(one.code)])

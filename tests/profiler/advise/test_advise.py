@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -160,6 +161,52 @@ def test_phases_are_advised_on_and_obtain_it(
             assert LEAST < obtained / one.samples_per_second < MOST
         else:
             assert obtained == pytest.approx(one.samples_per_second)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Four layers and a loss of which one IPU has all but the last."""
+    folder = tmp_path_factory.mktemp("uneven")
+    stages = ipu_exec.Stage("L0", "L1", "L2", "L3").ipu(0), ipu_exec.Stage("loss").ipu(1)
+    options = _options(folder).setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    return _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+
+
+@pytest.mark.parametrize("seed", [3, 15, 19, 28, 37, 39])
+def test_together_is_never_slower_than_a_lever_alone(uneven: Report, seed: int) -> None:
+    """Over random costs, on tiles so full that what helps one lever leaves no room for another."""
+    random = np.random.default_rng(seed)
+    basis = Basis.of(uneven)
+    costs, cycles, memory = basis.costs, basis.costs.cycles, basis.costs.memory
+    longer = 10 ** random.uniform(0, 2, len(costs))
+    share = random.dirichlet(np.ones(len(costs))) * costs.machine.bytes_per_tile
+    held = np.rint(share[:, None] * random.uniform(0.1, 0.9)).astype(np.int64)
+    larger = 10 ** random.uniform(1.3, 2.8)
+
+    def times(values: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
+        product: np.ndarray = np.rint(values * factor).astype(np.int64)
+        return product
+
+    changed = replace(
+        costs,
+        cycles=replace(
+            cycles,
+            forward=times(cycles.forward, longer),
+            backward=times(cycles.backward, longer),
+        ),
+        memory=replace(
+            memory,
+            always=memory.always + held,
+            peak=times(memory.peak, larger),
+            peak_of_backward=times(memory.peak_of_backward, larger),
+            saved=times(memory.saved, larger),
+        ),
+        measured=False,
+    )
+    advised = advise_on(replace(basis, costs=changed, _estimates={}))
+    assert advised.together is not None
+    assert advised.together.samples_per_second >= advised.single[0].samples_per_second
+    assert any(one.levers.split is not None for one in (advised.together, *advised.single))
 
 
 def test_the_limit_of_samples_is_kept(report: Report) -> None:
