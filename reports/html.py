@@ -217,7 +217,7 @@ def _insights(report: Report) -> Section:
     rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in found]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
-        " of the fullest tile; <= marks a bound, ~ an estimate."
+        " of the fullest tile; ≤ marks a bound, ~ an estimate."
     )
     return Section("What to do about it", note, table=(("gain", "finding", "why", "change"), rows))
 
@@ -228,7 +228,7 @@ def _change(one: Insight) -> str:
 
 
 def _gain(one: Insight) -> str:
-    mark = "<= " if one.at_most else "~" if one.estimate else ""
+    mark = "≤ " if one.at_most else "~" if one.estimate else ""
     if one.gain_cycles:
         return f"{mark}{one.gain_cycles:,}"
     return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""
@@ -282,6 +282,8 @@ def _options(report: Report) -> Section:
 
 
 def _pace(report: Report) -> str:
+    if len(report.stages) == 1:
+        return ""
     if report.meta.get("strategy") == "sharded":
         return "Stages work one after another: their sum sets the pace."
     return "The slowest stage sets the pace."
@@ -465,8 +467,13 @@ function fitted({ data, layout }, id) {
     const config = { displaylogo: false, showSendToCloud: false, responsive: true,
       scrollZoom: false };
     const theme = () => document.documentElement.dataset.theme;
-    const draw = () => Promise.all(figures[theme()].map((figure, i) =>
-      Plotly.react('figure-' + i, figure.data, fitted(figure, 'figure-' + i), config)));
+    const one = async (figure, id) => Plotly.react(id, figure.data, fitted(figure, id), config);
+    // A window that changes its size meanwhile can make plotly fail: once more, then.
+    const draw = async () => {
+      for (const [i, figure] of figures[theme()].entries()) {
+        await one(figure, 'figure-' + i).catch(() => one(figure, 'figure-' + i));
+      }
+    };
     document.getElementById('theme').onclick = () => {
       const root = document.documentElement;
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
@@ -475,8 +482,9 @@ function fitted({ data, layout }, id) {
     await draw();
     note.remove();
   } catch (error) {
+    const old = typeof DecompressionStream === 'undefined';
     note.textContent = 'The figures could not be drawn (' + error + ').'
-      + ' A browser from 2023 or later is needed.';
+      + (old ? ' A browser from 2023 or later is needed.' : ' Load the page anew.');
   }
 })();
 """

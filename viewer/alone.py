@@ -19,7 +19,7 @@ _CHANGE = """function (clicks) {
   const root = document.documentElement;
   if (clicks) {
     root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-    localStorage.setItem('ipuscope-theme', root.dataset.theme);
+    try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* none */ }
   }
   return root.dataset.theme;
 }"""

@@ -78,9 +78,11 @@ INDEX = """<!DOCTYPE html>
 <title>{%title%}</title>
 {%favicon%}
 <script>
-  document.documentElement.dataset.theme =
-    new URLSearchParams(location.search).get('theme') || localStorage.getItem('ipuscope-theme') ||
-    (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+  let kept = null;
+  try { kept = localStorage.getItem('ipuscope-theme'); }
+  catch { /* a frame in another site's page, as in a notebook, may have no storage */ }
+  document.documentElement.dataset.theme = new URLSearchParams(location.search).get('theme') ||
+    kept || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 </script>
 <style>@@STYLE@@</style>
 {%css%}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from profiler import records
 from profiler.advise.vertex_costs import StepVertices, step_vertices
 from profiler.enums import Direction, Purpose, Role
+from profiler.lazy import cached_property
 from profiler.rebalance import Costs
 from profiler.rebalance.block_cycles import BlockCycles
 from profiler.rebalance.block_memory import BlockMemory
@@ -272,8 +272,11 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
 
 
 def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve."""
-    rows = growing(report, variables)
+    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve.
+
+    Without optimiser state, which costs have by itself.
+    """
+    rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
 
 

@@ -18,6 +18,7 @@ from profiler.rebalance.interval_costs import IntervalCosts
 from profiler.rebalance.least_ramps import LeastRamps, least_ramps
 from profiler.rebalance.partial_splits import LeastUpdate, Lengths, Search, Within
 from profiler.rebalance.stage_ways import StageWays, connected, least_of_rest
+from profiler.rebalance.what_if import what_if
 
 _NEAR = 9e-4  # the share by which another split may be quicker
 _WAYS = 1_000  # kept at a time
@@ -70,8 +71,9 @@ class Boxes:
         box = _Box(least.bound, low, high, 0, stages)
         # first those near the least bottleneck, for a better split to hold the others against
         near_stage = low.stage + 2 * _WIDE * self._near // max(1, search.weights.main)
-        self._look_at(replace(box, high=replace(high, stage=min(high.stage, near_stage))))
-        self.open, self.aside = [], []
+        if near_stage < high.stage:
+            self._look_at(replace(box, high=replace(high, stage=near_stage)))
+            self.open, self.aside = [], []
         self._add(box)
 
     @property
@@ -134,7 +136,16 @@ class Boxes:
 
     def _ramps(self, stages: tuple[StageWays, ...], cells: int) -> LeastRamps:
         self.spent += sum(map(len, stages)) * (cells + _OF_A_WAY)
-        return least_ramps(stages, self.search.count, cells, self.search.weights.behind)
+        return least_ramps(
+            stages, self.search.count, cells, self.search.weights.behind, self._longest_so_far()
+        )
+
+    def _longest_so_far(self) -> tuple[list[int], list[int]]:
+        """The longest forwards, and backwards, of the best split up to each stage but the last."""
+        best = what_if(self.search.costs, self.least.assignment)
+        ways = best.forward, best.backward or (0,) * len(best.forward)
+        ahead, back = (np.maximum.accumulate(way[:-1]).tolist() for way in ways)
+        return ahead, back
 
     def _range(self, stages: tuple[StageWays, ...], least: Lengths) -> tuple[Lengths, Lengths]:
         """The least and the most that the lengths of a split may be, and no less than ``least``."""

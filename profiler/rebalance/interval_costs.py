@@ -107,13 +107,16 @@ class IntervalCosts:
         if self.memory is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
-        memories = self.memory if self.ipus.count(self.ipus[k]) == 1 else self.in_company
+        once = self.ipus.count(self.ipus[k]) == 1
+        memories = self.memory if once else self.in_company
         if not self.passed[k]:
             memories = tuple(one.without_passing for one in memories)
-        return [
-            (one.fullest(depth) <= self.costs.machine.bytes_per_tile) & (self.final < INFINITE)
-            for one in memories
-        ]
+        limit, inside = self.costs.machine.bytes_per_tile, self.final < INFINITE
+        fits = [(one.fullest(depth) <= limit) & inside for one in memories]
+        for (first, last, choice), *others in self.costs.too_full:
+            if once and not others and choice in self.choices:
+                fits[self.choices.index(choice)][first, last - first : last - first + 1] = False
+        return fits
 
     def _fits_somehow(self, k: int) -> np.ndarray:
         fits: np.ndarray = np.logical_or.reduce(self.fits(k))

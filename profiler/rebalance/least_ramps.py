@@ -19,34 +19,39 @@ from profiler.rebalance.interval_costs import INFINITE
 from profiler.rebalance.stage_ways import StageWays, least_of_rest
 
 _MOST_UNITS = 1 << 28
+_BELOW, _ABOVE = 0.85, 1.05  # of what the grid is finer about
 _NOT_HERE = 1 << 29  # may be added twice, to the most units
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Rounds values down to ``low`` plus a multiple of ``step``, up to ``count - 1`` of them."""
+    """Rounds values down to one of these, ascending: int64[cell]."""
 
-    low: int
-    step: int
-    count: int
+    values: np.ndarray
 
     @classmethod
-    def over(cls, values: Sequence[np.ndarray], count: int) -> _Grid:
+    def over(cls, values: Sequence[np.ndarray], count: int, near: Sequence[int]) -> _Grid:
+        """About ``count`` cells, most of them about as large as those ``near``."""
         low = min(int(some.min()) for some in values)
         high = max(int(some.max()) for some in values)
-        step = max(1, -(-(high - low + 1) // count))
-        return cls(low, step, (high - low) // step + 1)
+        if not len(near):
+            return cls(_evenly(low, high, count))
+        dense = max(low, round(_BELOW * min(near))), min(high, round(_ABOVE * max(near)))
+        most = _evenly(*dense, count * 3 // 4) if dense[0] <= dense[1] else _evenly(low, low, 1)
+        return cls(np.union1d(_evenly(low, high, count - len(most)), most))
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def at(self, values: np.ndarray) -> np.ndarray:
         """The number of each value's cell; values below the first, as are none yet, are in it."""
-        cell: np.ndarray = np.clip((values - self.low) // self.step, 0, self.count - 1)
-        return cell
+        cell: np.ndarray = np.searchsorted(self.values, values, side="right") - 1
+        return np.maximum(cell, 0)
 
-    @property
-    def values(self) -> np.ndarray:
-        """What each cell's values are at least, int64[cell]."""
-        values: np.ndarray = self.low + self.step * np.arange(self.count)
-        return values
+
+def _evenly(low: int, high: int, count: int) -> np.ndarray:
+    step = max(1, -(-(high - low + 1) // max(1, count)))
+    return low + step * np.arange((high - low) // step + 1)
 
 
 @dataclass(frozen=True)
@@ -80,26 +85,33 @@ class LeastRamps:
         return int(self.units[0][0, 0, 0]) * self.unit
 
 
-def least_ramps(ways: Sequence[StageWays], blocks: int, cells: int, behind: int = 2) -> LeastRamps:
+def least_ramps(
+    ways: Sequence[StageWays],
+    blocks: int,
+    cells: int,
+    behind: int = 2,
+    near: tuple[Sequence[int], Sequence[int]] = ((), ()),
+) -> LeastRamps:
     """The bounds for splits whose stage k is one of ``ways[k]``, on a grid of about this size.
 
     Filling and flushing a pipeline take the longest forward and the longest backward of the stages
     up to each but the last; and each stage but the first, or a later one that is longer, as often
     as `PipelineWeights.behind` says: twice in training, once in inference, which has no backward.
-    The ways are `connected`.
+    ``near``: longest forwards, and backwards, of stages up to one in a good split, about which the
+    grid is finer. The ways are `connected`.
     """
     stages = len(ways)
     side = max(1, int(np.sqrt(cells)))
     early = ways[:-1] or ways
-    forward = _Grid.over([one.forward for one in early], side)
-    backward = _Grid.over([one.backward for one in early], side)
+    forward = _Grid.over([one.forward for one in early], side, near[0])
+    backward = _Grid.over([one.backward for one in early], side, near[1])
     most = stages * 3 * max(int(one.both.max()) for one in ways)
     unit = most // _MOST_UNITS + 1
     each = ((forward.values[:, None] + backward.values[None, :]) // unit).astype(np.int32)
     row = np.full(blocks + 1, -1)
     row[blocks] = 0
     slowest = least_of_rest(ways, [one.both for one in ways], blocks)
-    units = np.zeros((1, forward.count, backward.count), dtype=np.int32)
+    units = np.zeros((1, len(forward), len(backward)), dtype=np.int32)
     rows, tables = [row], [units]
     for k in reversed(range(stages)):
         one, last = ways[k], k == stages - 1

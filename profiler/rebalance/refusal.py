@@ -8,16 +8,19 @@ from dataclasses import replace
 from profiler import units
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.verdict import Answer, Verdict, verdicts
-from profiler.rebalance.what_if import Assignment
+from profiler.rebalance.interval_costs import depth_of, least_maximum, memory_of_all
+from profiler.rebalance.verdict import Answer, Verdict
+from profiler.rebalance.what_if import Assignment, memory_of
 
 _ROUNDS = 200  # of moves of one cut by one Block
+_ROOM = (1.1, 1.5, 4.0, 1e6)  # times a tile, up to which the smallest split is looked for
 
 
 def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
-    """The split over these IPUs, one stage each, with the smallest fullest tile that was found.
+    """The split over these IPUs with the smallest fullest tile that was found.
 
-    Starting from equal numbers of Blocks a stage, cuts move by one Block while the fullest tile
+    That of one stage an IPU is the smallest of all, as stages save memory as profiled. Where IPUs
+    come again, cuts move by one Block from equal numbers of Blocks a stage while the fullest tile
     shrinks (a local search: another split may be smaller still).
     """
     count, stages = len(costs), len(ipus)
@@ -27,6 +30,8 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
     starts = [even]
     if tuple(ipus) == costs.ipus and costs.measured:
         starts.append(tuple(costs.stage.tolist().index(k) for k in range(stages)))
+    if len(set(ipus)) == stages:
+        starts.append(_least_full(costs, stages))
     best = min((Assignment(start, tuple(ipus)) for start in starts), key=lambda a: _full(costs, a))
     for _ in range(_ROUNDS):
         moved = min(_neighbours(best, count), key=lambda a: _full(costs, a), default=best)
@@ -34,6 +39,20 @@ def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
             break
         best = moved
     return best
+
+
+def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
+    """Where stages begin so that the fullest tile of all is smallest, one stage an IPU."""
+    limit = costs.machine.bytes_per_tile
+    for more in _ROOM:
+        roomy = costs.with_tile_bytes(int(limit * more))
+        memory = memory_of_all(roomy, Choice.profiled(costs))
+        sizes = [memory.fullest(depth_of(costs, stages, k)) for k in range(stages)]
+        found = least_maximum(sizes.__getitem__, stages)
+        # what holds more than the roomy tile has was not all looked at
+        if found is not None and (found[0] <= roomy.machine.bytes_per_tile or more == _ROOM[-1]):
+            return found[1]
+    raise AssertionError  # every split has a fullest tile
 
 
 def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
@@ -72,12 +91,13 @@ def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
         choices = tuple(
             replace(choice, **change) if k in theirs else choice for k, choice in enumerate(own)
         )
-        if choices != own and _fits(costs, replace(near, choices=choices)):
+        changed = replace(near, choices=choices)
+        if choices != own and _fits(costs, changed):
             asked = as_levers(change) if levers else "--recompute choose --offload choose"
-            return f"{words} would make it fit ({asked})"
+            return f"{words} {_would(costs, changed)} ({asked})"
     more = (*near.ipus, max(near.ipus) + 1)
     if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
-        return "one IPU more would do"
+        return f"one IPU more {_would(costs, nearest(costs, more))}"
     saving = tuple(replace(choice, recompute=True, offload=True) for choice in own)
     block = _too_large(costs, replace(near, choices=saving))
     if block:
@@ -90,6 +110,11 @@ def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
         "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
         " micro-batch, or a lower memory proportion"
     )
+
+
+def _would(costs: Costs, assignment: Assignment) -> str:
+    close = any(one.answer is Answer.CLOSE for one in _verdicts(costs, assignment))
+    return f"would bring it {Answer.CLOSE}" if close else "would make it fit"
 
 
 def as_levers(change: Mapping[str, bool]) -> str:
@@ -120,7 +145,7 @@ def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:
 
 
 def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
-    return verdicts(costs, assignment.parts(costs), assignment.ipus)
+    return memory_of(costs, assignment)
 
 
 def _full(costs: Costs, assignment: Assignment) -> int:

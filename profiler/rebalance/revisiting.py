@@ -23,6 +23,7 @@ from profiler.rebalance.tile_memory import (
     at_least,
     at_the_end,
     ipu_bytes,
+    stages_of,
     surely_passing,
 )
 from profiler.rebalance.what_if import Assignment
@@ -155,6 +156,8 @@ class _Search:
         """Whether this IPU holds these stages; None: one may hold them with others that follow."""
         if not self.memory:
             return True
+        if ipu is not None and stages_of(parts) in self.costs.too_full:
+            return False
         key = parts, None if ipu is None else self._kind[ipu]
         if key not in self._fits:
             fullest = self._fullest(parts, ipu)

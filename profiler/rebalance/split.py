@@ -450,8 +450,10 @@ def _revisiting(
     # stages that are longer than any that fits add nothing to what is looked at
     end = min(end, max(map(ipus.count, ipus)) * _longest_that_fits(costs, choices))
     least = widened(free, end, lambda most: try_most(most, True))
-    if least is None:
+    if least is None and fewest > len(set(ipus)):
         raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
+    if least is None:
+        raise ValueError(f"{lead} fits: all were looked at, or ruled out")
     found = splits[0][1]
     if not holds(costs, found):
         found = _one_that_holds(costs, found, together, choices, least, lead)

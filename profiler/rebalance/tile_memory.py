@@ -55,6 +55,11 @@ def stage_parts(
     ]
 
 
+def stages_of(parts: Sequence[Part]) -> tuple[tuple[int, int, Choice], ...]:
+    """First and last Block of each stage, and its choice."""
+    return tuple((part.first, part.last, part.choice) for part in parts)
+
+
 def at_the_end(costs: BlockCosts, choice: Choice) -> Choice:
     """The choice of a stage that no other follows: it recomputes as it was profiled."""
     return replace(choice, recompute=costs.recompute)
@@ -441,11 +446,11 @@ def _grown(costs: BlockCosts, part: Part, runs: np.ndarray) -> Grown:
     known = costs.known.setdefault("grown stages", {})
     shares = runs[costs.sharing].tobytes()
     key = part.first, part.last, part.choice, shares
-    if key not in known:
+    grown: Grown | None = known.get(key)
+    if grown is None:
         if len(known) >= _MOST_KNOWN:
             known.clear()
         some, final = slice(part.first, part.last + 1), part.last == len(costs) - 1
         own = Own.of(costs, part.choice, final, some)
-        known[key] = Growing.whole(costs, own, part.first, part.last, runs).passes
-    grown: Grown = known[key]
+        known[key] = grown = Growing.whole(costs, own, part.first, part.last, runs).passes
     return grown

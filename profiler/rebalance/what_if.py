@@ -21,6 +21,7 @@ from profiler.rebalance.tile_memory import (
     passing_of,
     passing_through,
     stage_parts,
+    stages_of,
 )
 from profiler.rebalance.verdict import Answer, Verdict, verdict_on, verdicts
 from profiler.schedules import Schedule
@@ -157,9 +158,11 @@ def holds(costs: Costs, assignment: Assignment, ipus: Iterable[int] | None = Non
         passing = passing_through(costs, parts, assignment.ipus)
     for ipu in set(assignment.ipus) if ipus is None else ipus:
         here = [k for k, where in enumerate(assignment.ipus) if where == ipu]
-        through = passing[here].sum(axis=0) if passing is not None else None
-        fullest = int(ipu_bytes(costs, [parts[k] for k in here], through).max())
-        if fullest > costs.machine.bytes_per_tile:
+        own, through = [parts[k] for k in here], None
+        if passing is not None:
+            through = passing[here].sum(axis=0)
+        fullest = int(ipu_bytes(costs, own, through).max())
+        if fullest > costs.machine.bytes_per_tile or stages_of(own) in costs.too_full:
             return False
     return True
 

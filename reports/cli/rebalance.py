@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Assignment, Costs, Split
     from profiler.rebalance.choice import Choice
-    from reports.tables import Lines, Page, Table
+    from reports.tables import Facts, Lines, Page, Table
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
@@ -186,11 +186,15 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 def _wanted_or_nearest(
     costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
 ) -> Split:
-    """`_wanted`; where none fits, the ValueError says what comes nearest and what would help."""
+    """`_wanted`, or one that is too close to call where none is sure to fit.
+
+    Where none can fit, the ValueError says what comes nearest and what would help.
+    """
+    from profiler.rebalance.close import or_close
     from profiler.rebalance.refusal import nearest_in_words
 
     try:
-        return _wanted(costs, args, choices)
+        return or_close(costs, lambda on_tiles: _wanted(on_tiles, args, choices))
     except ValueError as error:
         ipus = common.stage_ipus(args) or (range(args.stages) if args.stages else costs.ipus)
         raise ValueError(f"{error}{nearest_in_words(costs, tuple(ipus))}") from error
@@ -338,11 +342,31 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
     table = Table("rebalance", frame, columns)
-    if rebalance_answers.of_one_stage_an_ipu(args):
-        lines += [say(words) for words in _quicker_ones_that_return(costs, choices, wanted.total)]
-    more = [*verified, *rebalance_answers.answers(report, costs, split, choices, args)]
+    returning, answers = _more(report, costs, split, choices, args)
+    lines += [say(words) for words in returning]
+    more = [*verified, *answers]
     tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
     return Page(str(report.path), tables)
+
+
+def _more(
+    report: Report,
+    costs: Costs,
+    split: Split,
+    choices: tuple[Choice, ...],
+    args: argparse.Namespace,
+) -> tuple[list[str], list[Table | Facts | Lines]]:
+    """Sentences about what the further answers leave out, and these answers.
+
+    They are of splits that are sure to fit: CommandError where none is.
+    """
+    said = list[str]()
+    try:
+        if rebalance_answers.of_one_stage_an_ipu(args):
+            said += _quicker_ones_that_return(costs, choices, split.prediction.total)
+        return said, list(rebalance_answers.answers(report, costs, split, choices, args))
+    except ValueError as error:
+        raise common.CommandError(f"{report.path}: {error}") from error
 
 
 def _quicker_ones_that_return(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,28 @@ def test_a_proposal_is_written_run_and_verified(
     )
     for row in rows[0]["verify"]:
         assert row["predicted"] == pytest.approx(row["obtained"], rel=0.03), row
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ('"0123"', "was compiled by other rules (0123) than"),
+        ('""', "was compiled by an older IPUscope, which did not note its rules, than"),
+    ],
+)
+def test_what_other_rules_compiled_is_said(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], own: str, says: str
+) -> None:
+    """Of the first profile, whose costs predict: what is off may be the rules' difference."""
+    same = say(capsys, "rebalance", "--verify", demo / "training", demo / "training")
+    assert "compiled by" not in same
+    before = shutil.copytree(demo / "training", tmp_path / "before")
+    with closing(sqlite3.connect(before / "profile.pop")) as profile, profile:
+        changed = profile.execute("UPDATE meta SET value = ? WHERE key = 'rules'", [own])
+        assert changed.rowcount == 1
+    out = say(capsys, "rebalance", "--verify", before, demo / "training")
+    words = " ".join(out.split())
+    assert says in words and "compile it again" in words
 
 
 def test_compile_only_leaves_the_whole_profile_and_no_training(

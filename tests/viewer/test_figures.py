@@ -20,9 +20,21 @@ from profiler.memory import KINDS
 from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
-from viewer.figures import host, lod, memory, pipeline, rebalance, theme, trace, units, waterfall
+from viewer.figures import (
+    host,
+    lod,
+    memory,
+    pipeline,
+    rebalance,
+    slices,
+    theme,
+    trace,
+    units,
+    waterfall,
+)
 from viewer.figures.units import Clock
-from viewer.pages import hits, selection, timeline
+from viewer.pages import common, hits, selection, timeline
+from viewer.pages import rebalance as rebalance_page
 from viewer.profiles import Profiles
 
 
@@ -406,6 +418,32 @@ def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) ->
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
     assert sum(row[1] for row in grouped) == sum(row[1] for row in by_activity)
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
+
+
+def test_what_a_search_finds_is_high_enough_to_be_seen() -> None:
+    canvas = slices.Canvas(1.0, 0, 1.0, faint=11)
+    bands = [np.array(values) for values in ([0, 0, 1, 1, 2], [4, 11, 4, 11, 11])]
+    below = np.array([0.0, 0.02, 0.0, 0.5, 0.0])
+    share = np.array([0.02, 0.98, 0.5, 0.4, 1.0])
+    _, _, bottom, height = canvas._seen(*bands, below, share)
+    assert bottom == pytest.approx([0.0, 0.3, 0.0, 0.5, 0.0])
+    assert height == pytest.approx([0.3, 0.7, 0.5, 0.4, 1.0])
+    _, _, _, plain = slices.Canvas(1.0, 0, 1.0)._seen(*bands, below, share)
+    assert plain.tolist() == share.tolist()
+
+
+def test_levers_stand_where_no_blocks_can_be_moved(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> Costs:
+        raise ValueError("it has no Blocks")
+
+    profiles = Profiles([report])
+    monkeypatch.setattr(rebalance_page, "costs_of", none)
+    view = common.View(profiles, "rebalance", {}, theme.theme("light"))
+    page = str(rebalance_page.layout(view))
+    assert "It has no Blocks" in page and "rebalance-levers" in page
+    assert rebalance_page._basis(profiles, report).report is report
 
 
 def test_streaming_memory_is_told_from_the_host() -> None:

@@ -461,6 +461,7 @@ def test_blocks_move_and_the_prediction_follows(
         page = view.open("/rebalance")
         measured = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
         assert f"{measured:,} cycles" in page.inner_text("#rebalance-numbers")
+        assert "Cycles are likely within" in page.inner_text("#rebalance-numbers")
         page.locator("#rebalance-blocks tr", has_text="B4").get_by_text("◀").click()
         view.wait("new URLSearchParams(location.search).get('starts') === '0,1,2'")
         expected = what_if(costs, Assignment((0, 1, 2), (0, 1, 2)))
@@ -526,6 +527,19 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert "a device iteration" in words
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
+        assert view.complaints == []
+
+
+def test_a_frame_without_storage_has_its_colours(chromium: Any, address: str) -> None:
+    """As in a notebook, whose page is another site's."""
+    with tab(chromium, address) as view:
+        view.page.add_init_script(
+            "Object.defineProperty(window, 'localStorage', { get() { throw Error('denied'); } })"
+        )
+        page = view.open("/query")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
+        page.click("#theme")
+        view.wait("document.documentElement.dataset.theme === 'dark'")
         assert view.complaints == []
 
 

@@ -132,12 +132,15 @@
     const plot = event.target.closest?.('.js-plotly-plot');
     return plot && metaOf(plot).page && event.target.closest('.draglayer') ? plot : null;
   };
-  let pointer = null, hovered = null;
+  let moved = null, hovered = null;
   document.addEventListener('mousemove', (event) => {
     const plot = plotAt(event);
     hovered = plot;
-    pointer = plot && metaOf(plot).timeline ? { plot, ...pointOf(plot, event) } : null;
+    moved = plot && metaOf(plot).timeline ? { plot, clientX: event.clientX, clientY: event.clientY } : null;
   }, { passive: true });
+
+  // What is there now: the figure may have been zoomed by a key since the pointer was moved.
+  const pointed = () => (moved && document.contains(moved.plot) ? { plot: moved.plot, ...pointOf(moved.plot, moved) } : null);
 
   // The wheel: along x; with Shift along y, where a figure can be zoomed there.
   document.addEventListener('wheel', (event) => {
@@ -216,7 +219,7 @@
   });
   // The lane under the pointer, or, by keyboard, the one whose slice is asked after.
   function laneNow() {
-    const plot = pointer?.plot || focused(), row = pointer ? pointer.row : rowAsked();
+    const pointer = pointed(), plot = pointer?.plot || focused(), row = pointer ? pointer.row : rowAsked();
     const lane = row >= 0 ? (metaOf(plot).lanes || [])[Math.round(row)] : null;
     return lane ? { page: metaOf(plot).page, shown: lane[0], group: lane[1] } : null;
   }
@@ -235,12 +238,12 @@
   }
   function pin() {
     const lane = laneNow();
-    hold(pointer?.plot || focused());
+    hold(pointed()?.plot || focused());
     if (lane) { put(lane.page, 'pins', toggled('pins', lane.shown)); }
   }
   function open() {
     const lane = laneNow();
-    hold(pointer?.plot || focused());
+    hold(pointed()?.plot || focused());
     if (lane && lane.group >= 0) { put(lane.page, 'opened', toggled('opened', lane.group).join(',')); }
   }
 
@@ -267,7 +270,7 @@
 
   // -- marks: M at the pointer, or in the middle; with Shift what is between the last two is selected ---
   function mark() {
-    const plot = pointer?.plot || figures().find((one) => metaOf(one).timeline);
+    const pointer = pointed(), plot = pointer?.plot || figures().find((one) => metaOf(one).timeline);
     if (!plot) { return; }
     const [low, high] = windowOf(plot), near = (high - low) * 6 / (plot._fullLayout.xaxis._length || 600);
     const at = Math.round(pointer ? pointer.x : (low + high) / 2);

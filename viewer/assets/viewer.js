@@ -8,7 +8,7 @@ window.dash_clientside.viewer = {
     const by = window.dash_clientside.callback_context.triggered_id;
     if (by === 'theme' && clicks) {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-      localStorage.setItem('ipuscope-theme', root.dataset.theme);
+      try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* as in the page's head */ }
     }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return window.ipuscopeHere();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 import numpy as np
 import plotly.graph_objects as go
@@ -153,4 +154,5 @@ def nothing(words: str, theme: Theme) -> go.Figure:
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     where = {"xref": "paper", "yref": "paper", "x": 0, "y": 0.5, "showarrow": False}
+    words = "<br>".join(wrap(words, 44))  # which a narrow window has room for
     return figure.add_annotation(text=words, font={"color": theme.muted}, **where)

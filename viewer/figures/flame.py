@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,16 +11,19 @@ import plotly.graph_objects as go
 from profiler.analysis.hierarchy import MIXED, Node, Path
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
+from viewer.figures.legend import HOST, HOST_AND_STREAMS
 from viewer.figures.memory import fill
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
 FORMS = ("flame", "treemap")
 SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the names of a path
 _ROW = 26  # pixels of a level
+_TREEMAP = 620  # pixels: its height
 _LABEL = 60  # characters
 _COPIES = "copies of "  # what all in "copy between IPUs" begin with
-_CHARACTER, _PADDING, _LEAST = 7.0, 8, 6  # pixels; characters that still say something
+_CHARACTER, _PADDING, _LEAST = 7.0, 8, 7  # pixels; characters that still say something
 _WIDTH = 1150  # pixels of a figure as wide as a page of 1,440
+_STREAMS = "streaming memory"
 # How the causes of `critical_path.CAUSES` are drawn.
 _BY_CAUSE = {
     "compute": "compute",
@@ -30,7 +34,7 @@ _BY_CAUSE = {
     "collective over replicas": "exchange between IPUs",
     "collective over shards": "exchange between IPUs",
     "host I/O": "host I/O",
-    "streaming memory": "host I/O",
+    _STREAMS: "host I/O",
 }
 # Less than before, as before, more: blue and orange are told apart by colour-blind people.
 _DIVERGING = {
@@ -73,11 +77,7 @@ def drawn(
         "ids": [id_of(one.path) or "all" for one in nodes],
         "parents": ["" if one is None else one or "all" for one in parents],
         "labels": [
-            units.plain(
-                _fitting(_short(name), one.width / whole)
-                if flame
-                else units.shortened(name, _LABEL)
-            )
+            units.plain(_fitting(_short(name), one.width / whole, flame))
             for name, one in zip(names, nodes, strict=True)
         ],
         "values": [one.width for one in nodes],
@@ -95,7 +95,7 @@ def drawn(
     depth = max(len(one.path) for one in nodes) - len(at) + 1
     if not flame:
         trace = go.Treemap(**what, tiling={"pad": 2})
-        height = 620
+        height = _TREEMAP
     else:
         trace = go.Icicle(**what, tiling={"orientation": "v", "pad": 0}, leaf={"opacity": 1})
         height = _ROW * depth + 70
@@ -112,13 +112,16 @@ def _short(name: str) -> str:
     return name.removeprefix(_COPIES).replace(" with IPU ", " ↔ ").replace(" and ", ", ")
 
 
-def _fitting(name: str, share: float) -> str:
-    """A name cut to what fits into its share of a row; "" where nothing that says anything does.
+def _fitting(name: str, share: float, of_a_row: bool) -> str:
+    """A name cut to what fits into its share of a row, or of an area whose parts are near squares.
 
     (plotly leaves out what does not fit.)
     """
-    room = int((share * _WIDTH - _PADDING) / _CHARACTER)
-    return units.shortened(name, min(room, _LABEL)) if room >= min(_LEAST, len(name)) else ""
+    wide = share * _WIDTH if of_a_row else sqrt(share * _WIDTH * _TREEMAP)
+    room = int((wide - _PADDING) / _CHARACTER)
+    if room >= min(_LEAST, len(name)):
+        return units.shortened(name, min(room, _LABEL))
+    return "" if of_a_row else units.shortened(name, _LABEL)
 
 
 def _text_colours(fills: Any, theme: Theme, compared: bool) -> list[str]:
@@ -190,7 +193,12 @@ def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, s
         ordered = [(row[0], colours[row[0]]) for row in KINDS if row[0] in colours]
         return [*ordered, *mixed]
     names = {_activity(kind) for kind in kinds}
-    named = [(one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names]
+    streams = HOST_AND_STREAMS if HOST in kinds else _STREAMS
+    named = [
+        (streams if one.name == HOST and _STREAMS in kinds else one.name, one.colour(theme))
+        for one in ACTIVITIES
+        if one.name in names
+    ]
     return [*named, *mixed]
 
 

@@ -13,7 +13,8 @@ _NARROW = 620  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
 HOST, HOST_AND_STREAMS = "host I/O", "host I/O, streaming memory"
-_NARROW_LOOK = {"font": {"size": 11}, "indentation": -15}
+_NARROW_LOOK = {"font": {"size": 11}}
+_SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
 
 
 def with_streams(figure: go.Figure, report: Report) -> go.Figure:
@@ -31,6 +32,7 @@ def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
     Plotly gives a legend the width of the lanes only, unless it begins left of them and ends above.
     """
     names = {trace.name for trace in figure.data if trace.showlegend is not False}
+    squares = any(trace.type == "bar" for trace in figure.data)
     margin, narrow = figure.layout.margin, width < _NARROW
     columns = max(1, (width - margin.r) // (_NARROW_ENTRY if narrow else _ENTRY))
     top = below + _ROW * -(-len(names) // columns) + 12
@@ -44,6 +46,7 @@ def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
         "traceorder": "normal",
         "itemwidth": 30,
         **(_NARROW_LOOK if narrow else {"font": {"size": 12}}),
+        **(_SQUARES if narrow and squares else {}),
     }
     height = figure.layout.height + top - margin.t
     return figure.update_layout(margin={"t": top}, height=height, legend=legend)

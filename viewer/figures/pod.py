@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 _ROW, _ABOVE, _BELOW = 26, 46, 40  # pixels
 _LEFT, _GAP = 1.35, 0.3  # cells: the words left of a rack, and the gap to the next
 _MOST_NUMBERS = 512  # IPUs with their number in the cell
+_BESIDE = 102  # pixels beside the map: margins and the colours' bar
+_LEAST_CELL = 24  # pixels: narrower ones have no room for a number, nor for words beside them
 
 
-def pod_map(ipus: pd.DataFrame, share: np.ndarray, title: str, theme: Theme) -> go.Figure:
+def pod_map(
+    ipus: pd.DataFrame, share: np.ndarray, title: str, theme: Theme, pixels: int = 1000
+) -> go.Figure:
     """Cells coloured by ``share`` (0 to 1, an entry an IPU); replicas are outlined.
 
     ``ipus``: `profiler.analysis.pod`. Left of each machine stands the replica (r), the place in the
-    pipeline (p) and the shard (t) of its first IPU.
+    pipeline (p) and the shard (t) of its first IPU. Where the figure's ``pixels`` leave no room
+    for words and numbers, hovering says them.
     """
     per_machine = int(ipus.groupby("machine").size().max())
     first_machine = ipus.groupby("rack")["machine"].transform("min")
@@ -32,18 +37,24 @@ def pod_map(ipus: pd.DataFrame, share: np.ndarray, title: str, theme: Theme) -> 
     width = _LEFT + per_machine + _GAP
     x = ipus["rack"].to_numpy() * width + _LEFT + place + 0.5
     rows = int(row.max()) + 1
+    racks = int(ipus["rack"].max()) + 1
+    cell = (pixels - _BESIDE) / (width * racks)
     figure = go.Figure(
         layout=theme.layout(
             _ABOVE + _BELOW + _ROW * max(4, rows),
-            margin={"l": 12, "r": 90, "t": _ABOVE, "b": 12},
-            xaxis={"visible": False, "range": [0, width * (int(ipus["rack"].max()) + 1)]},
+            margin={"l": 12, "r": _BESIDE - 12, "t": _ABOVE, "b": 12},
+            xaxis={"visible": False, "range": [0, width * racks]},
             yaxis={"visible": False, "range": [rows + 0.05, -0.05]},
             showlegend=False,
             hovermode="closest",
         )
     )
-    _cells(figure, ipus, share, x, row, title, theme)
-    _words(figure, ipus, row, width, theme)
+    fills = _cells(figure, ipus, share, x, row, title)
+    if len(ipus) <= _MOST_NUMBERS and cell >= _LEAST_CELL:
+        _numbers(figure, share, fills, x, row)
+    _racks(figure, racks, width, theme)
+    if cell >= _LEAST_CELL:
+        _machines(figure, ipus, row, width, theme)
     _outlines(figure, ipus, x, row, theme)
     return figure
 
@@ -55,9 +66,8 @@ def _cells(
     x: np.ndarray,
     row: np.ndarray,
     title: str,
-    theme: Theme,
-) -> None:
-    """The IPUs, as a heat map over a grid with gaps, and their numbers."""
+) -> list[str]:
+    """The IPUs, as a heat map over a grid with gaps; the colour of each."""
     columns, at = np.unique(x, return_inverse=True)
     # gaps between racks are columns of their own, without values
     edges = np.unique(np.round(np.concatenate([columns - 0.5, columns + 0.5]), 6))
@@ -90,9 +100,7 @@ def _cells(
             "outlinewidth": 0,
         },
     )
-    if len(ipus) <= _MOST_NUMBERS:
-        fills = [between(colours, one / most) for one in share.tolist()]
-        _numbers(figure, share, fills, x, row)
+    return [between(colours, one / most) for one in share.tolist()]
 
 
 def _numbers(
@@ -119,10 +127,10 @@ def _about(ipu: Any) -> str:
     )
 
 
-def _words(
+def _machines(
     figure: go.Figure, ipus: pd.DataFrame, row: np.ndarray, width: float, theme: Theme
 ) -> None:
-    """Names of racks, and of the machines' first IPUs."""
+    """Names of the machines' first IPUs."""
     spans = ipus["shard"].nunique() > ipus.groupby("machine")["shard"].nunique().max()
     labels, x, y = [], [], []
     firsts = ipus.assign(row=row).drop_duplicates("machine")
@@ -139,7 +147,10 @@ def _words(
         textfont={"size": 11, "color": theme.muted},
         hoverinfo="skip",
     )
-    for rack in sorted(set(ipus["rack"].tolist())):
+
+
+def _racks(figure: go.Figure, racks: int, width: float, theme: Theme) -> None:
+    for rack in range(racks):
         figure.add_annotation(
             x=rack * width + _LEFT,
             y=1,

@@ -20,6 +20,7 @@ from viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
 
 WIDE = 8  # pixels
 _LINE = 0.08  # of its row: the height of waiting
+_LEAST_FOUND = 0.3  # of its row: the height of what a search found, however short it is
 _THINNEST = 0.005  # share of a lane: less is not a tenth of a pixel
 _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
 
@@ -51,10 +52,19 @@ def _heights(code: np.ndarray, height: float) -> np.ndarray:
 class Canvas:
     """Collects slices row by row.
 
-    Slices of fewer than ``wide`` pixels are narrow; ``origin`` is 0 on the x-axis.
+    Slices of fewer than ``wide`` pixels are narrow; ``origin`` is 0 on the x-axis. ``faint``: the
+    code, larger than all others, of what a search did not find.
     """
 
-    def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
+    def __init__(
+        self,
+        cycles_a_pixel: float,
+        origin: int,
+        scale: float,
+        wide: int = WIDE,
+        faint: int | None = None,
+    ) -> None:
+        self._faint = faint
         self.cycles_a_pixel, self.origin, self.scale, self._wide = (
             cycles_a_pixel,
             origin,
@@ -104,7 +114,7 @@ class Canvas:
         bars = ~several & self.wide(found)
         self.add_narrow(found.where(~several & ~bars), y, height)
         merged = found.where(several)
-        bands = rows.bands(merged, code)
+        bands = self._seen(*rows.bands(merged, code))
         busy = (bands[1] != WAITING) & (bands[3] >= _THINNEST)
         idle = np.bincount(bands[0], weights=busy, minlength=len(merged)) == 0
         self.add_narrow(replace(merged.where(idle), code=np.full(idle.sum(), WAITING)), y, height)
@@ -119,6 +129,23 @@ class Canvas:
             )
         )
         return bars
+
+    def _seen(
+        self, piece: np.ndarray, of: np.ndarray, below: np.ndarray, share: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """`Rows.bands` in which what was found is high enough to be seen."""
+        if self._faint is None or not len(piece):
+            return piece, of, below, share
+        there = np.bincount(piece, weights=np.where(of < self._faint, share, 0.0))[piece]
+        low = (there > 0) & (there < _LEAST_FOUND)
+
+        def stretched(height: np.ndarray) -> np.ndarray:
+            within = height * _LEAST_FOUND / np.where(low, there, 1.0)
+            above = (height - there) * (1 - _LEAST_FOUND) / np.where(low, 1 - there, 1.0)
+            return np.where(height <= there, within, _LEAST_FOUND + above)
+
+        bottom, top = stretched(below), stretched(below + share)
+        return piece, of, np.where(low, bottom, below), np.where(low, top - bottom, share)
 
     def coarser(self, finest: float) -> float:
         """The length in pixels below which pieces must be merged to keep the figure light.

@@ -300,7 +300,8 @@ def _drawn(
     finest: float,
 ) -> Canvas:
     """The rows at a level of detail."""
-    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
+    faint = None if code is None else _FAINT
+    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale, faint=faint)
     for row in range(len(rows.rows)):
         pieces, shown = rows.rows.around(row, low, high, pixels, code, finest)
         wide = canvas.add(rows.rows, pieces, row, _HEIGHT, code)

@@ -60,7 +60,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Flame graph",
             "flame-graph",
-            note="The widest on the left. Click a part to see it alone, its top to go back.",
+            note="The largest first. Click a part to see it alone, its top to go back.",
             height=260,
             controls=[html.Div(id="flame-legend", className="legend")],
         ),

@@ -10,7 +10,7 @@ from profiler import Report, analysis
 from viewer.figures import pod as figures
 from viewer.figures.theme import Theme
 from viewer.figures.units import count
-from viewer.pages import common
+from viewer.pages import common, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -79,7 +79,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         share = ipus[column].to_numpy(dtype=float)
         if column == "link_bytes":
             share = share / max(1.0, float(share.max()))
-        return figures.pod_map(ipus, share, title, common.theme_of(where))
+        pixels = timeline.width(where)
+        return figures.pod_map(ipus, share, title, common.theme_of(where), pixels)
 
     @app.callback(
         Output("pod-links", "children"),

@@ -321,6 +321,17 @@ def test_the_gap_narrows_with_the_cells_that_the_caller_grants(
     assert best_split(costs, 10).least_total > splits[1].least_total  # its own measure
 
 
+def test_a_first_look_at_all_splits_counts() -> None:
+    """With as few micro-batches as stages need, no longest stage is out of the question."""
+    costs = random_costs(np.random.default_rng(0), 192, 4, stages=64, micro_batches=127)
+    ipus, choices = tuple(range(64)), (Choice.profiled(costs),)
+    near = Assignment(tuple(range(0, 192, 3)), ipus)
+    known = LeastUpdate(near, what_if(costs, near).total, 0)
+    table = interval_costs(costs, ipus, choices, 4 * int(costs.cycles.work.max()))
+    found = boxes.Boxes(Search(costs, table, ipus, (), 0), known).narrowed(1)
+    assert found.bound > 0.8 * found.total  # of a box without a look it is next to none
+
+
 def _with_choices(costs: Costs, split: Assignment) -> Assignment:
     own = (Choice.profiled(costs),) * len(split.starts)
     return replace(split, choices=split.choices or own)

@@ -10,7 +10,7 @@ import torch
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
 from profiler import Report, open_report
-from profiler.advise.estimates import estimated, sizes
+from profiler.advise.estimates import Sizes, estimated, variables_alike
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.tile_memory import passing_through
 from reports.cli import main as ipu_report
@@ -200,9 +200,11 @@ def test_a_tied_gradient_has_its_weights_size_whatever_the_micro_batch(
     in_parts: dict[str, Report],
 ) -> None:
     """Other tensors that Blocks hand on grow with the samples."""
-    costs = Costs.from_report(in_parts["away"])
+    report = in_parts["away"]
+    costs = Costs.from_report(report)
     before = costs.memory.carried
-    after = estimated(costs, sizes(in_parts["away"]), False, 2.0).memory.carried
+    sizes = Sizes(report, variables_alike(report))
+    after = estimated(costs, sizes, False, 2.0).memory.carried
     assert (after.nbytes[before.tied] == before.nbytes[before.tied]).all()
     assert (after.nbytes[~before.tied] == 2 * before.nbytes[~before.tied]).all()
     assert 0 < before.tied.sum() < len(before)
