@@ -69,6 +69,9 @@ class Executed:
         )
 
 
+_SPARSE = 8  # times as many numbers as rows: they are sorted rather than counted
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """Cycles that steps took together: one entry for each step and kind, int64.
@@ -106,12 +109,14 @@ def spent(
     parts = []
     for chosen, count in ((uncut, times), (tasks.where(~whole), None)):
         unrolled = slices(chosen, bodies)
-        start, end = np.maximum(unrolled.start, low), np.minimum(unrolled.end, high)
+        start, end, entry = unrolled.start, unrolled.end, unrolled.entry
         many = np.ones(len(start), dtype=np.int64) if count is None else count[unrolled.task]
-        shown = (unrolled.end > low) & (unrolled.start < high)
-        cycles = ((end - start).clip(0) * many)[shown]
-        entry = unrolled.entry[shown]
-        parts.append((unrolled.step[shown], named.kind_of_entry[entry], cycles, many[shown]))
+        if low >= chosen.start.min(initial=0) or high <= chosen.end.max(initial=0):
+            shown = (end > low) & (start < high)
+            start, end = np.maximum(start, low)[shown], np.minimum(end, high)[shown]
+            entry, many = entry[shown], many[shown]
+        cycles = (end - start).clip(0) * many
+        parts.append((bodies.step[entry], named.kind_of_entry[entry], cycles, many))
     step, kind, cycles, count = (np.concatenate(column) for column in zip(*parts, strict=True))
     wanted = np.array([name != without for name in named.kinds], dtype=bool)
     kept = wanted[kind] if len(kind) else np.zeros(0, dtype=bool)
@@ -127,9 +132,14 @@ def _summed(
 ) -> Spent:
     """One entry for each step and kind, by step."""
     many = max(1, len(kinds))
-    key, at = np.unique((step + 1) * many + kind, return_inverse=True)
+    at = (step + 1) * many + kind
+    key = np.arange(int(at.max(initial=-1)) + 1)
+    if len(key) > _SPARSE * len(at):
+        key, at = np.unique(at, return_inverse=True)
     total, slices_of = (
         np.bincount(at, weights=values, minlength=len(key)).astype(np.int64)
         for values in (cycles, count)
     )
-    return Spent(key // many - 1, key % many, total, slices_of, kinds)
+    there = np.flatnonzero(slices_of)
+    key = key[there]
+    return Spent(key // many - 1, key % many, total[there], slices_of[there], kinds)

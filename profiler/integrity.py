@@ -225,7 +225,14 @@ def _wrong(record: type[Any], columns: Columns, names: set[str], known: Known) -
         yield _lifetimes(columns, known)
 
 
+def _counted(ids: np.ndarray) -> bool:
+    """Whether ids count 0, 1, 2 ..., as the engine's do."""
+    return bool((ids == np.arange(len(ids))).all())
+
+
 def _ids(record: type[Any], ids: np.ndarray) -> str:
+    if _counted(ids):
+        return ""
     if len(np.unique(ids)) < len(ids):
         return f"{record.table} has an id twice"
     if record in COUNTED and (ids != np.arange(len(ids))).any():
@@ -372,11 +379,14 @@ def of_bodies(
     ids = np.concatenate([np.zeros(0, dtype=np.int64), *steps])
     if not len(ids):
         return ""
+    of_body = np.repeat(body_ipu, [len(some) for some in steps])
+    known = _counted(step_ids) and ids.min() >= 0 and ids.max() < len(step_ids)
+    if known and (step_ipu[ids] == of_body).all():
+        return ""
     order = np.argsort(step_ids, kind="stable")
     at = np.minimum(np.searchsorted(step_ids, ids, sorter=order), max(0, len(step_ids) - 1))
     matches = step_ids[order][at] == ids if len(step_ids) else np.zeros(len(ids), dtype=bool)
     if not matches.all():
         return f"a body has the step {ids[~matches][0]}, which is missing"
-    of_body = np.repeat(body_ipu, [len(some) for some in steps])
     other = step_ipu[order][at] != of_body
     return f"the step {ids[other][0]} lies on another IPU than its body" if other.any() else ""

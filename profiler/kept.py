@@ -8,6 +8,7 @@ that cannot be written is ignored.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable
@@ -15,11 +16,14 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
 MOST_BYTES = 512 << 20  # of everything that is kept; the longest unused goes first
 MOST_OF_ONE = 64 << 20  # unpacked
+MOST_OF_ANSWER = 1 << 23  # of one that a file holds, unpacked
+_LEVEL = 9  # of what is packed once and read often
 _DIGEST_BYTES = 16
 _READ = 1 << 20
 
@@ -84,6 +88,23 @@ def name_of(*words: str | bytes) -> str:
         piece = one.encode() if isinstance(one, str) else one
         digest.update(f"{len(piece)} ".encode() + piece)
     return digest.hexdigest()
+
+
+def as_json(answer: Any) -> bytes:
+    """An answer as a file holds it: JSON, compressed."""
+    words = json.dumps(answer, default=int, separators=(",", ":")).encode()
+    return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True).compress(words)
+
+
+def from_json(packed: bytes) -> Any:
+    """The answer; None where it is none, or larger than any."""
+    try:
+        if not 0 <= zstandard.frame_content_size(packed) <= MOST_OF_ANSWER:
+            return None
+        words = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+        return json.loads(words)
+    except (ValueError, RecursionError, zstandard.ZstdError):
+        return None
 
 
 class Kept:

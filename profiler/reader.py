@@ -30,7 +30,6 @@ from profiler.errors import ProfileError
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
-MAX_ANSWER = 1 << 20  # characters of an answer that was worked out
 MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
 _NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
@@ -177,22 +176,19 @@ class Reader:
         by_row = self._read_columns(record, both, rows) if both else {}
         return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
 
-    def worked_out(self, name: str, code: str) -> str | None:
+    def worked_out(self, name: str, code: str) -> bytes | None:
         """What the file says that this code answers (`schema.WORKED_OUT`); None: nothing whole."""
         if schema.WORKED_OUT_TABLE not in self._tables:
             return None
         columns = self._query(f"PRAGMA main.table_xinfo({schema.WORKED_OUT_TABLE})")
         if {row[1]: row[6] for row in columns} != {"name": 0, "code": 0, "said": 0}:
             return None
-        try:
-            rows = self._query(
-                f"SELECT said FROM main.{schema.WORKED_OUT_TABLE} WHERE name = ? AND code = ?"
-                " AND typeof(said) = 'text' AND length(said) <= ?",
-                [name, code, MAX_ANSWER],
-            )
-        except ProfileError:  # no UTF-8
-            return None
-        return str(rows[0][0]) if len(rows) == 1 else None
+        rows = self._query(
+            f"SELECT said FROM main.{schema.WORKED_OUT_TABLE} WHERE name = ? AND code = ?"
+            " AND typeof(said) = 'blob'",
+            [name, code],
+        )
+        return rows[0][0] if len(rows) == 1 else None
 
     def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
         """As `columns`, but only those that the file's format has."""

@@ -45,6 +45,8 @@ _STEPS_IN_ORDER = (
     *("step", "ipu", "position", "name", "type", "kind", "purpose", "tensor", "direction"),
     *("stage", "block", "op", "cycles", "program"),
 )
+_VECTORS_OF_STEPS = ("tile_cycles", "bytes_in", "bytes_out")
+SUMS = "sums over tiles"  # name of the answer
 _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
     *("start", "stop"),
@@ -258,9 +260,9 @@ class Report:
         cycles, received, sent = (
             self._in_order(self._steps[name]) for name in ("tile_cycles", "bytes_in", "bytes_out")
         )
-        total, largest, busy = self._vector_sums(cycles)
-        bytes_in, _, receivers = self._vector_sums(received)
-        bytes_out, _, senders = self._vector_sums(sent)
+        total, largest, busy = self._sums_of_steps(cycles)
+        bytes_in, _, receivers = self._sums_of_steps(received)
+        bytes_out, _, senders = self._sums_of_steps(sent)
         self._sound(integrity.of_sums("program_steps", total, bytes_in, bytes_out))
         with np.errstate(divide="ignore", invalid="ignore"):
             balance = np.where(
@@ -828,7 +830,7 @@ class Report:
         variables = self._ipu(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
-            total = self._tile_peaks(variables, None).step_total
+            total = self.live_bytes(ipu)
             return by_kind(variables, int(total.argmax()) if len(total) else 0)
 
         names = tuple(variables.category.tolist()), tuple(variables.role.tolist())
@@ -951,12 +953,26 @@ class Report:
         """Whether the file's bytes are those that were written (`profiler.seal`)."""
         return seal.state(self.path, self.meta.get(seal.ENTRY))
 
-    def worked_out(self, name: str) -> str | None:
+    def worked_out(self, name: str) -> Any:
         """An answer that the file holds, as JSON, if the code that is here gave it; else None.
 
-        The file may be a stranger's: check it as any other text of it.
+        The file may be a stranger's: check it as anything in it.
         """
-        return self._reader.worked_out(name, kept.source())
+        packed = self._reader.worked_out(name, kept.source())
+        return None if packed is None else kept.from_json(packed)
+
+    def answered(self, name: str, read: Callable[[Any], T | None], make: Callable[[], T]) -> T:
+        """What the file holds of an answer (`profiler.worked_out`), else what ``make`` gives.
+
+        Worked out once. ``read`` makes it of JSON; None where that is not what was written.
+        """
+
+        def answer() -> T:
+            said = self.worked_out(name)
+            known = None if said is None else read(said)
+            return make() if known is None else known
+
+        return self.once(name, answer)
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
@@ -1074,14 +1090,44 @@ class Report:
     def _vector_sums(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(sum, maximum, count of nonzeros) of each vector over tiles; 0 if there is none."""
         unique, where = np.unique(ids, return_inverse=True)
-        sums = np.zeros((3, len(unique)), dtype=np.int64)
-        for at in range(0, len(unique), 1000):  # not all in memory at once
-            vectors = self._over_tiles(unique[at : at + 1000])
-            for i, id in enumerate(unique[at : at + 1000].tolist(), at):
+        total, largest, count = self._sums_of(unique)
+        return total[where], largest[where], count[where]
+
+    def _sums_of(self, ids: np.ndarray) -> np.ndarray:
+        """Sum, maximum and count of nonzeros of vectors over tiles, 0 of none: int64[3, id]."""
+        sums = np.zeros((3, len(ids)), dtype=np.int64)
+        for at in range(0, len(ids), 1000):  # not all in memory at once
+            vectors = self._over_tiles(ids[at : at + 1000])
+            for i, id in enumerate(ids[at : at + 1000].tolist(), at):
                 if id >= 0:
                     sums[:, i] = vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id])
-        total, largest, count = sums
-        return total[where], largest[where], count[where]
+        return sums
+
+    def _sums_of_steps(self, ids: np.ndarray) -> np.ndarray:
+        """`_vector_sums` of vectors of the program steps: int64[3, id]."""
+        known, sums = self.sums_over_tiles
+        found: np.ndarray = sums[:, np.searchsorted(known, ids)]
+        return found
+
+    @cached_property
+    def sums_over_tiles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all vectors of program steps, sorted, -1 among them where a step lacks one.
+
+        And of each the sum, the maximum and the count of nonzeros: int64[3, id].
+        """
+        wanted = np.unique(np.concatenate([self._steps[name] for name in _VECTORS_OF_STEPS]))
+
+        def read(said: Any) -> np.ndarray | None:
+            whole = isinstance(said, list) and len(said) == 3
+            if not whole or any(not isinstance(one, list) for one in said):
+                return None
+            if any(len(one) != len(wanted) for one in said):
+                return None
+            if not all(type(cell) is int and abs(cell) < 1 << 62 for one in said for cell in one):
+                return None
+            return np.array(said, dtype=np.int64).reshape(3, -1)
+
+        return wanted, self.answered(SUMS, read, lambda: self._sums_of(wanted))
 
     # -- runs ---
 

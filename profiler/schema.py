@@ -38,7 +38,7 @@ WORKED_OUT_TABLE = "worked_out"
 WORKED_OUT = f"""CREATE TABLE {WORKED_OUT_TABLE} (
   name TEXT NOT NULL,
   code TEXT NOT NULL,
-  said TEXT NOT NULL,
+  said BLOB NOT NULL,
   UNIQUE (name, code)
 )"""
 
@@ -377,10 +377,11 @@ share of them that is `unmeasured`; `classes` of operators each have their `shar
 ## Beside the tables: `{PACKED_TABLE}`, `{WORKED_OUT_TABLE}`
 
 A large profile has columns of its tables once more, packed (`profiler.whole_columns`), and what
-takes long to work out: `name TEXT, code TEXT, said TEXT`, where `said` is the JSON of an answer
-("insights") and `code` a digest of the sources of `profiler` that gave it. Other code works it out
-anew, and so does every version once a row has changed: triggers remove both then. `ipu-report
-doctor` holds them against the rows where the file is not as it was written, or with `--rows`.
+takes long to work out (`profiler.worked_out`): `name TEXT, code TEXT, said BLOB`, where `said` is
+an answer as JSON, compressed by zstd, and `code` a digest of the sources of `profiler` that gave
+it. Other code works it out anew, and so does every version once a row has changed: triggers remove
+both then. `ipu-report doctor` holds them against the rows where the file is not as it was written,
+or with `--rows`.
 
 ## Beside the profile: `debug.cbor`
 

@@ -163,11 +163,11 @@ class ProfileWriter:
         marks = ", ".join("?" * len(schema.columns(kind)))
         self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
 
-    def publish(self, work_out: Callable[[Path], Mapping[str, str]] | None = None) -> Path:
+    def publish(self, work_out: Callable[[Path], Mapping[str, Any]] | None = None) -> Path:
         """Put what was added so far at ``path``, complete, in one rename.
 
         May be called again after more rows. ``work_out``: answers that the file is to hold for
-        those who open it, by name and as JSON, from the finished profile at the path it is given.
+        those who open it, by name, as JSON can hold them, from the finished profile at the path.
 
         The copy is on the disk before it takes the place of the old profile, so that even a power
         cut leaves one of the two.
@@ -191,7 +191,7 @@ class ProfileWriter:
                 finally:
                     target.close()
                 if work_out is not None:
-                    _store_answers(copy, work_out(copy))
+                    store_answers(copy, work_out(copy))
                 seal.seal(copy)
                 _fsync(copy)
                 os.replace(copy, self.path)
@@ -325,7 +325,7 @@ def _texts(values: Sequence[Any]) -> Sequence[str]:
     return list(map(str, values))  # an enum's word
 
 
-def _store_answers(path: Path, answers: Mapping[str, str]) -> None:
+def store_answers(path: Path, answers: Mapping[str, Any]) -> None:
     """Put answers into a finished profile, which lose them as soon as a row changes."""
     if not answers:
         return
@@ -335,7 +335,7 @@ def _store_answers(path: Path, answers: Mapping[str, str]) -> None:
         connection.execute("BEGIN")
         for statement in (schema.WORKED_OUT, *schema.worked_out_triggers()):
             connection.execute(statement)
-        rows = [(name, kept.source(), said) for name, said in answers.items()]
+        rows = [(name, kept.source(), kept.as_json(one)) for name, one in answers.items()]
         connection.executemany(f"INSERT INTO {schema.WORKED_OUT_TABLE} VALUES (?, ?, ?)", rows)
         connection.execute("COMMIT")
     finally:

@@ -29,7 +29,8 @@ from profiler import Report, analysis
 from profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from profiler.analysis.waits import longest_waits
 from profiler.executed import Executed
-from profiler.insights import Insight, insights
+from profiler.insights import Insight
+from profiler.insights.kept_insights import known_insights
 from profiler.rebalance import Costs, profiled, what_if
 from profiler.rebalance.split import quickest
 from profiler.report import PREDICTED_NOTE
@@ -212,7 +213,8 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
 
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
-    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in insights(report)]
+    found = known_insights(report)
+    rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in found]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
         " of the fullest tile; ≤ marks a bound, ~ an estimate."

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class ProfileSession:
         self._executable = executable
         self._writer: ProfileWriter | None = None
         self._runs = 0
-        self._answers: dict[int, Mapping[str, str]] = {}  # by whether there is a run
+        self._answers: dict[int, Mapping[str, Any]] = {}  # by whether there is a run
         self._has_debug_info = False
         self._host = (0, 0)  # events and values of the host that were added
         self.path: Path | None = None
@@ -112,13 +113,13 @@ class ProfileSession:
             debug_info.write(path)
             self._has_debug_info = True
 
-    def _worked_out(self, path: Path) -> Mapping[str, str]:
+    def _worked_out(self, path: Path) -> Mapping[str, Any]:
         """What the finished profile holds for those who open it; more runs change none of it."""
-        from profiler.insights.kept_insights import worked_out  # few profiles need it
+        from profiler.worked_out import answers  # few profiles need it
 
         known = min(1, self._runs)
         if known not in self._answers:
-            self._answers = {known: worked_out(path)}
+            self._answers = {known: answers(path)}
         return self._answers[known]
 
     def _add_host_events(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import log2
+from typing import Any
 
-from profiler import schedules
+from profiler import from_plain, schedules
 from profiler.advise.levers import STATES, Basis, Levers, code, title
 from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs
@@ -86,8 +87,28 @@ def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
     splits = splits and len(set(basis.present.ipus)) <= _FEW_STAGES
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, limit, splits)
-    key = f"advice on at most {limit} samples, splits: {splits}"
-    return basis.report.once(key, lambda: _advise_on(basis, limit, splits))
+    name = _name(limit, splits)
+    return basis.report.answered(name, _read, lambda: _advise_on(basis, limit, splits))
+
+
+def worked_out(basis: Basis) -> dict[str, Any]:
+    """`advise_on` as a profile holds it (`profiler.worked_out`), by its name there."""
+    limit = MORE * basis.costs.samples * basis.costs.micro_batches
+    splits = len(set(basis.present.ipus)) <= _FEW_STAGES
+    return {_name(limit, splits): asdict(advise_on(basis))}
+
+
+def _name(limit: int, splits: bool) -> str:
+    return f"advice on at most {limit} samples, splits: {splits}"
+
+
+def _read(said: Any) -> Advised | None:
+    """From JSON; None where it is not what was written."""
+    try:
+        advised: Advised = from_plain.read(Advised, said)
+    except (ValueError, TypeError):
+        return None
+    return advised
 
 
 def _advise_on(basis: Basis, limit: int, splits: bool) -> Advised:

@@ -28,6 +28,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
 }
+LEAVES = "leaves of layers together"  # name of the answer
+_LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
 _NO_MODULE, _NO_STAGE = "no module", "no stage"
@@ -75,6 +77,46 @@ def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.D
     Steps that no operator makes (copies, host I/O) have their cause in place of a module.
     ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
     """
+    if order == "module" and together:
+        return leaves_together(report)
+    return _leaves_of_cycles(report, order, together)
+
+
+def leaves_together(report: Report) -> pd.DataFrame:
+    """`leaves_of_cycles` by module, layers together; a large profile has them worked out."""
+
+    def make() -> pd.DataFrame:
+        return _leaves_of_cycles(report, "module", together=True)
+
+    return report.answered(LEAVES, _read_leaves, make)
+
+
+def plain(leaves: pd.DataFrame) -> dict[str, list[Any]]:
+    """Leaves as JSON has them."""
+    return {name: leaves[name].tolist() for name in _LEAF}
+
+
+def _read_leaves(said: Any) -> pd.DataFrame | None:
+    """Leaves from JSON; None where it is not what was written."""
+    import pandas as pd
+
+    if not isinstance(said, dict) or set(said) != set(_LEAF):
+        return None
+    paths, values, kinds = (said[name] for name in _LEAF)
+    whole = all(isinstance(column, list) for column in (paths, values, kinds))
+    if not whole or not len(paths) == len(values) == len(kinds):
+        return None
+    named = all(isinstance(path, list) and path for path in paths)
+    if not named or not all(type(name) is str for name in chain(kinds, *paths)):
+        return None
+    if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
+        return None
+    paths = [tuple(path) for path in paths]
+    frame = pd.DataFrame({"value": np.array(values, dtype=np.int64)})
+    return frame.assign(path=paths, kind=pd.array(kinds, dtype="str"))[[*_LEAF]]
+
+
+def _leaves_of_cycles(report: Report, order: str, together: bool) -> pd.DataFrame:
     steps = cycles_by_step(report)
     op = steps["op"].to_numpy()
     none = steps["cause"].astype(str).to_numpy()
@@ -154,7 +196,9 @@ def _leaves(
     table = pd.DataFrame(columns).groupby(keys, as_index=False, sort=False)[["value"]].sum()
     names = [_names(dim, table, together) for dim in dims]
     table["path"] = _without_no_stage([_joined(parts) for parts in zip(*names, strict=True)])
-    return table[["path", "value", "kind"]]
+    if together:
+        table = table.groupby(["path", "kind"], as_index=False, sort=False)[["value"]].sum()
+    return table[[*_LEAF]]
 
 
 def _joined(parts: Iterable[Path]) -> Path:

@@ -1,28 +1,23 @@
 """`insights` that are worked out once: when a large profile is written, or when first asked for.
 
-The engine puts those of a large profile into the file (`worked_out`); others are stored in the
-user's cache if computing them took a while (`profiler.kept`).
+The engine puts those of a large profile into the file (`profiler.worked_out`); others are stored in
+the user's cache if computing them took a while (`profiler.kept`).
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from profiler import records, schema
-from profiler.insights import Insight, Waits, insights
+from profiler import from_plain, schema
+from profiler.insights import Insight, insights
 from profiler.kept import Kept
-from profiler.report import Report, open_report
+from profiler.report import Report
 
 LEAST_SECONDS = 0.5  # of the process: what is quicker is worked out anew
-LEAST_STEPS = 1 << 14  # program steps of a profile: below, its insights take no second
-_NAME = "insights"
-_log = logging.getLogger(__name__)
+NAME = "insights"
 
 
 def known_insights(report: Report) -> list[Insight]:
@@ -36,80 +31,39 @@ def known_insights(report: Report) -> list[Insight]:
         store = Kept([report.path])
     except OSError:
         return insights(report)
-    cached = store.get(_NAME)
-    known = None if cached is None else _read(cached)
+    known = _cached(store.get(NAME))
     if known is not None:
         return known
     start = time.process_time()
     computed = insights(report)
     if time.process_time() - start >= LEAST_SECONDS:
-        store.put(_NAME, _words(computed).encode())
+        store.put(NAME, json.dumps(plain(computed), default=int).encode())
     return computed
 
 
 def stored_insights(report: Report) -> list[Insight] | None:
     """Those that the file holds; None where it has none of this code."""
-    said = report.worked_out(_NAME)
+    said = report.worked_out(NAME)
     return None if said is None else _read(said)
 
 
-def worked_out(path: Path) -> Mapping[str, str]:
-    """What a profile that was just finished is to hold (`ProfileWriter.publish`).
+def plain(found: list[Insight]) -> list[dict[str, Any]]:
+    """Insights as JSON has them."""
+    return [asdict(one) for one in found]
 
-    Nothing of a small one. The run is worth more than its insights: whatever goes wrong with them
-    leaves them to those who ask.
-    """
+
+def _cached(data: bytes | None) -> list[Insight] | None:
     try:
-        with open_report(path) as report:
-            if report.columns_of(records.Step).rows < LEAST_STEPS:
-                return {}
-            return {_NAME: _words(insights(report))}
-    except Exception:
-        _log.debug("no insights are put into %s", path, exc_info=True)
-        return {}
-
-
-def _words(found: list[Insight]) -> str:
-    return json.dumps([asdict(one) for one in found], default=int)
-
-
-def _read(data: str | bytes) -> list[Insight] | None:
-    """None where it is not what was written: a file may be a stranger's, a cache damaged."""
-    try:
-        return [_insight(said) for said in json.loads(data)]
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None if data is None else _read(json.loads(data))
+    except (ValueError, RecursionError):
         return None
 
 
-def _insight(said: dict[str, Any]) -> Insight:
-    waits, code = said.pop("waits"), said.pop("code")
-    about = Waits(**{name: tuple(every) for name, every in waits.items()}) if waits else None
-    insight = Insight(**said, waits=about, code=tuple(code))
-    _check(insight)
-    return insight
-
-
-def _check(insight: Insight) -> None:
-    """ValueError unless all is of its type, and ``where`` a page of ours."""
-    whole: dict[type, tuple[str, ...]] = {
-        str: ("title", "detail", "action", "where"),
-        int: ("gain_cycles", "gain_bytes"),
-        bool: ("at_most", "estimate"),
-        dict: ("change",),
-    }
-    wrong = [
-        name
-        for kind, names in whole.items()
-        for name in names
-        if type(getattr(insight, name)) is not kind
-    ]
-    if not all(isinstance(line, str) for line in insight.code):
-        wrong.append("code")
-    for one in fields(Waits) if insight.waits else ():
-        kind = int if one.name in ("stages", "ops") else str
-        if not all(isinstance(cell, kind) for cell in getattr(insight.waits, one.name)):
-            wrong.append("waits")
-    if not wrong and (not insight.where.startswith("/") or insight.where.startswith("//")):
-        wrong.append("where")
-    if wrong:
-        raise ValueError(f"an insight's {wrong[0]} is not what it must be")
+def _read(said: Any) -> list[Insight] | None:
+    """None where it is not what was written: a file may be a stranger's, a cache damaged."""
+    try:
+        found: list[Insight] = [from_plain.read(Insight, one) for one in said]
+    except (ValueError, TypeError):
+        return None
+    ours = all(one.where.startswith("/") and not one.where.startswith("//") for one in found)
+    return found if ours else None

@@ -84,7 +84,7 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
         ("its bytes are those that were written", _bytes),
         ("every table can be read", _tables),
         ("packed columns are what rows say", lambda r: _packed(r, every_row)),
-        ("insights that it holds are what rows say", lambda r: _insights(r, every_row)),
+        ("answers that it holds are what rows say", lambda r: _answers(r, every_row)),
         ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
@@ -139,15 +139,15 @@ def _packed(report: Report, every_row: bool) -> str:
     return ""
 
 
-def _insights(report: Report, every_row: bool) -> str:
-    from profiler.insights import insights
-    from profiler.insights.kept_insights import stored_insights
+def _answers(report: Report, every_row: bool) -> str:
     from profiler.seal import State
 
     if report.as_written is State.INTACT and not every_row:
         return ""
-    stored = stored_insights(report)
-    return "" if stored is None or stored == insights(report) else "they say something else"
+    from profiler import worked_out
+
+    other = worked_out.otherwise(report)
+    return f"of its {other[0]} the rows say something else" if other else ""
 
 
 def _rows(report: Report) -> str:

@@ -16,6 +16,7 @@ from profiler import Report, analysis, confidence
 from profiler.advise import Advice, Advised, Basis, advise_on
 from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
+from profiler.rebalance.known_split import known_split
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import quickest
 from profiler.units import per_second, sentence
@@ -209,7 +210,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             _numbers(report, costs, now, wanted, clock),
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
-            _why(costs, wanted),
+            _why(report, costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme, pixels=timeline.pixels(where)),
             _memory(costs, wanted, theme),
         )
@@ -416,10 +417,11 @@ def _blocks(costs: Costs, prediction: Prediction) -> Any:
     )
 
 
-def _why(costs: Costs, prediction: Prediction) -> Any:
+def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:
     count = len(prediction.assignment.starts)
+    as_profiled = count == len(costs.ipus) and costs is Costs.from_report(report)
     try:
-        best = best_split(costs, count)
+        best = known_split(report) if as_profiled else best_split(costs, count)
     except ValueError as error:
         return common.message(sentence(str(error)), "warning")
     rest = prediction.total - best.prediction.total

@@ -8,7 +8,7 @@ import numpy as np
 from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis, confidence, records
-from profiler.analysis.critical_path import waterfall
+from profiler.analysis import waits_in_short
 from profiler.analysis.instances import shared
 from profiler.analysis.stages import ipu_costs
 from profiler.executed import Executed
@@ -43,7 +43,7 @@ def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
     children: list[Any] = [*common.predicted(view)]
-    children.append(_numbers(view.profiles, report, clock))
+    children.append(_numbers(report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
     children.append(common.filled("summary-insights", awaited=True))
@@ -88,23 +88,24 @@ def _operators_of(report: Report) -> list[Any]:
 def _why(view: View, clock: Clock) -> Any:
     """The waterfall of the critical path, and beside it the longest waits in words."""
     report = view.report
-    critical = waits.waits_of(view.profiles, report)
+    critical = waits_in_short.of(report)
     rows = critical.longest.head(MOST_WAITS)
-    addresses = waits.links(view.profiles, report, critical, rows)
     entries = [
         html.Li(
             [
                 html.B(units.percent(row.share)),
-                html.Span([sentence(row.what), " ", dcc.Link("in the trace", href=address)]),
+                html.Span(
+                    [sentence(row.what), " ", dcc.Link("in the trace", href=waits.link(row))]
+                ),
             ]
         )
-        for row, address in zip(units.rows_of(rows), addresses, strict=True)
+        for row in units.rows_of(rows)
     ]
     what = _iteration(report)
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
-        waterfall_figures.waterfall(waterfall(critical.path), clock, view.theme),
+        waterfall_figures.waterfall(critical.waterfall, clock, view.theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
     )
     share = units.percent(float(rows["share"].sum()))
@@ -210,7 +211,7 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     ]
 
 
-def _numbers(profiles: Profiles, report: Report, clock: Clock) -> Any:
+def _numbers(report: Report, clock: Clock) -> Any:
     pace = analysis.pace(report)
     cycles, batches, speed = pace.cycles, pace.micro_batches, pace.samples_per_second
     stages = report.stages
@@ -232,7 +233,7 @@ def _numbers(profiles: Profiles, report: Report, clock: Clock) -> Any:
         name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
         which, _, of_it = name.partition(" (")
         its = f", {of_it.removesuffix(')')}" if of_it else ""
-        share = _share_of_slowest(profiles, report)
+        share = _share_of_slowest(report)
         boxes.append((which, f"computes longest: {ratio:.2f} × the mean{its}{share}"))
     return html.Div(
         [
@@ -243,15 +244,14 @@ def _numbers(profiles: Profiles, report: Report, clock: Clock) -> Any:
     )
 
 
-def _share_of_slowest(profiles: Profiles, report: Report) -> str:
+def _share_of_slowest(report: Report) -> str:
     """How much of an update it waits for the IPU that computes longest to compute."""
     if not len(report.runs):
         return ""
-    costs, path = ipu_costs(report), waits.waits_of(profiles, report).path
+    costs, critical = ipu_costs(report), waits_in_short.of(report)
     ipu = int(costs["ipu"].iloc[int(costs["cycles"].to_numpy().argmax())])
-    there = path["ipu"] % report.target.ipus_per_replica == ipu
-    computes = path.loc[there & (path["cause"] == "compute") & (path["stage"] >= 0), "cycles"].sum()
-    return f", {units.percent(computes / max(1, path['cycles'].sum()))} of the critical path"
+    computes = critical.computing.get(ipu, 0)
+    return f", {units.percent(computes / max(1, critical.total))} of the critical path"
 
 
 def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:

@@ -1,0 +1,69 @@
+"""What is worked out when a large profile is written, for those who open it.
+
+The engine puts these answers into the file with a digest of the code that gave them
+(`ProfileWriter.publish`, `schema.WORKED_OUT`). A reader of the same code takes them
+(`Report.answered`) after checking them, as the file may be a stranger's; any other works them out.
+They are aggregates: what a page shows first, not what it is made of.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from profiler import kept, records
+from profiler.advise import basis_of, search
+from profiler.analysis import hierarchy, memory, waits_in_short
+from profiler.insights import insights, kept_insights
+from profiler.rebalance import known_split
+from profiler.report import SUMS, Report, open_report
+
+LEAST_STEPS = 1 << 14  # program steps of a profile: below, its answers take no second
+_log = logging.getLogger(__name__)
+
+
+def answers(path: Path) -> Mapping[str, Any]:
+    """What a profile that was just finished is to hold; nothing of a small one.
+
+    The run is worth more than its insights: whatever goes wrong with them leaves them to those who
+    ask.
+    """
+    try:
+        with open_report(path) as report:
+            large = report.columns_of(records.Step).rows >= LEAST_STEPS
+            return worked_out(report) if large else {}
+    except Exception:
+        _log.debug("nothing is worked out for %s", path, exc_info=True)
+        return {}
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """Each answer by its name, as JSON can hold it, from the profile's rows alone."""
+    found: dict[str, Any] = {
+        kept_insights.NAME: kept_insights.plain(insights(report)),
+        SUMS: report.sums_over_tiles[1].tolist(),
+        memory.FULLEST: memory.fullest_tiles(report).tolist(),
+    }
+    if len(report.runs):
+        found[waits_in_short.NAME] = waits_in_short.of(report).plain()
+        found[hierarchy.LEAVES] = hierarchy.plain(hierarchy.leaves_together(report))
+    with suppress(ValueError):  # no Blocks, or phases that a file does not say
+        found |= search.worked_out(basis_of(report))
+        found[known_split.NAME] = known_split.plain(known_split.known_split(report))
+    return found
+
+
+def otherwise(report: Report) -> list[str]:
+    """The names of answers that the file holds, and its rows answer otherwise."""
+    with _RowsAlone(report.path) as rows:
+        fresh = kept.from_json(kept.as_json(worked_out(rows)))
+    held = {name: report.worked_out(name) for name in fresh}
+    return [name for name, said in held.items() if said is not None and said != fresh[name]]
+
+
+class _RowsAlone(Report):
+    def worked_out(self, name: str) -> Any:
+        return None
