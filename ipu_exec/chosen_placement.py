@@ -16,8 +16,10 @@ from ipu_exec.errors import Error
 from ipu_exec.options import PROPOSE_VARIABLE
 from ipu_exec.program import Program
 from ipu_exec.session.proposed_blocks import script_lines
+from profiler import schedules
 
 if TYPE_CHECKING:
+    from profiler import Report
     from profiler.rebalance import Costs, Split
 
 NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no profile. Write
@@ -28,6 +30,8 @@ where module returns its loss last, in place of zero_grad, backward and step"""
 
 
 _MOST_LINES = 8  # of a compile's error that are repeated
+_OFF = 0.05  # of a tile, that an estimate of its bytes may be off (docs/advice.md)
+_MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
 
 
 def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
@@ -47,25 +51,74 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
         with open_report(profile) as report:
             costs = Costs.from_report(report)
             modules = list(report.options.get("proposedBlocks", ()))
+            if modules and len(costs) < ipus:
+                raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
+            try:
+                split = quickest(costs, ipus)
+            except ValueError as error:
+                near = nearest_in_words(costs, range(ipus), levers=True)
+                raise Error(
+                    f"--num-ipus {ipus}: {error}{near}{_with_levers(report, ipus)}"
+                ) from error
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
-    try:
-        split = quickest(costs, ipus)
-    except ValueError as error:
-        near = nearest_in_words(costs, range(ipus), levers=True)
-        raise Error(f"--num-ipus {ipus}: {error}{near}") from error
     if split.prediction.problems:
-        samples = costs.samples * costs.micro_batches
-        raise Error(
-            f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)} (a call has {samples:,}"
-            " samples, and is cut into as many micro-batches as divide them: give it more, or take"
-            " fewer IPUs)"
-        )
+        problems = "; ".join(split.prediction.problems)
+        raise Error(f"--num-ipus {ipus}: {problems}{_more_samples(costs, ipus)}")
     path = os.path.join(folder.name, "placement.json")
     _write(path, costs, split, modules)
     for line in _said(costs, split, ipus, modules):
         print(line, file=sys.stderr)
     return path
+
+
+def _too_few_parts(costs: Costs) -> str:
+    """Why a model without Blocks has too few to begin any, and what to write."""
+    parts = ", ".join(costs.names)
+    return (
+        f"the model names no Blocks, and has {len(costs)} parts that could be one: {parts}. Take at"
+        f" most {len(costs)} IPUs, or make a large part several modules that are called one after"
+        " another (a recurrent layer of several layers is one module)"
+    )
+
+
+def _with_levers(report: Report, ipus: int) -> str:
+    """Levers with which a split that does not fit may, by the advisor's estimates; "" if none."""
+    from profiler.advise import Basis, Levers
+    from profiler.advise.levers import title
+    from profiler.rebalance.refusal import nearest
+    from profiler.rebalance.what_if import memory_of
+
+    basis = Basis.of(report)
+    smaller = max(1, basis.micro_batch // 2)
+    candidates = [
+        *([Levers(half=True)] if basis.sizes.halves else []),
+        *([Levers(micro_batch=smaller)] if smaller < basis.micro_batch else []),
+    ]
+    for levers in candidates:
+        costs = basis.costs_with(levers)
+        over = max(one.nbytes / one.limit for one in memory_of(costs, nearest(costs, range(ipus))))
+        if over <= 1 + _OFF:
+            command = f"ipu-run --num-ipus {ipus} --with {levers.argument}"
+            return f". By an estimate it may fit with {title(basis, levers)}: try {command}"
+    return ""
+
+
+def _more_samples(costs: Costs, ipus: int) -> str:
+    """What to do about too few micro-batches for the stages; "" where they are enough."""
+    least = schedules.pipeline_stages(ipus, costs.training)
+    if not costs.pipelined or costs.micro_batches >= least:
+        return ""
+    fewer = max(
+        count
+        for count in range(1, ipus + 1)
+        if schedules.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
+    )
+    return (
+        f". The samples of a call make no more: give it {least}, or a multiple of that, or take"
+        f" --num-ipus {fewer}. Where an input is no batch of samples (the edges of a graph), only"
+        " options.setExecutionStrategy(poptorch.ShardedExecution()) goes without micro-batches"
+    )
 
 
 def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:
@@ -142,14 +195,22 @@ def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iter
     spans = assignment.spans(len(costs))
     stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
     total = split.prediction.total
-    yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles a weight update predicted)"
+    turn = "a weight update" if costs.training else "a device iteration"
+    yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles {turn} predicted)"
     for name, nbytes in travelling(costs, split):
         yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
     if len(assignment.ipus) > ipus and costs.cuts.ties:
         names = ", ".join(costs.cuts.ties.names)
         yield f"ipu-run: the last stage is on IPU 0 again, with the tied weight {names}: quicker so"
-    if modules:
-        yield "ipu-run: the model names no Blocks; these lines put them into the script:"
-        ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
-        lines = script_lines(costs.names, ipu_of, costs.micro_batches, costs.training)
-        yield from (f"  {line}" for line in lines)
+    if not modules:
+        return
+    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
+    chosen = list(range(len(costs)))
+    said = "these lines put them into the script"
+    if len(chosen) > _MOST_BLOCK_LINES:
+        chosen = list(assignment.starts)
+        said = f"it has {len(costs)} parts to begin one, of which these lines begin the stages"
+    yield f"ipu-run: the model names no Blocks; {said}, before it is wrapped (model: your module):"
+    blocks, ipus_of = [costs.names[k] for k in chosen], [ipu_of[k] for k in chosen]
+    lines = script_lines(blocks, ipus_of, costs.micro_batches, costs.training)
+    yield from (f"  {line}" for line in lines)

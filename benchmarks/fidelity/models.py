@@ -51,10 +51,13 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """In float16 only a second moment is in float32, as in Graphcore's public configurations."""
-    types = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
-    first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
-    velocity = {"velocity_accum_type": torch.float16} if row.dtype == "fp16" else {}
+    """In float16 only a second moment is in float32, as in Graphcore's public configurations,
+    unless the row says that all of its state is.
+    """
+    half = row.dtype == "fp16" and "LAMB in fp32" not in row.case
+    types = {"accum_type": torch.float16} if half else {}
+    first = {"first_order_momentum_accum_type": torch.float16} if half else {}
+    velocity = {"velocity_accum_type": torch.float16} if half else {}
     if "LARS" in row.case:
         return ipu_exec.optim.LARS(model.parameters(), **types)
     if "LAMB" in row.case:

@@ -518,6 +518,10 @@ integers and are normalised on the IPU, and no tiles are set aside to overlap th
 output of each encoder layer. GELU is PopTorch's ([cycles](cycles.md#elementwise)): with poplibs'
 vertex of the exact one, which was counted until PopTorch's source was read, training of BERT was
 predicted 1.02 to 1.15 times too fast and ViT's 1.36 times; what makes up for it now is not found.
+It is none of these, which are left out here: operands that PopART copies into its outlined
+functions, and results out of them ([POPART, willow/src/popx/op/callx.cpp], about 2% of BERT-Base's
+micro-batch at 8 bytes a cycle), and the seeds of workers that poprand keeps, sets and puts back
+around each dropout ([PL, lib/poprand/RandomGen.cpp], maybeSaveHwSeedsAndSetSeeds, about 0.6%).
 The tied embedding and head are stages 0 and 4, both on IPU 0.
 
 ## Rows found elsewhere
@@ -579,8 +583,9 @@ applications/tensorflow/cnns/training/configs.yml of May 2022, whose global batc
 published ones; ResNeXt is cut at the residual block next to the operator named there. They were
 registered when all rules stood, and none was chosen in view of them. ResNet-50 on 256 IPUs lacks
 what [scaling](scaling.md) says of more than one rack. ViT is that of vision/vit/pytorch, with its
-dropouts and checkpoints, but for mixup; it is predicted 1.4 times too fast. Its images are
-augmented by the host, and whether that or the IPUs set the pace of the published run is not said.
+dropouts and checkpoints and LAMB's state in fp32, not sharded (benchmarks.yml), but for mixup; it
+is predicted 1.4 times too fast: its slowest IPU lacks 2.3 of 7.6 million cycles a micro-batch.
+Whether images were generated or augmented by the host, and whether that set the pace, is not said.
 Its 197 tokens are no whole groups of channels: poplibs copies such operands piece by piece, which
 the products' transposed operands have here, but not their results; PopRT pads them
 (attention_padding). Its script for ViT leaves the type of partials open: with half partials ViT is
@@ -599,7 +604,9 @@ is run again. The machine is not named: an MK2, as all tutorials of that year.
 
 No published row covers softmax, normalisation or the optimisers on their own: they rest on
 their cycle formulas and on the whole models. Exchange between IPUs is measured by the whole models
-and by the pipeline's copies only.
+and by the pipeline's copies only. Of the components of a step, forward and backward are scored for
+each stage and copies for each IPU, the weight update and the host only within a whole update: the
+host's rate was taken from the one that is published with its parts, whose row is marked.
 
 ## All rows
 """

@@ -77,11 +77,16 @@ def _phases(executable: Executable) -> dict[str, Any]:
 
 
 def cycle_error(executable: Executable) -> dict[str, Any]:
-    """The likely error of the tiles' cycles, in all and by class of operator (the header's)."""
-    cycles = executable.tree.op_cycles
-    error = confidence(
-        (class_of(op.aten, _groups(op)), cycles.get(op.id, 0)) for op in executable.graph.ops
-    )
+    """The likely error of the tiles' cycles, in all and by class of operator (the header's).
+
+    Of a weight update: an optimiser runs once in it, everything else for each micro-batch.
+    """
+    cycles, micro_batches = executable.tree.op_cycles, executable.options.micro_batches
+    classes_and_cycles = []
+    for op in executable.graph.ops:
+        runs = 1 if op.direction == Direction.UPDATE else micro_batches
+        classes_and_cycles.append((class_of(op.aten, _groups(op)), runs * cycles.get(op.id, 0)))
+    error = confidence(classes_and_cycles)
     classes = [
         {
             "class": one.name,

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def prepare(
     if options.execution_strategy.kind != PipelinedExecution.kind:
         return options
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+    samples = gcd(*(tensor.shape[0] for tensor in tensors if tensor.dim())) or 1
     if proposal is not None and training:
         return deep_enough(options, training, proposal.micro_batches, samples)
     if proposal is not None:
@@ -137,12 +138,14 @@ def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...
 def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
     """The layers of its lists, and its other parts that have weights.
 
-    A layer is not searched further, even if it contains lists of its own.
+    A layer is not searched further, even if it contains lists of its own, unless they are lists of
+    layers.
     """
     parts = _with_weights(module)
     for label, child in parts.items():
         path = f"{name}.{label}" if name else label
         layer = isinstance(module, _LISTS) and not isinstance(child, _LISTS)
+        layer = layer and not _has_layers(child)
         wrapped = len(parts) == 1 and len(_with_weights(child)) > 1
         if not layer and (_has_list(child) or wrapped):
             yield from _layers(child, path)
@@ -158,6 +161,16 @@ def _with_weights(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 def _has_list(module: torch.nn.Module) -> bool:
     return any(isinstance(part, _LISTS) for part in module.modules())
+
+
+def _has_layers(module: torch.nn.Module) -> bool:
+    """Whether a list inside has layers: two or more of a class that have several parts each."""
+    for part in module.modules():
+        children = [child for _, child in part.named_children()] if isinstance(part, _LISTS) else []
+        layers = [type(child) for child in children if len(_with_weights(child)) > 1]
+        if len(layers) > len(set(layers)):
+            return True
+    return False
 
 
 def _first_operators(graph: Graph) -> dict[str, int]:
@@ -218,7 +231,8 @@ def script_lines(
 ) -> Iterator[str]:
     """Script lines that put the Blocks on their IPUs, for a model in the variable ``model``.
 
-    ``ipus``: of each Block. ``micro_batches``: the chosen accumulation (device iterations).
+    ``ipus``: of each Block. ``micro_batches``: the chosen accumulation (device iterations), which
+    needs no line where it is 1.
     """
     for name, ipu in zip(blocks, ipus, strict=True):
         yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'
@@ -228,7 +242,8 @@ def script_lines(
             "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))"
         )
     method = "Training.gradientAccumulation" if training else "deviceIterations"
-    yield f"options.{method}({micro_batches})"
+    if micro_batches > 1:
+        yield f"options.{method}({micro_batches})"
 
 
 def _expression(name: str) -> str:

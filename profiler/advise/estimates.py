@@ -272,8 +272,11 @@ def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
 
 
 def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve."""
-    rows = growing(report, variables)
+    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve.
+
+    Without optimiser state, which costs have by itself.
+    """
+    rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
     return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
 
 

@@ -78,6 +78,10 @@ _OF_FUNCTIONS = {
     "SIN": STAYS,
     "ASIN": STAYS,
 }
+_OF_BOTH = {  # a function of a vertex
+    ("popnn::NonLinearity1D", "GELU"): (8 / 4) / (21 / 2),
+    ("popnn::NonLinearityGrad1D", "GELU"): (15 / 4) / (26 / 2),
+}
 _SUMS = ("popops::Reduce", "poplin::ReduceAdd")
 _NO_SUMS = ("ReduceMax", "ReduceMin")
 _PRODUCTS = "poplin::Conv"
@@ -107,6 +111,8 @@ def of_vertex(name: str) -> VertexCost:
     function = next((word for word in words if word in _OF_FUNCTIONS), "")
     start = _EXPONENT_STARTS if function == "EXPONENT" else STARTS.get(kind, -1)
     in_half = _OF_FUNCTIONS.get(function, _OF_VERTICES.get(kind, HALVES))
+    of_both = (_OF_BOTH[kind, word] for word in words if (kind, word) in _OF_BOTH)
+    in_half = next(of_both, in_half)
     if types and "float" not in words:  # integers and truths are as long in any model
         in_half = STAYS
     sums = kind in _SUMS and not any(word in _NO_SUMS for word in words)

@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError("--check takes the script and its arguments, last", common.USAGE)
     if args.check:
         _there(args.check[0])
+        _writable(args.output)
     failed: list[bool] = []
     code = common.each_profile(args, lambda report: _page(report, args, failed))
     return max(code, common.NOT_SO) if any(failed) else code
@@ -83,6 +84,19 @@ def _there(script: str) -> None:
             f"there is no script {script} to compile: --check takes its path and its arguments",
             common.USAGE,
         )
+
+
+def _writable(folder: Path | None) -> None:
+    """Refuse a place for the profiles that cannot be made, before anything is compiled."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise common.CommandError(
+            f"{folder}: no folder can be made there: {error.strerror}. Give --output another place",
+            common.USAGE,
+        ) from error
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:

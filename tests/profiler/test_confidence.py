@@ -7,8 +7,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import torch
 
+import ipu_exec as poptorch
+from ipu_exec.compiler.profile_header import cycle_error
 from ipu_exec.lowering.measured import LIKE, confidence, errors
+from ipu_exec.session.compilation import compile_step
 from profiler import confidence as said
 from profiler import open_report
 from reports.cli import main
@@ -103,3 +107,31 @@ def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: P
     assert "within 40.0%, an estimate" in words and "judged by likeness" in words
     with open_report(silent) as report:
         assert _confidence(report) == []
+
+
+def test_an_optimiser_counts_once_for_all_micro_batches() -> None:
+    """Nobody measured it on its own, so its share is what accumulation changes."""
+
+    def unmeasured(accumulation: int) -> float:
+        options = poptorch.Options().showCompilationProgressBar(False)
+        options.Training.gradientAccumulation(accumulation)
+        wrapped = WithLoss(torch.nn.Linear(256, 256))
+        optimiser = torch.optim.AdamW(wrapped.parameters())
+        x = torch.zeros(16, 256)
+        executable = compile_step(wrapped, (x, x), {}, options, optimiser, True)
+        share: float = cycle_error(executable)["unmeasured"]
+        return share
+
+    assert unmeasured(64) < 0.75 * unmeasured(1)
+
+
+class WithLoss(torch.nn.Module):
+    """A layer and how far its result is off."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layer(x)
+        return y, torch.nn.functional.mse_loss(y, target)

@@ -124,6 +124,19 @@ def test_a_script_that_is_not_there_is_refused_before_anything_is_compiled(
     assert capsys.readouterr().err.count("nowhere.py") == 1
 
 
+def test_a_place_that_cannot_be_made_is_refused_before_anything_is_compiled(
+    profile: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(checks.Script, "compiled", None)  # a call would be an error
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert main(["advise", "-o", str(taken / "tried"), str(profile), "--check", GPT]) == 2
+    assert "no folder can be made there: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", ["advise", "insights"])
 def test_code_fits_a_terminal_of_80_columns(
     form: str,

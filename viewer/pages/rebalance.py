@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from profiler import Report, analysis
+from profiler import Report, analysis, confidence
 from profiler.advise import Advice, Advised, Basis, advise_on
 from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
@@ -346,6 +346,8 @@ def _numbers(
     said: list[Any] = [html.Div(boxes, className="big")]
     said += [common.message(words, "error") for words in wanted.problems]
     said += [common.message(words) for words in wanted.notes]
+    if within := confidence.likely(report):
+        said.append(common.message(f"Cycles are {within}; two splits share most of that."))
     if measured.cycles and wanted.assignment == now.assignment:
         off = now.total / measured.cycles - 1
         said.append(

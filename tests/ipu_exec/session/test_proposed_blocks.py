@@ -11,14 +11,27 @@ import ipu_exec
 from ipu_exec.compiler import passes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
+from ipu_exec.options import PROPOSE_VARIABLE
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.proposed_blocks import (
     deep_enough,
     has_tied_weights,
+    prepare,
     propose,
     script_lines,
 )
 from tests.models import model_of
+
+
+class Layer(torch.nn.Module):
+    """Two linear layers, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.contract = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.contract(self.expand(x))
 
 
 class Transformer(torch.nn.Module):
@@ -82,6 +95,33 @@ def test_lists_in_lists_are_opened_up_to_their_layers() -> None:
     stage = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)) for _ in range(2)]
     model = torch.nn.Sequential(*stage)
     assert propose(model, captured(model, NUMBERS), 2) == ("0.0", "0.1", "1.0", "1.1")
+
+
+def test_lists_of_layers_inside_layers_are_opened() -> None:
+    """As hierarchical networks have them: stages in a list, each with a list of its layers."""
+
+    def stage() -> torch.nn.Module:
+        down, blocks = torch.nn.Linear(8, 8), torch.nn.Sequential(Layer(), Layer())
+        return model_of(lambda self, x: self.blocks(self.down(x)), down=down, blocks=blocks)
+
+    stages = torch.nn.Sequential(stage(), stage())
+    model = model_of(lambda self, x: self.stages(x).sum(), stages=stages)
+    names = propose(model, captured(model, NUMBERS), 2)
+    each = ("down", "blocks.0", "blocks.1")
+    assert names == tuple(f"stages.{k}.{part}" for k in range(2) for part in each)
+
+
+def test_a_batch_is_cut_only_where_every_input_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edges of a graph are two rows, whatever the nodes."""
+    monkeypatch.setenv(PROPOSE_VARIABLE, "4")
+    model = torch.nn.Linear(8, 8)
+    inputs = torch.zeros(32, 8), torch.zeros(2, 100)
+    options = prepare(model, ipu_exec.Options(), True, inputs)
+    assert options is not None
+    assert options.Training.gradient_accumulation == 1
+    deeper = prepare(model, ipu_exec.Options(), True, (torch.zeros(32, 8), torch.zeros(8)))
+    assert deeper is not None
+    assert deeper.Training.gradient_accumulation == 8
 
 
 def test_a_batch_is_cut_into_the_next_number_of_micro_batches_that_divides_it() -> None:
