@@ -116,6 +116,9 @@ def target(name: str) -> Target:
         raise ValueError(f"unknown target {name!r}{near}; known: {known}") from None
 
 
+TRAINING, INFERENCE = "training", "inference"
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """The resources of a lowering: one IPU's tiles and the planner's settings."""
@@ -132,6 +135,7 @@ class Machine:
     # kinds of operators ("convolution", "matmul") whose vertices load weights 128 bits at a time
     wide_loads: tuple[str, ...] = ()
     wide_load: bool = False  # of the operator in hand: `loading`
+    fully_connected: str = TRAINING  # or INFERENCE: products are passes of layers; "": they are not
 
     def loading(self, kind: str) -> Machine:
         """The machine for an operator of this kind, with weights loaded as its options say."""

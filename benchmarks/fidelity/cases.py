@@ -243,7 +243,13 @@ def shapes_of(case: str) -> list[tuple[int, ...]]:
 def products(row: Row) -> Compiled:
     shapes = shapes_of(row.case)
     flops = sum(2 * math.prod(shapes[0][:-1]) * math.prod(right[-2:]) for right in shapes[1:])
-    return infer(Chain(shapes, dtype_of(row)), options_for(row), flops)
+    return infer(Chain(shapes, dtype_of(row)), without_layers(options_for(row)), flops)
+
+
+def without_layers(options: ipu_exec.Options) -> ipu_exec.Options:
+    """The options of programs that call poplin themselves, for products that are no layer's."""
+    options._Popart.set("enableFullyConnectedPass", False)
+    return options
 
 
 def number(case: str, pattern: str, default: int | None = None) -> int:

@@ -7,6 +7,7 @@ run as well, and has to fit. The vendor's IPUModel runs what does not fit, so it
 from __future__ import annotations
 
 import csv
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ def run(cases: Iterable[tuple[Row, str]]) -> list[Verdict]:
             verdicts.append(Verdict(row, published, "", str(error)))
             continue
         verdicts.append(Verdict(row, published, OUT_OF_MEMORY if note else RAN, note))
+        gc.collect()  # executables refer to themselves, and those of pods take gigabytes
     return verdicts
 
 

@@ -41,6 +41,7 @@ from benchmarks.fidelity.cases import (
     options_for,
     padding_of,
     shapes_of,
+    without_layers,
 )
 
 RATE = -0.5  # of the update, as poplibs' tools have it
@@ -74,23 +75,29 @@ class OnChip(nn.Module):
 
 
 def product_passes(row: Row) -> Compiled:
-    """The passes of a layer whose weights are stored like torch's: output by input features."""
+    """The passes of a layer whose weights are input by output features.
+
+    As [PLB, tools/fully_connected_layer.cpp] has them: the weights' gradient is the transposed
+    input times the gradient, whose rows are output channels of the convolution.
+    """
     left, right = shapes_of(row.case)
     batch, inputs, outputs, dtype = left[-2], left[-1], right[-1], dtype_of(row)
 
     def run(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> Any:
         # in this order: operands lie as the forward pass wants them, then as the backward pass
-        out, grad_input = x @ weight.mT, grad @ weight
-        return out, grad_input, weight.add_(grad.mT @ x, alpha=RATE)
+        out, grad_input = x @ weight, grad @ weight.mT
+        return out, grad_input, weight.add_(x.mT @ grad, alpha=RATE)
 
     groups = left[:-2]
     model = OnChip(
         run,
         held(*groups, batch, inputs, dtype=dtype),
-        held(*groups, outputs, inputs, dtype=dtype),
+        held(*groups, inputs, outputs, dtype=dtype),
         held(*groups, batch, outputs, dtype=dtype),
     )
-    return infer(model, options_for(row), 6 * prod(left) * outputs)
+    options = options_for(row)
+    options._Popart.set("matmulOptions", {"fullyConnectedPass": "TRAINING_FWD"})
+    return infer(model, options, 6 * prod(left) * outputs)
 
 
 def convolution_passes(row: Row) -> Compiled:
@@ -210,7 +217,7 @@ def product_and_sum(row: Row) -> Compiled:
     dtype = dtype_of(row)
     shapes = (left, right, (*left[:-1], right[-1]))
     model = OnChip(lambda a, b, c: c.add_(a @ b), *(held(*shape, dtype=dtype) for shape in shapes))
-    return infer(model, options_for(row), 2 * prod(left) * right[-1])
+    return infer(model, without_layers(options_for(row)), 2 * prod(left) * right[-1])
 
 
 def reduction(row: Row) -> Compiled:

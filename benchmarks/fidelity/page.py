@@ -213,7 +213,7 @@ MEMORY_MISSES = {
     "CTC loss": "-",
     "convolutions": "other plans that cost as much (see above), first layers of 3 or 4 channels",
     "depthwise": "a function's tensors counted throughout (see above); gradients with a stride",
-    "layers": "few rows, as dot products there; plans of all three passes of fp32",
+    "layers": "dot products of fp32, which were slower in the software of then",
     "LSTM": "another split on MK2: 64 partials here, 8.4 MB of them and 7.9 MB arriving, where the"
     " published total leaves 9.9 MB for all but the weights",
     "pooling": "another split of the planner of then",
@@ -425,12 +425,12 @@ REACH = """The wanted bounds that are missed, and what of that public knowledge 
 
 To tell a choice of the planner from what its program takes, poplibs' planner of March 2021 was
 built with a stand-in for Poplar's headers and asked for the plans of these benchmarks. Its cost of
-a plan is ours to 1% (median); six in ten plans are the same, the others cost about as much but need
-not hold as many bytes: vertices of 2023 take a little longer than those of 2021, products of few
-rows are dot products there or have their operands swapped, and a convolution's output channels
-may take in its kernel (outChanFlattenDims), which is not done here: of 294 passes 14 have it, and
-but for the weights' gradients of VGG's first layer, which it makes 8 to 10% cheaper, the plan here
-costs at most 3% more. What is left beyond the wanted bounds is this.
+a plan is ours to 1% (median); six in ten plans of convolutions and nine in ten of products and
+layers are the same, the others cost about as much but need not hold as many bytes: vertices of 2023
+take other cycles than those of 2021, and a convolution's output channels may take in its kernel
+(outChanFlattenDims), which is not done here: of 294 passes 14 have it, and but for the weights'
+gradients of VGG's first layer, which it makes 8 to 10% cheaper, the plan here costs at most 3%
+more. What is left beyond the wanted bounds is this.
 
 """
 
@@ -495,10 +495,10 @@ the vendor (about one per compute set and tile), hence less vertex state.
 **Dense products on Bow** ([PSP], measured, read from a plot to about 3%). Operands are on the
 chip. The rows in fp16 say that they were measured with half partials: the program that measured
 them has an option for it, and the fastest exceed what 8 of 16 units could multiply, which is all
-that float partials leave. Nothing is fitted to this group. fp32 is predicted 6% too fast: an
+that float partials leave. Nothing is fitted to this group. fp32 is predicted 5% too fast: an
 earlier rule, that only fp32 products copy weights which lie as planned, met it but has no cause in
 poplibs' sources and is gone. The rows with 16 columns are predicted 10-15% too slow in fp16; a
-planner that swapped the operands there would be up to 2.7 times too fast, so we do not swap them.
+planner that swapped the operands there for free would be up to 2.7 times too fast.
 8192 x 128 in fp32 is slower on hardware than its neighbours on both sides; the model does not
 follow.
 
@@ -557,9 +557,10 @@ order takes was the planner's coarse 5/4 cycles an element until poplibs' regres
 (addTransformCycleEstimate, 2023) was found in view of the layers that were too fast; of 330 rows
 212 came closer and 64 went away. The copies of an IPU in the published pipeline are read until
 those of the IPUs before and behind it are done: alone, two of the four would be 0.36 and 0.53 of
-what is drawn. Two rules of the planner were tried and left out because what they
-need beside them is not public: dot products (HMAC) and half partials where nothing is added, for
-products of at most 16 input channels.
+what is drawn. What plans of layers lacked (a weight's gradient as the transposed input times the
+gradient, padding and the pass counted by the planner, dot products, half partials of what is added
+up at once, one plan of all passes) was found by comparing them with those of poplibs' planner, not
+with measurements.
 
 """
 

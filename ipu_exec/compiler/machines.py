@@ -20,6 +20,7 @@ def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
             dithering=options.dithering,
             stable_norm=options.stable_norm,
             wide_loads=options.wide_loads,
+            fully_connected=options.fully_connected,
             shards=options.shards,
         )
         for ipu in range(ipus)

@@ -171,6 +171,7 @@ class CompileOptions:
     partials: str = ""  # "float32", "float16"; "": the data type of the operands
     dithering: bool = False  # of convolutions
     wide_loads: tuple[str, ...] = ()  # "convolution", "matmul": weights loaded 128 bits at a time
+    fully_connected: str = "training"  # or "inference": products are layers'; "": they are not
     stable_norm: bool = False
     norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
     estimate_unknown: bool = False  # guess an operator that nobody lowered

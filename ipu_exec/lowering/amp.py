@@ -49,6 +49,11 @@ class Unit:
         return self.in_group * self.out_group * self.item_bytes // rate
 
     @property
+    def retains(self) -> bool:
+        """Whether a worker of the 1 x 1 vertex retains its state from block to block."""
+        return self.half and (self.out_group != 8 or self.partial_bytes == 4)
+
+    @property
     def macs_per_cycle(self) -> int:
         """Multiply-accumulates a cycle at most: a row of all channels takes 4 cycles, fp32 8."""
         return self.in_group * self.out_group // (4 if self.half else 8)
@@ -65,13 +70,22 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     hold them.
     """
     half = dtype in ("float16", "bfloat16")
+    partial = 2 if half and machine.partials in ("float16", "half") else 4
+    return _unit(machine, half, partial)
+
+
+def narrow(machine: Machine, dtype: str) -> Unit:
+    """The same with partials of the operands' type, whatever the options say."""
+    half = dtype in ("float16", "bfloat16")
+    return _unit(machine, half, 2 if half else 4)
+
+
+def _unit(machine: Machine, half: bool, partial_bytes: int) -> Unit:
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
-    partial = 2 if machine.partials in ("float16", "half") else 4
     outputs = macs * row_cycles // in_group
-    if half and partial == 4:
+    if half and partial_bytes == 4:
         outputs = min(outputs, MIXED_OUTPUTS)
-    partial_bytes = partial if half else 4
     return Unit(half, in_group, outputs, 2 if half else 4, partial_bytes, machine.wide_load)
 
 
@@ -84,25 +98,31 @@ def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
 
 def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
     """The same for 8 units with fp16 partials (MK1), which cannot keep them in the accumulators."""
-    cycles = np.select([rows == 0, rows == 1, rows == 2], [21, 32, 41], 41 + 4 * (rows - 3))
+    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 39, 40], 41 + 4 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 2 * rows) * int(zeroing), 0)
 
 
-def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1.
+def _rows_fp32(rows: np.ndarray, zeroing: bool, units: int) -> np.ndarray:
+    """Worker cycles for ``rows`` of one fp32 block."""
+    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 47, 46], 46 + 8 * (rows - 3))
+    zeroed = 8 if units == 16 else 4
+    return cycles + np.where(rows > 0, (2 + zeroed * rows) * int(zeroing), 0)
 
-    See docs/cycles.md#amp-nx1.
+
+def _rows(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
+    """Worker cycles for ``rows`` of one block.
+
+    ([PL, lib/poplin/PerformanceEstimation.hpp], getConvPartial1x1SupervisorInnerLoopCycleEstimate.)
     """
-    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
-    return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
+    if not unit.half:
+        return _rows_fp32(rows, zeroing, unit.out_group)
+    return (_rows_fp16 if unit.retains else _rows_fp16_narrow)(rows, zeroing)
 
 
 def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     """I(z): the slowest worker's share of the rows of a block, in tile cycles."""
-    narrow = unit.half and unit.out_group == 8 and unit.partial_bytes == 2
-    per_worker = _rows_fp16_narrow if narrow else _rows_fp16 if unit.half else _rows_fp32
-    most = WORKERS * per_worker(ceil_div(rows, WORKERS), zeroing)
-    return np.maximum(most, WORKERS * per_worker(rows // WORKERS, zeroing) + 14)
+    most = WORKERS * _rows(ceil_div(rows, WORKERS), zeroing, unit)
+    return np.maximum(most, WORKERS * _rows(rows // WORKERS, zeroing, unit) + 14)
 
 
 def conv_1x1_cycles(
@@ -121,7 +141,7 @@ def conv_1x1_cycles(
     rows, gi, go, groups = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups))
     )
-    retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.half else 0
+    retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.retains else 0
     later = (gi - 1) * (15 + go * (19 + passes * (6 + unit.load + _block(rows, False, unit))))
     first = 11 + go * (18 + passes * (7 + unit.load + _block(rows, True, unit)))
     cycles = 50 + retained + groups * (13 + later + first)
@@ -267,17 +287,23 @@ def vmac_cycles(
     return np.where((outputs > 0) & (ky > 0) & (kx > 0) & (ins > 0) & (vectors > 0), cycles, 0)
 
 
-def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
+def outer_product_cycles(
+    unit: Unit, groups: Ints, width: Ints, channels: Ints, together: int
+) -> np.ndarray:
     """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers.
 
-    See docs/cycles.md#other-products.
+    ``together`` of the ``channels`` are a group, whose loop is unrolled where it is long enough
+    ([PL, lib/poplin/PerformanceEstimation.hpp], getOuterProductCycleEstimate).
     """
     groups, width, channels = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (groups, width, channels))
     )
-    share = ceil_div(width, WORKERS)
-    inner = 6 + np.maximum(ceil_div(channels - 12, 4), 0)
-    return np.where(width > 0, WORKERS * (25 + groups * (10 + share * inner)), 0)
+    share, blocks = ceil_div(width, WORKERS), ceil_div(channels, together)
+    lanes, least, slow = (4, 12, 5) if unit.half else (2, 6, 4)
+    unrolled = together >= least and together % lanes == 0
+    row = 6 + (together - least) // lanes if unrolled else 10 + together * slow // 2
+    block = (10 if unit.half else 11) + share * row
+    return np.where(width > 0, WORKERS * (25 + groups * blocks * block), 0)
 
 
 def reduce_partials_cycles(

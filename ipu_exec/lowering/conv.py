@@ -19,7 +19,6 @@ from ipu_exec.lowering.operators import Arguments, Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.product import (
     REGROUPED,
-    REORDERED,
     Problem,
     Product,
     add_bias,
@@ -30,6 +29,8 @@ from ipu_exec.lowering.product import (
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
+
+BOTH = ("input", "weight")
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def weight_gradient_problem(g: Geometry) -> Problem:
         (1, 1),
         g.kernel[0],
         *g.in_field,
-        reorders=True,
+        reorders=BOTH,
     )
 
 
@@ -177,7 +178,7 @@ def swapped_weight_gradient_problem(g: Geometry) -> Problem | None:
         g.kernel[0],
         *g.out_field,
         flipped=True,
-        reorders=True,
+        reorders=BOTH,
     )
 
 
@@ -291,8 +292,7 @@ def combined(problem: Problem, dtype: str) -> list[Problem]:
             out_channels=problem.out_channels * factor,
             together=problem.in_channels,
             useful=problem.macs,
-            reorders=True,
-            output_copy=REORDERED,
+            reorders=(*BOTH, "output"),
         )
         for factor in (2, 4, 8, 16)
         if factor <= most and problem.groups % factor == 0
@@ -390,9 +390,10 @@ def _ways(build: Builder, problem: Problem, inputs: int, weights: int) -> list[W
     by_amp: list[tuple[Problem, tuple[str, ...]]] = []
     others: list[tuple[Problem, tuple[str, ...]]] = []
     if plain:
-        outer = ("outer",) if problem.in_channels == 1 and problem.groups == 1 else ()
         flat = replace(problem, segments=problem.segments * problem.width, width=1)
-        by_amp.append((flat, ("1x1", *outer)))
+        by_amp.append((flat, ("1x1",)))
+        if problem.in_channels == 1 and problem.groups == 1:
+            others.append((replace(flat, narrow=True), ("outer",)))
     else:
         by_amp.append((problem, ("nx1",)))
         by_amp.append((expanded(problem, operand.elements), ("1x1",)))
@@ -490,7 +491,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     if mask[1] and spec.outputs[1] is not None:
         inputs, weights = (0, 1) if transposed else (1, 0)
         # the planner wants the input's channels together in the result, which the swapped one has
-        straight = replace(problems[1], output_copy=REORDERED)
+        straight = replace(problems[1], reorders=(*BOTH, "output"))
         swapped = swapped_weight_gradient_problem(g)
         done = convolve(build, "grad weight", straight, inputs, weights, (True, True), swapped)
         layouts[1] = done.outputs.layout(spec.outputs[1].dtype)

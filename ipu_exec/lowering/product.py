@@ -11,7 +11,7 @@ if that does not fit either, the bound doubles and doubles, as in the vendor's p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd, prod
@@ -29,6 +29,7 @@ from ipu_exec.lowering.layouts import (
     blocks,
     ceil_div,
     digest,
+    split_evenly,
     spread_of,
 )
 from ipu_exec.lowering.plan import Operand
@@ -39,12 +40,8 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
-# Cycles that poplibs' planner adds for each byte that lies otherwise than is wanted ([PL,
-# lib/poplin/ConvModel.cpp], addTransformCycleEstimate): copies of 2 bytes (an element) or 8 (a
-# group of channels) a cycle, times 5/4; an element is exchanged, too.
-REORDERED = 1.25 / 2 + 1 / 4
-REORDERED_ODD = 5 / 3 / 2 + 1 / 4  # where the channels are no whole grains of 8 bytes
-REGROUPED = 1.25 / 8
+REGROUPED = 1.25 / 8  # planned cycles for each byte of results that are copied in whole groups
+TRANSPOSED = 16  # elements of the least block that popops transposes: 4 x 4
 SLIC_WINDOW = 4  # kernel columns, and channels of all its groups, that the vertex takes at once
 SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its order, and alignment
 GROUPS_TOGETHER = 4  # of convolutions that the SLIC and VMAC vertices take at once
@@ -85,9 +82,14 @@ class Problem:
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
     flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
     out_chunk: int = 1  # output channels that stay together, if more than a vertex's
+    in_chunk: int = 1  # input channels that dot products keep together
+    field_chunk: int = 1  # rows of a field of one column, or columns of one row, not cut apart
     flat_columns: bool = False  # columns of all images side by side: many to cut
-    output_copy: float = 0.0  # planned cycles for each byte of results that lie unlike wanted
-    reorders: bool = False  # both operands always lie otherwise than the vertex wants them
+    # "input", "weight", "output": what always lies otherwise than the vertex has it
+    reorders: tuple[str, ...] = ()
+    output_copy: float = 0.0  # planned cycles for each byte of results that lie nearly as wanted
+    units: int = 0  # output channels of the AMP unit at once, if not all that it could
+    narrow: bool = False  # its partials are as narrow as the results
 
     @property
     def taps(self) -> int:
@@ -139,6 +141,7 @@ class Splits:
     filter_height: int = 1
     cycles: int = 0  # as estimated by the search
     kernel: int = 1
+    ins_first: bool = False  # tiles are counted along the field before the input channels
 
     @property
     def depth(self) -> int:
@@ -169,6 +172,22 @@ VERTICES = {
 }
 
 
+def reordered(item: int, odd: bool) -> float:
+    """Cycles that the planner counts for a byte that lies otherwise than is wanted.
+
+    Elements of ``item`` bytes are copied one a cycle, times 5/4, and exchanged; 5/3 where the
+    channels are no whole grains of 8 bytes, ``odd`` ([PL, lib/poplin/ConvModel.cpp],
+    addTransformCycleEstimate).
+    """
+    return (5 / 3 if odd else 5 / 4) / item + 1 / 4
+
+
+def unit_for(problem: Problem, machine: Machine, dtype: str) -> amp.Unit:
+    """The AMP unit as the problem's vertex uses it."""
+    unit = amp.narrow(machine, dtype) if problem.narrow else amp.unit_for(machine, dtype)
+    return replace(unit, out_group=problem.units) if problem.units else unit
+
+
 def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) -> tuple[int, int]:
     """(input, output) channels that are never split: those that the vertex processes at once.
 
@@ -179,7 +198,9 @@ def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) ->
     if method == "slic":
         channels = GROUPS_TOGETHER // group_grain(problem, method)
         return channels, channels
-    return 1, 1
+    if method == "outer":
+        return 1, max(GRAIN_BYTES // unit.item_bytes, problem.out_chunk)
+    return problem.in_chunk, 1
 
 
 def group_grain(problem: Problem, method: str) -> int:
@@ -230,7 +251,7 @@ def vertex_cycles(
         )
     if method == "hmac":
         return amp.hmac_cycles(unit, segments, width, problem.taps, ins, groups * outs)
-    return amp.outer_product_cycles(unit, groups, segments * width, outs)
+    return amp.outer_product_cycles(unit, groups, segments * width, outs, grain_out)
 
 
 def atom_bytes(problem: Problem, unit: amp.Unit, method: str, filter_height: int, what: str) -> int:
@@ -308,7 +329,7 @@ def padding_elements(
     return np.maximum(whole - real, 0)
 
 
-def _divisions(extent: int, limit: int) -> Array:
+def divisions(extent: int, limit: int) -> Array:
     """Part counts worth trying: the smallest for each block size."""
     parts = np.arange(1, min(extent, limit) + 1, dtype=np.int64)
     return np.unique(ceil_div(extent, ceil_div(extent, parts)))
@@ -349,7 +370,7 @@ def _best(
 
     Empty if none fits in ``allowed`` bytes.
     """
-    unit = amp.unit_for(machine, dtype)
+    unit = unit_for(problem, machine, dtype)
     heights = (4, 2, 1) if method == "nx1" and problem.kernel[0] > 1 else (1,)
     if method == "nx1" and problem.in_channels % unit.in_group == 0:
         heights = (1,)  # nothing is padded that kernel rows could take the place of
@@ -401,10 +422,10 @@ def _best_of(
     groups = ceil_div(ceil_div(problem.groups, group), g) * group
     ins = ceil_div(in_groups, i) * grain_in
     outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
-    candidates = _Candidates(
+    candidates = Candidates(
         method, height, serial, f * c, o, i, rows, width, ins, outs, groups, g, k
     )
-    cycles, temporary = _estimate(problem, machine, unit, candidates)
+    cycles, temporary = estimate(problem, machine, unit, candidates)
     possible = temporary <= allowed
     if method == "slic":  # a vertex has one group of input and of output channels
         possible &= (ins == grain_in) & (outs == grain_out)
@@ -413,9 +434,9 @@ def _best_of(
     at = int(least_cycles[np.argmin(temporary[least_cycles])])
     if not np.isfinite(cycles[at]):
         return []
-    names = ("groups", "rows", "cols", "outs", "ins", "kernel", "cycles")
-    best = dict(zip(names, (int(v[at]) for v in (g, f, c, o, i, k, cycles)), strict=True))
-    return [Splits(method, serial=serial, filter_height=height, **best)]
+    g_at, f_at, c_at, o_at, i_at, k_at = (int(v[at]) for v in (g, f, c, o, i, k))
+    estimated = int(cycles[at])
+    return [Splits(method, g_at, f_at, c_at, o_at, i_at, serial, height, estimated, k_at)]
 
 
 def _parallel_splits(
@@ -428,12 +449,12 @@ def _parallel_splits(
     outs, ins = counts
     in_columns = problem.flat_columns or problem.image_rows == 1  # a row an image cannot be cut
     most = tiles if in_columns else 16
-    kernels = _divisions(problem.kernel[0], tiles) if method in BY_KERNEL_ROWS else np.array([1])
+    kernels = divisions(problem.kernel[0], tiles) if method in BY_KERNEL_ROWS else np.array([1])
     axes = (
-        _divisions(int(ceil_div(problem.groups, group_grain(problem, method))), tiles),
-        _divisions(problem.width, most) if method in BY_KERNEL_ROWS else np.array([1]),
-        _divisions(max(1, outs), tiles),
-        _divisions(ins, tiles),
+        divisions(int(ceil_div(problem.groups, group_grain(problem, method))), tiles),
+        divisions(problem.width, most) if method in BY_KERNEL_ROWS else np.array([1]),
+        divisions(max(1, outs), tiles),
+        divisions(ins, tiles),
         kernels[(kernels == 1) | (ceil_div(problem.kernel[0], kernels) >= height)],
     )
     parts = [axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")]
@@ -442,7 +463,7 @@ def _parallel_splits(
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """Ways to split a problem, one per array entry: part counts, and sizes of the largest part."""
 
     method: str
@@ -467,8 +488,8 @@ def kernel_part(problem: Problem, parts: int | Array) -> Problem:
     return replace(problem, kernel=(rows, problem.kernel[1]))
 
 
-def _estimate(
-    problem: Problem, machine: Machine, unit: amp.Unit, candidates: _Candidates
+def estimate(
+    problem: Problem, machine: Machine, unit: amp.Unit, candidates: Candidates
 ) -> tuple[Array, Array]:
     """(cycles, bytes of temporaries on the fullest tile) of candidates.
 
@@ -544,25 +565,31 @@ def _ordering_cycles(
 ) -> Array:
     """Estimated cycles of putting operands and results in order, on each of ``used`` tiles.
 
-    Operands are put in order where they are expanded, and those of a weight's gradient always are
-    ([PL, lib/poplin/ConvModel.cpp], addTransformCycleEstimate). Expanded inputs take what that
-    takes, if it is more.
+    Operands are put in order where they are expanded, where the operator always has them otherwise,
+    and where their channels have to be padded ([PL, lib/poplin/ConvModel.cpp],
+    addTransformCycleEstimate). Expanded inputs take what that takes, if it is more.
     """
     item = unit.item_bytes
-    cycles = np.zeros(used.shape)
-    if problem.input_transform or problem.reorders:
-        weights = problem.groups * problem.in_channels * problem.out_channels * problem.taps
-        moved = ceil_div(problem.inputs + weights, used) * item
-        odd = problem.in_channels * problem.out_channels * item % GRAIN_BYTES > 0
-        cycles = moved * (REORDERED_ODD if odd else REORDERED)
-    if problem.input_transform:
+    grain_in, grain_out = grains(problem, unit, method, height)
+    pads_in, pads_out = problem.in_channels % grain_in > 0, problem.out_channels % grain_out > 0
+    expands = problem.input_transform
+    moved = 0
+    if expands or pads_in or "input" in problem.reorders:
+        moved += problem.inputs
+    if expands or pads_in or pads_out or "weight" in problem.reorders:
+        moved += problem.groups * problem.in_channels * problem.out_channels * problem.taps
+    odd = problem.in_channels * problem.out_channels * item % GRAIN_BYTES > 0
+    cycles = ceil_div(moved, used) * item * reordered(item, odd)
+    if expands:
         each = ceil_div(problem.inputs, used) * item
         atom = atom_bytes(problem, unit, method, height, "input")
         cycles = np.maximum(cycles, each / 4 + transform_cycles(each, atom))
     results = problem.groups * problem.segments * problem.width * problem.out_channels
     copied = problem.output_copy
-    if method in ("slic", "vmac", "hmac"):  # fewer channels together than the next layer takes
-        copied = max(copied, 1.25 / min(8, grains(problem, unit, method, height)[1] * item))
+    if pads_out or "output" in problem.reorders:
+        copied = reordered(item, problem.out_channels * item % GRAIN_BYTES > 0)
+    elif method in ("slic", "vmac", "hmac"):  # fewer channels together than the next layer takes
+        copied = max(copied, 1.25 / min(8, grain_out * item))
     return cycles + ceil_div(results, used) * item * copied
 
 
@@ -639,14 +666,20 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     tile = (tile - dither(problem, machine)) % machine.product_tiles
     used &= tile < splits.tiles
     tile = np.where(used, tile, 0)
-    rest, partial = np.divmod(tile, splits.depth)
+    if splits.ins_first:  # of a plan with neither kernel nor output channels divided
+        rest, f, c = _field_of(tile, splits)
+        g, partial = np.divmod(rest, splits.depth)
+        o = np.zeros_like(partial)
+    else:
+        rest, partial = np.divmod(tile, splits.depth)
+        rest, o = np.divmod(rest, splits.outs)
+        g, f, c = _field_of(rest, splits)
     k, i = np.divmod(partial, splits.ins)
-    rest, o = np.divmod(rest, splits.outs)
-    rest, c = np.divmod(rest, splits.cols)
-    g, f = np.divmod(rest, splits.rows)
     flat = splits.method in ("1x1", "outer")
-    segments = blocks(problem.segments * (problem.width if flat else 1), splits.rows)[f]
-    width = blocks(1 if flat else problem.width, splits.cols)[c]
+    rows = problem.segments * (problem.width if flat else 1)
+    chunks = (problem.field_chunk, 1) if flat else (1, problem.field_chunk)
+    segments = blocks(rows, splits.rows, chunks[0])[f]
+    width = blocks(1 if flat else problem.width, splits.cols, chunks[1])[c]
     vectors = (
         segments,
         width,
@@ -658,6 +691,13 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     busy = used & (np.minimum.reduce(vectors) > 0)
     seg, wid, ins, outs, groups, taps = (np.where(busy, v, 0) for v in vectors)
     return Share(seg, wid, ins, outs, groups, taps, partial, f * splits.cols + c, o)
+
+
+def _field_of(index: Array, splits: Splits) -> tuple[Array, Array, Array]:
+    """(what is left, part of the rows, part of the columns) of a number of tiles."""
+    rest, c = np.divmod(index, splits.cols)
+    rest, f = np.divmod(rest, splits.rows)
+    return rest, f, c
 
 
 def dither(problem: Problem, machine: Machine) -> int:
@@ -725,11 +765,18 @@ def block_of(operand: Operand) -> int:
 
 
 def planned_key(
-    problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand
+    problem: Problem,
+    machine: Machine,
+    dtype: str,
+    splits: Splits,
+    what: str,
+    operand: Operand,
+    channel_stride: int = 1,
 ) -> Any:
     """The layout key of an operand stored as a plan wants it.
 
-    The same for every operator with the same plan.
+    The same for every operator with the same plan. ``channel_stride``: the stride, in the storage,
+    of the input channels that lie together in groups.
     """
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
@@ -738,8 +785,24 @@ def planned_key(
         CHANNEL_RUN,
         what,
         block,
+        channel_stride,
         digest(_shape(problem), _tiles(problem, machine), dtype, str(splits), view),
     )
+
+
+def is_grouped(operand: Operand) -> bool:
+    """Whether the operand lies as a product wanted it, its input channels together in groups."""
+    key = operand.layout.key if operand.layout is not None else None
+    return isinstance(key, tuple) and key[0] == "planned" and key[2] != "output"
+
+
+def grouped_stride(operand: Operand) -> int:
+    """The stride, in the storage, of the dimension whose elements lie together in groups.
+
+    Those of the input channels of the product that placed it; of any other, what is adjacent.
+    """
+    key: Any = operand.layout.key if operand.layout is not None else None
+    return int(key[4]) if is_grouped(operand) else 1
 
 
 def _tiles(problem: Problem, machine: Machine) -> Any:
@@ -757,7 +820,8 @@ def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits)
 
     Input times output channels of one kernel element.
     """
-    return prod(grains(problem, amp.unit_for(machine, dtype), splits.method, splits.filter_height))
+    unit = unit_for(problem, machine, dtype)
+    return prod(grains(problem, unit, splits.method, splits.filter_height))
 
 
 def add_product(
@@ -770,6 +834,7 @@ def add_product(
     dtype: str,
     field_first: bool = False,
     turned: tuple[bool, bool] = (False, False),
+    given: Given | None = None,
 ) -> Product:
     """Plan ``problem`` and append its steps.
 
@@ -779,15 +844,16 @@ def add_product(
     rearrangement. ``turned`` (inputs, weights): the operand's channels are not adjacent in its
     storage, and unless it has the planned layout it is transposed on its tiles before it is sent:
     once, not on every tile that receives a part. ``field_first``: the result's storage runs along
-    the field (NCHW), not along the output channels.
+    the field (NCHW), not along the output channels. ``given``: what is known of layouts and splits.
     """
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
-    unit = amp.unit_for(machine, dtype)
-    splits = search(problem, machine, dtype, methods)
+    unit = unit_for(problem, machine, dtype)
+    given = given or Given()
+    splits = given.splits or search(problem, machine, dtype, methods)
     share = share_out(problem, machine, unit, splits)
-    steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
+    steps = _ProductSteps(build, name, problem, dtype, unit, splits, share, given)
 
     first, gathered = steps.send_inputs(inputs, turned[0])
     sent = build.next - 1
@@ -799,12 +865,27 @@ def add_product(
     elements = piece(real, share.in_index, splits.depth)
     out_key = planned_key(problem, machine, dtype, splits, "output", Operand((), dtype, ()))
     run = int((share.field if field_first else share.outs).max())
-    spread = Spread((out_key[0], run, *out_key[2:]), elements)
+    spread = Spread(given.keys.get("output") or (out_key[0], run, *out_key[2:]), elements)
     channels = np.minimum(share.outs * share.groups, elements)
     return Product(spread, share, splits, channels, steps.worklists())
 
 
-Wanted = tuple[Problem, str, Splits, str]  # of a plan: its problem, dtype and cuts; which side
+# of a plan: its problem, dtype and cuts; which side, its channels' stride, and a key if it is given
+Wanted = tuple[Problem, str, Splits, str, int, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a product is told besides its problem.
+
+    ``channel_strides``: those of the inputs' and weights' input channels in their storages.
+    ``splits`` that were found elsewhere, and ``keys`` of layouts ("input", "output") that go with
+    them.
+    """
+
+    channel_strides: tuple[int, int] = (1, 1)
+    splits: Splits | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -829,6 +910,7 @@ class _ProductSteps:
     unit: amp.Unit
     splits: Splits
     share: Share
+    given: Given
     # name, bytes and first step of what is put in order before it is sent
     copies: list[tuple[str, Array, int]] = field(default_factory=list)
 
@@ -983,7 +1065,8 @@ class _ProductSteps:
         return padding_elements(self.part, splits.method, splits.filter_height, *extents)
 
     def _about(self, what: str) -> Wanted:
-        return self.problem, self.dtype, self.splits, what
+        stride = self.given.channel_strides[what == "weight"]
+        return self.problem, self.dtype, self.splits, what, stride, self.given.keys.get(what)
 
     def atom(self, what: str) -> int:
         """Bytes of the input, or of the weights, that lie together as the vertex wants them."""
@@ -1240,9 +1323,16 @@ def _repeats(build: Builder, which: int | Operand) -> bool:
 
 
 def _turn(build: Builder, name: str, source: Operand, half: str, atom: int) -> None:
-    """Append the transposition of an operand on the tiles that hold it."""
-    held = spread_of(source, build.tiles).elements
-    nbytes = held * source.item_bytes
+    """Append the transposition of an operand.
+
+    popops spreads the blocks that it transposes over all tiles ([PL, lib/popops/Rearrange.cpp],
+    regroupTensorInternal); what puts the operand in order afterwards is counted as that exchange.
+    """
+    machine = build.machine
+    elements = np.zeros(build.tiles, np.int64)
+    begin, end = machine.first, machine.first + machine.product_tiles
+    elements[begin:end] = split_evenly(source.elements, end - begin, TRANSPOSED)
+    nbytes = elements * source.item_bytes
     step = build.compute(name, f"popops::Transpose2D<{half}>", transform_cycles(nbytes, atom))
     build.hold(name, nbytes, step, step + 1)
 
@@ -1257,8 +1347,8 @@ def _operand(
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and _repeats(build, which):
         operand = build.lead(which)[0]
-    problem, dtype, splits, what = plan
-    key = planned_key(problem, build.machine, dtype, splits, what, operand)
+    problem, dtype, splits, what, stride, given = plan
+    key = given or planned_key(problem, build.machine, dtype, splits, what, operand, stride)
     layout = operand.layout
     if layout is None:
         if not isinstance(which, int):

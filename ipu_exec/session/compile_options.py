@@ -17,6 +17,7 @@ from ipu_exec.compiler.options import (
 from ipu_exec.enums import ConnectionType, Liveness, OutputMode
 from ipu_exec.errors import warn_once
 from ipu_exec.instances import hosts
+from ipu_exec.machine import INFERENCE, TRAINING
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
     Options,
@@ -72,6 +73,7 @@ def compile_options(
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
         wide_loads=_wide_loads(popart.settings),
+        fully_connected=_fully_connected(popart.settings, training),
         norm_group=int(options.Training.batch_norm_replicas) if training else 1,
         estimate_unknown=bool(options.estimate_unknown_operators),
         output_mode=_output_mode(options, training),
@@ -90,6 +92,19 @@ def _wide_loads(settings: Mapping[str, Any]) -> tuple[str, ...]:
         for kind, table in asked.items()
         if str(table.get("use128BitConvUnitLoad", "")).lower() == "true"
     )
+
+
+def _fully_connected(settings: Mapping[str, Any], training: bool) -> str:
+    """Of which layers products are passes: "training", "inference" or none.
+
+    PopART tells poplin by what it compiles, unless matmulOptions do.
+    """
+    if not settings.get("enableFullyConnectedPass", True):
+        return ""
+    asked = str((settings.get("matmulOptions") or {}).get("fullyConnectedPass", ""))
+    if not asked:
+        return TRAINING if training else INFERENCE
+    return TRAINING if asked.startswith("TRAINING") else INFERENCE
 
 
 def _offline(options: Options) -> bool:

@@ -305,10 +305,10 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     if not costs.streams.out_once:
         beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
     saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
+    strategy = "ShardedExecution, " if costs.pipelined else ""
     return (
         f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
-        " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
-        " OutputMode.Sum or All"
+        f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or All"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from ipu_exec.lowering import amp, lower
 from ipu_exec.lowering.durations import plan_cycles, step_cycles
 from ipu_exec.lowering.layouts import linear_layout
-from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.lowering.plan import Compute, Exchange, Operand, Plan
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, computes, op, tensor
 from tests.paths import DATA
@@ -61,7 +61,7 @@ def test_partials_that_lie_in_one_piece_are_added_in_fewer_cycles() -> None:
     assert int(amp.reduce_partials_cycles(4000, 7, 4, tile_bytes=mk2)) > 6 * 3 * 7 * 4000 / 24
 
 
-@pytest.mark.parametrize(("ins", "cast"), [(16, True), (4096, False)])
+@pytest.mark.parametrize(("ins", "cast"), [(32, True), (4096, False)])
 def test_results_narrower_than_their_partials_are_cast_where_nothing_is_added(
     ins: int, cast: bool
 ) -> None:
@@ -71,6 +71,14 @@ def test_results_narrower_than_their_partials_are_cast_where_nothing_is_added(
     assert ("mm/reduce" in names) is not cast
     half = product(1024, ins, 2048, "float16", replace(MK2, partials="float16"))
     assert "mm/cast" not in [step.name for step in half.steps]
+
+
+def test_what_the_unit_adds_up_at_once_has_no_wider_partials() -> None:
+    """16 input channels of halves: they are multiplied in one go ([PL], ConvVertexType.cpp)."""
+    at_once, twice = (product(1024, ins, 2048, "float16", MK2) for ins in (16, 17))
+    kinds = [vertex.type for vertex in computes(at_once)["mm/convolve"].vertices]
+    assert kinds == ["poplin::ConvPartial1x1Out<half,half,true,false,16>"]
+    assert "mm/cast" not in computes(at_once) and "mm/cast" in computes(twice)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,8 @@ def transposition(rows: int) -> int:
     left = replace(left, layout=linear_layout(left, 1472))
     right = tensor(256, 256, dtype="float16")
     plan = lower(op("aten.mm.default", (left, right), tensor(rows, 256, dtype="float16")), MK2)
-    return int(computes(plan)["mm/transpose weights"].cycles.max())
+    steps = computes(plan)
+    return max(int(steps[name].cycles.max()) for name in steps if "/transpose" in name)
 
 
 def test_what_is_in_no_whole_groups_is_copied_element_by_element() -> None:
@@ -212,3 +221,21 @@ def test_a_copy_that_was_put_in_order_is_free_once_it_is_sent() -> None:
     freed, stays = copies["rearranged inputs"], copies["rearranged inputs/read there"]
     assert names[freed.last] == "inputs" and names[stays.last] == "convolve"
     assert int((freed.bytes + stays.bytes).sum()) == right.elements * right.item_bytes
+
+
+def test_a_weights_gradient_is_the_transposed_input_times_the_gradient() -> None:
+    """However torch orders them: PopART's plan, whose output channels are the layer's inputs."""
+    gradient = tensor(128, 512, dtype="float16", role="gradient")
+    data = tensor(128, 1024, dtype="float16")
+
+    def turned(one: Operand) -> Operand:
+        return replace(one, shape=one.shape[::-1], strides=one.strides[::-1])
+
+    by_torch = op("aten.mm.default", (turned(gradient), data), tensor(512, 1024, dtype="float16"))
+    popart = op("aten.mm.default", (turned(data), gradient), tensor(1024, 512, dtype="float16"))
+    assert lower(by_torch, MK2).note == lower(popart, MK2).note
+
+
+def test_fewer_rows_than_the_unit_has_outputs_are_dot_products() -> None:
+    vector = product(1, 1000, 1000, "float16", MK2)
+    assert vector.note.startswith("hmac") and product(64, 1000, 1000, "float16", MK2).note[0] == "1"

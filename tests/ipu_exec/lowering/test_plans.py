@@ -535,7 +535,7 @@ def test_a_tile_touches_as_many_outputs_as_its_box_is_wide() -> None:
 def test_every_vertex_type_has_code_and_state() -> None:
     plan = lower(NETWORK["bmm"]("float16"), MK2)
     types = [v.type for step in plan.steps if isinstance(step, Compute) for v in step.vertices]
-    assert any(t.startswith("poplin::ConvPartial1x1Out<half,float") for t in types)
+    assert any(t.startswith("poplin::ConvPartial1x1Out<half,half") for t in types)
     for vertex_type in types:
         code, state = vertex_info(vertex_type)
         assert code > 0
