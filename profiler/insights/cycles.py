@@ -308,7 +308,8 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     strategy = "ShardedExecution, " if costs.pipelined else ""
     return (
         f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
-        f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or All"
+        f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or"
+        " All"
     )
 
 
