@@ -133,14 +133,16 @@ def is_product(aten: pd.Series[str]) -> np.ndarray:
 
 
 def _steps(report: Report, variables: pd.DataFrame) -> Steps:
-    steps = report.steps_as_run()
+    steps = report.program_steps()
     steps = steps[
         (steps["block"] >= 0)
         & steps["direction"].isin(_WORKING)
         & (steps["purpose"] == Purpose.OPERATOR)
     ]
+    # What comes before and after is of one turn; then each step counts as often as it runs.
+    order, turns = _Order.of(steps), steps["times"].to_numpy()
+    steps, order = steps.loc[steps.index.repeat(turns)], order.repeated(turns)
     vertices = step_vertices(report, steps["step"].to_numpy())
-    order = _Order.of(steps)
     product = is_product(report.ops.loc[steps["op"], "aten"])
     accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
     of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
@@ -205,6 +207,14 @@ class _Order:
             np.where(same_after & (after >= 0), after, -1),
             exchange,
         )
+
+    def repeated(self, times: np.ndarray) -> _Order:
+        """The same of steps that stand there so many times, one behind the other."""
+        first = np.cumsum(times) - times
+        before, after = (
+            np.where(one >= 0, first[one], -1).repeat(times) for one in (self.before, self.after)
+        )
+        return _Order(before, after, self.exchange.repeat(times))
 
     def at_receivers(self, busy: np.ndarray) -> np.ndarray:
         """Shares of busy tiles; of exchanges, of the step that computes with what they bring."""
