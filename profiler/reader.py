@@ -176,12 +176,16 @@ class Reader:
         by_row = self._read_columns(record, both, rows) if both else {}
         return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
 
-    def worked_out(self, name: str, code: str) -> bytes | None:
-        """What the file says that this code answers (`schema.WORKED_OUT`); None: nothing whole."""
+    def holds_worked_out(self) -> bool:
+        """Whether there is a table of answers in the file (`schema.WORKED_OUT`)."""
         if schema.WORKED_OUT_TABLE not in self._tables:
-            return None
+            return False
         columns = self._query(f"PRAGMA main.table_xinfo({schema.WORKED_OUT_TABLE})")
-        if {row[1]: row[6] for row in columns} != {"name": 0, "code": 0, "said": 0}:
+        return {row[1]: row[6] for row in columns} == {"name": 0, "code": 0, "said": 0}
+
+    def worked_out(self, name: str, code: str) -> bytes | None:
+        """What the file says that this code answers; None: nothing whole."""
+        if not self.holds_worked_out():
             return None
         rows = self._query(
             f"SELECT said FROM main.{schema.WORKED_OUT_TABLE} WHERE name = ? AND code = ?"

@@ -953,6 +953,11 @@ class Report:
         """Whether the file's bytes are those that were written (`profiler.seal`)."""
         return seal.state(self.path, self.meta.get(seal.ENTRY))
 
+    @property
+    def holds_worked_out(self) -> bool:
+        """Whether answers may be in the file (`worked_out`)."""
+        return self._reader.holds_worked_out()
+
     def worked_out(self, name: str) -> Any:
         """An answer that the file holds, as JSON, if the code that is here gave it; else None.
 

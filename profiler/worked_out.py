@@ -58,6 +58,8 @@ def worked_out(report: Report) -> dict[str, Any]:
 
 def otherwise(report: Report) -> list[str]:
     """The names of answers that the file holds, and its rows answer otherwise."""
+    if not report.holds_worked_out:
+        return []
     with _RowsAlone(report.path) as rows:
         fresh = kept.from_json(kept.as_json(worked_out(rows)))
     held = {name: report.worked_out(name) for name in fresh}

@@ -204,7 +204,7 @@ def _sizes(basis: Basis, limit: int) -> list[int]:
     """Micro-batch sizes in samples, except the present one."""
     others = basis.costs.samples // basis.micro_batch
     sizes = [basis.micro_batch * ratio for ratio in _RATIOS]
-    most = limit // (others * basis.costs.micro_batches)
+    most = limit // max(1, others * basis.costs.micro_batches)  # 0: a file that contradicts itself
     return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
 
 
