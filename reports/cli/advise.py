@@ -192,7 +192,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
     import pandas as pd
 
     from profiler.advise import Advice
-    from reports.tables import Column, Table, kibibytes, sentence, text
+    from reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     names = [name for name in Advice.__dataclass_fields__ if name not in ("levers", "problems")]
     frame = pd.DataFrame(
@@ -206,7 +206,7 @@ def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Tabl
         frame["compiled"] = [outcome.samples_per_second for outcome in outcomes]
         frame["compiled_fullest"] = [outcome.fullest for outcome in outcomes]
         frame["came"] = [_came(outcome) for outcome in outcomes]
-        columns.append(Column("came", "compiled", text))
+        columns.append(Column("came", "compiled", whole_text))
     columns += [
         Column("samples", "samples\nan update"),
         Column("fullest", "extent\nKiB", kibibytes),
@@ -249,7 +249,7 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
 def _rounds(steps: list[Step], folder: Path | None) -> Table:
     import pandas as pd
 
-    from reports.tables import Column, Table, kibibytes, sentence, text
+    from reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     rows = [
         (
@@ -265,7 +265,7 @@ def _rounds(steps: list[Step], folder: Path | None) -> Table:
     names = ["title", "predicted", "came", "fullest", "argument", "split"]
     columns = (
         Column("predicted", "samples/s\npredicted", _per_second),
-        Column("came", "compiled", text),
+        Column("came", "compiled", whole_text),
         Column("fullest", "extent\nKiB", kibibytes),
         Column("argument", "ipu-run --with", sentence),
         Column("split", "split", sentence),
