@@ -32,7 +32,7 @@ from profiler.executed import Executed
 from profiler.insights import Insight
 from profiler.insights.kept_insights import known_insights
 from profiler.rebalance import Costs, profiled, what_if
-from profiler.rebalance.split import quickest
+from profiler.rebalance.known_split import known_split
 from profiler.report import PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
@@ -252,7 +252,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
-        best = quickest(costs)
+        best = known_split(report)
     except ValueError:
         return
     if len(costs) < 2:

@@ -1,4 +1,4 @@
-"""The quickest split into as many stages as profiled, which a large profile has worked out."""
+"""The quickest split onto as many IPUs as profiled, which a large profile has worked out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from profiler import from_plain
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.split import Split, best_split
+from profiler.rebalance.split import Split, quickest
 from profiler.rebalance.what_if import Assignment, what_if
 from profiler.report import Report
 
@@ -17,11 +17,9 @@ _PREDICTION, _ASSIGNMENT = "prediction", "assignment"
 
 
 def known_split(report: Report) -> Split:
-    """`best_split` of the report's costs. ValueError where none fits, or it has no costs."""
+    """`quickest` of the report's costs. ValueError where none fits, or it has no costs."""
     costs = Costs.from_report(report)
-    return report.answered(
-        NAME, lambda said: _read(costs, said), lambda: best_split(costs, len(costs.ipus))
-    )
+    return report.answered(NAME, lambda said: _read(costs, said), lambda: quickest(costs))
 
 
 def plain(split: Split) -> dict[str, Any]:
@@ -44,9 +42,8 @@ def _read(costs: Costs, said: Any) -> Split | None:
         return None
     starts, ipus = assignment.starts, assignment.ipus
     contiguous = starts[:1] == (0,) and all(a < b for a, b in pairwise(starts))
-    alike = len(starts) == len(ipus) == len(costs.ipus) and starts[-1] < len(costs)
-    known = set(ipus) <= set(range(len(costs.ipus)))
-    ways = len(assignment.choices) in (0, len(starts))
-    if not (contiguous and alike and known and ways):
+    sizes = len(starts) == len(ipus) and len(assignment.choices) in (0, len(starts))
+    known = set(ipus) <= set(range(len(set(costs.ipus))))
+    if not (contiguous and sizes and known and starts[-1] < len(costs)):
         return None
     return Split(prediction=what_if(costs, assignment), **facts)

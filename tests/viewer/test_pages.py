@@ -18,10 +18,12 @@ import pytest
 
 from profiler import Report, analysis, open_report
 from profiler.advise import advise
-from profiler.rebalance import Assignment, Costs, best_split, what_if
+from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
+from profiler.rebalance.split import quickest
 from tests.synthetic import synthetic_profile
 from viewer.app import PAGES, create_app, following_app
 from viewer.figures import units
+from viewer.pages import rebalance
 from viewer.profiles import FollowedProfiles
 from viewer.screenshots import serving, settled
 
@@ -474,6 +476,15 @@ def test_blocks_move_and_the_prediction_follows(
         )
         page.locator("#rebalance-profiled").click()
         view.wait("!new URLSearchParams(location.search).get('starts')")
+
+
+def test_why_speaks_of_the_split_that_is_proposed(report: Report) -> None:
+    """Of the quickest onto these IPUs, which may be fewer or come back to one."""
+    costs = Costs.from_report(report)
+    present, best = what_if(costs, profiled(costs)), quickest(costs).prediction
+    less = f"split onto these IPUs takes {present.total - best.total:,} cycles less."
+    assert less in str(rebalance._why(report, costs, present))
+    assert "This is the best split" in str(rebalance._why(report, costs, best))
 
 
 def test_the_best_split_is_proposed_and_saved(chromium: Any, address: str, report: Report) -> None:

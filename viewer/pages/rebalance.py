@@ -18,7 +18,7 @@ from profiler.advise.phases import basis_of
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
 from profiler.rebalance.known_split import known_split
 from profiler.rebalance.parse import in_address
-from profiler.rebalance.split import quickest
+from profiler.rebalance.split import Split, quickest
 from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -178,14 +178,16 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def change(best: Any, back: Any, moves: Any, count: Any, starts: Any, profile: Any) -> Any:
-        costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
+        report = profiles.get(common.whole(profile, 0))
+        costs = costs_of(profiles, report)
         by = ctx.triggered_id
         if by is None or not ctx.triggered[0]["value"]:
             return no_update
         if by == "rebalance-profiled":
             return ""
         if by == "rebalance-best":
-            return in_address(_best(costs, common.whole(count, len(costs.ipus), 1, len(costs))))
+            number = common.whole(count, len(costs.ipus), 1, len(costs))
+            return in_address(_best(report, costs, number)[0].prediction.assignment)
         return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
 
     @app.callback(
@@ -287,10 +289,15 @@ def _lever(one: Advice) -> Any:
     return html.Li([html.Div(words), common.statements(one.code)])
 
 
-def _best(costs: Costs, count: int) -> Assignment:
-    """The quickest split into this many stages; for the profiled number, also onto fewer IPUs."""
-    split = best_split(costs, count) if count != len(costs.ipus) else quickest(costs)
-    return split.prediction.assignment
+def _best(report: Report, costs: Costs, count: int) -> tuple[Split, str]:
+    """The quickest split into this many stages, and what it is.
+
+    For the profiled number also onto fewer IPUs, or back to one, as `ipu-report rebalance` finds.
+    """
+    if count != len(costs.ipus):
+        return best_split(costs, count), f"split into {count} stages"
+    own = costs is Costs.from_report(report)
+    return (known_split(report) if own else quickest(costs)), "split onto these IPUs"
 
 
 def _written(starts: tuple[int, ...]) -> str:
@@ -418,28 +425,26 @@ def _blocks(costs: Costs, prediction: Prediction) -> Any:
 
 
 def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:
-    count = len(prediction.assignment.starts)
-    as_profiled = count == len(costs.ipus) and costs is Costs.from_report(report)
+    shown = prediction.assignment
+    as_many = len(set(shown.ipus)) == len(set(costs.ipus))
+    count = len(costs.ipus) if as_many else len(shown.starts)
     try:
-        best = known_split(report) if as_profiled else best_split(costs, count)
+        best, what = _best(report, costs, count)
     except ValueError as error:
         return common.message(sentence(str(error)), "warning")
     rest = prediction.total - best.prediction.total
     which = "best" if best.proven else "quickest found"
-    if best.prediction.assignment == prediction.assignment:
-        lead = f"This is the {which} split into {count} stages."
+    if best.prediction.assignment == shown:
+        lead = f"This is the {which} {what}."
     elif prediction.problems and not best.prediction.problems:
         more = "less" if rest > 0 else "more"
-        lead = (
-            f"The {which} split into {count} stages without these problems takes {abs(rest):,}"
-            f" cycles {more}."
-        )
+        lead = f"The {which} {what} without these problems takes {abs(rest):,} cycles {more}."
     elif rest > 0:
-        lead = f"The {which} split into {count} stages takes {rest:,} cycles less."
+        lead = f"The {which} {what} takes {rest:,} cycles less."
     elif best.proven:
-        lead = f"No split into {count} stages is quicker."
+        lead = f"No {what} is quicker."
     else:
-        lead = f"No quicker split into {count} stages was found."
+        lead = f"No quicker {what} was found."
     return [
         html.P(lead),
         html.Ul([html.Li(sentence(words) + ".") for words in best.why]),
