@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.rebalance import Assignment, Costs, what_if
+from profiler.rebalance.split import quickest
 from profiler.rebalance.verified import Verified, candidates, verify
 
 COUNT = 4  # splits of a check
@@ -81,7 +82,17 @@ class Checks:
 
 
 def chosen(costs: Costs, shown: Assignment) -> list[Assignment]:
-    """The splits a check compiles: the one shown, if it may fit, and the quickest ones near it."""
-    near = [one for one in candidates(costs, shown, COUNT) if one != shown]
+    """The splits a check compiles: the one shown, if it may fit, and the quickest ones near it.
+
+    And the one that the page proposes, which may be onto fewer IPUs, or come back to one.
+    """
     own = [] if what_if(costs, shown).problems else [shown]
-    return [*own, *near][:COUNT]
+    wanted = [*own, *_proposed(costs), *candidates(costs, shown, COUNT)]
+    return list(dict.fromkeys(wanted))[:COUNT]
+
+
+def _proposed(costs: Costs) -> list[Assignment]:
+    try:
+        return [quickest(costs).prediction.assignment]
+    except ValueError:  # none can run
+        return []

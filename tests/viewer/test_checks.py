@@ -12,6 +12,7 @@ import pytest
 
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, profiled, what_if
+from profiler.rebalance.split import quickest
 from profiler.rebalance.verified import Verified
 from tests.synthetic import synthetic_profile
 from viewer import checks
@@ -77,6 +78,8 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
     assert compiler.script == SCRIPT
     assert compiler.wanted == chosen(costs, profiled(costs))
     assert compiler.wanted[0] == profiled(costs) and len(set(compiler.wanted)) <= COUNT
+    proposed = quickest(costs).prediction.assignment
+    assert len(set(proposed.ipus)) < len(set(costs.ipus)) and proposed in compiler.wanted
     assert now.done == now.total == len(now.found) == len(compiler.wanted)
 
 
@@ -119,7 +122,8 @@ def test_the_page_begins_a_check_and_shows_the_winner(
     while not json.loads(first.ask(look))["response"]["rebalance-checking"]["disabled"]:
         pass
     said = str(json.loads(first.ask(look)))  # the same request: no answer of it is kept
-    assert "is the quickest and the only split that could be compiled" in said
+    assert "is the quickest of 2 splits that were compiled" in said
+    assert "on IPUs 0, 1, 2, 1" in said  # of the one that is proposed
     assert "/rebalance?starts=" in said
     assert compiler.script == SCRIPT
 

@@ -24,7 +24,7 @@ def button(profiles: Profiles) -> list[Any]:
     """The button that starts a check; nothing if the viewer was given no script."""
     if not profiles.checks.script:
         return []
-    title = f"compile this split and the quickest near it, {COUNT} in all, with the script"
+    title = f"compile this split, the quickest, and those near it, {COUNT} in all, with the script"
     return [html.Button("Check", id="rebalance-check", className="quiet", title=title)]
 
 
@@ -94,7 +94,7 @@ def _said(check: Check, blocks: int) -> Any:
         if first.problem
         else html.P(
             [
-                f"{_sizes(first.prediction.assignment, blocks)} Blocks a stage is the quickest"
+                f"{_sizes(first.prediction.assignment, blocks)} is the quickest"
                 f" {_of_compiled(len(check.found))}: ",
                 dcc.Link(
                     "show it",
@@ -140,4 +140,7 @@ def _row(one: Verified, blocks: int) -> Any:
 
 
 def _sizes(assignment: Assignment, blocks: int) -> str:
-    return "-".join(str(last - first + 1) for first, last in assignment.spans(blocks))
+    sizes = "-".join(str(last - first + 1) for first, last in assignment.spans(blocks))
+    if assignment.ipus == tuple(range(len(assignment.ipus))):
+        return sizes
+    return f"{sizes} on IPUs {', '.join(map(str, assignment.ipus))}"
