@@ -661,7 +661,9 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
     who = (
         "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
     )
-    bound = f"no split gets below {least:,}" if least < reached else "no split gets below that"
+    bound = f"no split into as many stages gets below {least:,}"
+    if least == reached:
+        bound = "no split into as many stages gets below that"
     reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
     if free < least:
         reasons.append(
