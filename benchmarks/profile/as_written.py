@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from multiprocessing import get_context
 from pathlib import Path
 
 from profiler import schema, seal
@@ -18,9 +19,21 @@ from profiler.writer import store_answers
 
 
 def as_written(path: Path, folder: Path) -> Path:
-    """A copy of a profile in a folder, with the answers of this code."""
+    """A copy of a profile in a folder, with the answers of this code.
+
+    Worked out in a process of its own: a process that is begun by a large one counts as large.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     copy = Path(shutil.copy(find_profile(path), folder / "profile.pop"))
+    process = get_context("spawn").Process(target=_answered, args=(copy,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{path}: its answers could not be worked out")
+    return copy
+
+
+def _answered(copy: Path) -> None:
     connection = sqlite3.connect(copy)
     with connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
@@ -34,4 +47,3 @@ def as_written(path: Path, folder: Path) -> Path:
     connection.close()
     store_answers(copy, answers(copy))
     seal.seal(copy)
-    return copy
