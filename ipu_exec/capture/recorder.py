@@ -209,6 +209,13 @@ class Recorder(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and id(tensor) in self._values:
                 yield tensor, self._values[id(tensor)]
 
+    def release(self) -> None:
+        """Let go of the tensors, once nothing more is recorded; ``graph`` stays."""
+        self._alive.clear()
+        self._values.clear()
+        self._storages.clear()
+        self.multi_convs.clear()
+
     def modules(self, model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
         """Keep the path of the modules being called while the step runs."""
         return following_modules(model, self._scopes)

@@ -140,6 +140,10 @@ class Repeats:
                 if forward is not None:
                     module.__dict__["forward"] = forward
 
+    def release(self) -> None:
+        """Let go of the tensors, once the capture is over."""
+        self._alive.clear()
+
     def twins(self) -> dict[str, str]:
         """The path of each layer that stands in, with that of the layer that runs in its place."""
         return {path: one.paths[-1] for one in self.groups for path in one.between}

@@ -146,7 +146,15 @@ class _Run:
         with sharded(step.model, step.sharding, self.fakes.mode) as shares:
             self.fakes.shapes = shares.shapes
             self.equal = [one for one in self.equal if cut_alike(one.paths, shares)]
-            return self._recorded()
+            self.recorder = Recorder(step.optimizer is not None, step.contents, self.devices)
+            self.repeats = Repeats(step.model, self.equal, self.recorder)
+            try:
+                return self._recorded()
+            finally:
+                # autograd's nodes lead back to what they were recorded by, out of the collector's
+                # sight: without this the model's weights would never be freed
+                self.recorder.release()
+                self.repeats.release()
 
     def _recorded(self) -> Graph:
         step = self.step
@@ -158,8 +166,6 @@ class _Run:
         }
         self.buffers = {name: self.state[name] for name in buffers}
         with self.fakes.mode:
-            training = step.optimizer is not None
-            self.recorder = Recorder(training, step.contents, self.devices)
             for name, tensor in self.state.items():
                 self.recorder.register(
                     tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name
@@ -169,7 +175,6 @@ class _Run:
                 for name, parameter in parameters.items()
                 if id(parameter) in cut
             }
-            self.repeats = Repeats(step.model, self.equal, self.recorder)
             args, kwargs = self._inputs()
             self.trained = self._trained()
             self.optimizer = self._fake_optimizer()

@@ -72,7 +72,7 @@ def lower(spec: OpSpec, machine: Machine) -> Plan:
     return _lower(spec, machine, () if is_view(spec.name) else (find(spec.name),))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)  # about 100 kB each; GPT-3 on 256 IPUs has 243
 def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
     # the function is part of the key, so that registering another lowering later is seen
     if not function:

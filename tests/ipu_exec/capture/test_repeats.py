@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -258,3 +260,15 @@ def test_a_number_that_is_not_the_layers_own_tells_layers_apart() -> None:
     numbers = iter([0, 1, 2, 3, 5, 4])
     model = Stack(make=lambda: Indexed(next(numbers), reads=False))  # type: ignore[arg-type]
     assert not find_equal_layers(model)
+
+
+def test_a_captured_model_is_freed() -> None:
+    """Autograd's nodes refer to the capture where no collector sees it, and so to all weights."""
+    model = Stack()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph, _ = both(model, (torch.randn(4, WIDTH),), optimizer)
+    freed = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert freed() is None
+    assert graph.ops
