@@ -10,12 +10,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from profiler import schema
+
 LOCK_SUFFIX = ".lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+_FLOCK = "hhqqi4x"  # Linux' struct flock: type, whence, start, length, process
 _mutex = threading.Lock()
 
 
@@ -62,6 +66,30 @@ def release(path: Path) -> None:
             # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
             Path(lock).unlink(missing_ok=True)
             os.close(own_lock.descriptor)
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a process is writing the file, or the partial file, now.
+
+    False where that cannot be asked.
+    """
+    lock = _lock_file(path.with_name(path.name.removesuffix(schema.PARTIAL_SUFFIX)))
+    with _mutex:
+        own_lock = _held.get(lock)
+        if own_lock is not None and own_lock.pid == os.getpid():
+            return True  # and to close another descriptor of it would end the lock
+        try:
+            descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
+            return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
 
 
 def _lock_file(path: Path) -> str:

@@ -25,6 +25,7 @@ from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
+from profiler.lock import is_being_written
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
@@ -137,10 +138,16 @@ class Report:
         )
         if meta["complete"] is not True:
             meta["complete"] = False
-            warnings.append("This profile was not finished" + self._missing())
+            warnings.append(self._unfinished())
         return {**meta, "warnings": warnings}
 
-    def _missing(self) -> str:
+    def _unfinished(self) -> str:
+        """Whether the run goes on or was ended, and what is missing."""
+        if is_being_written(self.path):
+            return "A run is writing this profile now" + self._missing(" yet")
+        return "This profile was not finished" + self._missing()
+
+    def _missing(self, yet: str = "") -> str:
         parts = {
             "target": records.Target,
             "stages": records.Stage,
@@ -151,7 +158,9 @@ class Report:
         }
         missing = [name for name, record in parts.items() if not self._reader.count(record)]
         return (
-            f": it has no {', '.join(missing)}" if missing else "; what it has may be only a part"
+            f": it has no {', '.join(missing)}{yet}"
+            if missing
+            else "; what it has may be only a part"
         )
 
     @cached_property

@@ -114,11 +114,9 @@ def create_app(
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
-    """The viewer over the profiles that runs write below a directory; redraws for a new one.
-
-    `FollowedProfiles.refresh` must have found a profile already.
-    """
-    app = _app(profiles, _title(profiles.get(0)), guard)
+    """The viewer over the profiles that runs write below a directory; redraws for a new one."""
+    profiles.refresh()
+    app = _app(profiles, profiles.directory.resolve().name, guard)
     app.layout = lambda: html.Div(
         [_shell(profiles, prepare=False), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
     )
@@ -410,6 +408,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
         path = str(where.get("path") or "/")
         page = by_path.get(path)
         classes = ["nav here" if link["nav"] == path else "nav" for link in links]
+        if isinstance(profiles, FollowedProfiles) and not len(profiles):
+            return _waiting(profiles), [], [], classes
         if page is None:
             return (
                 common.failure(ValueError(f"There is no page {path}. Choose one on the left.")),
@@ -427,6 +427,15 @@ def _register(app: Dash, profiles: Profiles) -> None:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
+
+
+def _waiting(profiles: FollowedProfiles) -> Any:
+    """The page while no run has written a profile."""
+    there = "" if profiles.directory.is_dir() else ", which does not exist yet"
+    return common.card(
+        "Waiting for a profile",
+        common.message(f"None is below {profiles.directory}{there}. {profiles.to_get_one}"),
+    )
 
 
 def _theme(where: dict[str, Any]) -> themes.Theme:

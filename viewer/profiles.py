@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profiler import ProfileError, Report, open_report
+from profiler import ProfileError, Report, open_report, schema
+from profiler.lock import is_being_written
 from viewer.checks import Checks
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ class Profiles:
                 self._made.clear()
             return report
 
-    def stamps(self) -> list[tuple[int, int, int] | None]:
+    def stamps(self) -> list[tuple[int, ...] | None]:
         """What tells the files as they are read now from others written there."""
         with self._lock:
             return list(self._stamps)
@@ -99,14 +101,29 @@ class FollowedProfiles(Profiles):
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         super().__init__([])
-        self._directory = Path(directory)
+        self.directory = Path(directory)
+
+    def get(self, position: int = 0) -> Report:
+        """The report at a position; ProfileError while there is none."""
+        with self._lock:
+            if not all(map(_stamp, self._reports)):
+                self.refresh()  # a run has published its partial file, or somebody removed one
+            if not self._reports:
+                raise ProfileError(self.directory, "there is no profile below it", self.to_get_one)
+            return super().get(position)
+
+    @property
+    def to_get_one(self) -> str:
+        """How a profile comes to be there."""
+        folder = shlex.quote(str(self.directory))
+        return f"One that a run writes is shown by itself: ipu-run --profile-dir {folder} train.py"
 
     def refresh(self) -> str:
         """Look for what is new; what tells this state of the directory from others, "" of none."""
         with self._lock:
             known = {report.path: report for report in self._reports}
             newest = []
-            for path in _newest(self._directory):
+            for path in _newest(self.directory):
                 with contextlib.suppress(ProfileError):  # it was just begun, or is gone again
                     newest.append(known.get(path) or open_report(path))
                 if len(newest) == 2:
@@ -130,10 +147,15 @@ def _newest(directory: Path) -> list[Path]:
     return sorted(times, key=lambda path: -times[path])
 
 
-def _stamp(report: Report) -> tuple[int, int, int] | None:
-    """Identifies one version of a file; None if there is no file."""
+def _stamp(report: Report) -> tuple[int, ...] | None:
+    """Identifies one version of a file; None if there is no file.
+
+    A partial file whose run has ended is another than the same while the run goes on.
+    """
     try:
         state = os.stat(report.path)
     except OSError:
         return None
-    return state.st_ino, state.st_mtime_ns, state.st_size
+    partial = report.path.name.endswith(schema.PARTIAL_SUFFIX)
+    going_on = partial and is_being_written(report.path)
+    return state.st_ino, state.st_mtime_ns, state.st_size, going_on

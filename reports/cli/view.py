@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import webbrowser
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -184,7 +183,7 @@ class _Viewers:
 
 
 def _follow(args: argparse.Namespace) -> int:
-    """The newest profiles below a directory, from the first one on."""
+    """The newest profiles below a directory; until there is one, a page that says so."""
     port = free_port(args.host, args.port)
     from viewer.app import following_app
     from viewer.guard import Guard
@@ -192,9 +191,7 @@ def _follow(args: argparse.Namespace) -> int:
 
     profiles = FollowedProfiles(args.follow)
     if not profiles.refresh():
-        print(f"waiting for a profile below {common.one_line(args.follow)}", flush=True)
-    while not profiles.refresh():
-        time.sleep(1)
+        print(f"no profile is below {common.one_line(args.follow)} yet", flush=True)
     guard = Guard.bound_to(args.host, args.allow_host)
     _serve(args, following_app(profiles, guard), guard, str(args.follow), port)
     return common.OK
@@ -215,8 +212,10 @@ def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: i
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
+    from werkzeug.serving import run_simple
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
-    app.run(host=args.host, port=port, debug=False)
+    run_simple(args.host, port, app.server, threaded=True)  # app.run prints five lines more
 
 
 def _open(pattern: str) -> Report:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from profiler import ProfileError, ProfileTaken, ProfileWriter, open_report, records
+from profiler.lock import is_being_written
 from tests.paths import ROOT
 
 WRITES = """
@@ -23,6 +24,11 @@ print("writing", flush=True)
 sys.stdin.read()
 writer.publish()
 writer.close()
+"""
+ASKS = """
+import pathlib, sys
+from profiler.lock import is_being_written
+print(is_being_written(pathlib.Path(sys.argv[1])))
 """
 WRITES_AGAIN_AND_AGAIN = """
 import sys, time
@@ -69,6 +75,23 @@ def test_a_profile_that_another_process_writes_is_refused(tmp_path: Path) -> Non
         other.communicate()
     assert open_report(path).options == {"whose": "other"}
     assert os.listdir(tmp_path) == ["profile.pop"]
+
+
+def test_who_writes_is_told_from_what_a_dead_process_left(tmp_path: Path) -> None:
+    path = tmp_path / "profile.pop"
+    assert not is_being_written(path)
+    with another(path) as other:
+        assert is_being_written(path)
+        assert is_being_written(tmp_path / "profile.pop.partial")
+        with pytest.raises(ProfileTaken):  # asking took no lock, and ended none
+            ProfileWriter(path)
+        other.kill()
+        other.wait()
+    assert not is_being_written(path)
+    with ProfileWriter(path):
+        assert is_being_written(path)
+        asks = [sys.executable, "-c", ASKS, str(path)]  # asking here ended no lock either
+        assert subprocess.check_output(asks, cwd=ROOT, text=True) == "True\n"
 
 
 def test_what_a_dead_process_left_is_cleared(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from profiler import Report, analysis, open_report
+from profiler import Report, analysis, lock, open_report
 from profiler.advise import advise
 from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
 from profiler.rebalance.split import quickest
@@ -887,6 +888,46 @@ def test_a_directory_is_followed_from_one_profile_to_the_next(
         page.wait_for_selector("#head >> text=inference, executed", timeout=20_000)
         assert len(profiles) == 2
         assert profiles.get(1).meta["kind"] == "training"
+        assert view.complaints == []
+
+
+def test_a_followed_directory_may_be_empty(chromium: Any, demo: Path, tmp_path: Path) -> None:
+    """Before the first run, and after its profile was removed, the page waits and says for what."""
+    out = tmp_path / "out"
+    with (
+        serving(following_app(FollowedProfiles(out))) as address,
+        tab(chromium, address) as view,
+    ):
+        page = view.open("/pipeline")
+        words = page.inner_text("#page")
+        assert "Waiting for a profile" in words
+        assert "does not exist yet" in words
+        assert f"ipu-run --profile-dir {out} train.py" in words
+        _appear(demo / "training", out / "training")
+        page.wait_for_selector("#pipeline-lanes .js-plotly-plot", timeout=20_000)
+        shutil.rmtree(out / "training")
+        page.wait_for_selector("#page >> text=Waiting for a profile", timeout=20_000)
+        assert "does not exist" not in page.inner_text("#page")
+        assert view.complaints == []
+
+
+def test_a_run_that_goes_on_is_told_from_one_that_was_ended(
+    chromium: Any, demo: Path, tmp_path: Path
+) -> None:
+    """By the lock of who writes the partial file, which ends with its process."""
+    partial = tmp_path / "profile.pop.partial"
+    shutil.copyfile(demo / "training" / "profile.pop", partial)
+    with contextlib.closing(sqlite3.connect(partial)) as file, file:
+        file.execute("UPDATE meta SET value = 'false' WHERE key = 'complete'")
+    assert lock.acquire(tmp_path / "profile.pop")
+    with (
+        serving(following_app(FollowedProfiles(tmp_path))) as address,
+        tab(chromium, address) as view,
+    ):
+        page = view.open("/")
+        assert "A run is writing this profile now" in page.inner_text("#head")
+        lock.release(tmp_path / "profile.pop")
+        page.wait_for_selector("#head >> text=This profile was not finished", timeout=20_000)
         assert view.complaints == []
 
 
