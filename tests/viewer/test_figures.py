@@ -25,6 +25,7 @@ from viewer.figures import (
     lod,
     memory,
     pipeline,
+    pod,
     rebalance,
     slices,
     theme,
@@ -418,6 +419,42 @@ def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) ->
     assert sum(row[2] for row in grouped) == sum(row[2] for row in by_activity)
     assert sum(row[1] for row in grouped) == sum(row[1] for row in by_activity)
     assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "named", "numbered"), [(1184, True, True), (770, True, True), (712, False, True)]
+)
+def test_names_of_machines_have_room_on_the_map_or_are_left_out(
+    pixels: int, named: bool, numbered: bool
+) -> None:
+    """256 IPUs of which 8 share tensors: a name of eight letters beside each of four racks."""
+    number = np.arange(256)
+    ipus = pd.DataFrame(
+        {
+            "number": number,
+            "rack": number // 64,
+            "machine": number // 4,
+            "replica": number // 64,
+            "ipu": number // 8 % 8,
+            "stages": "0",
+            "shard": number % 8,
+            "busy": 0.5,
+            "memory": 0.5,
+            "link_bytes": 0,
+        }
+    )
+    figure = pod.pod_map(ipus, ipus["busy"].to_numpy(), "busy", theme.LIGHT, pixels)
+    texts = [trace for trace in figure.data if trace.type == "scatter"]
+    names = [trace for trace in texts if trace.text[0] == "r0 p0 t0"]
+    assert bool(names) is named
+    assert any(trace.text[0] == "50" for trace in texts) is numbered
+    margin = figure.layout.margin
+    across = (pixels - margin.l - margin.r) / figure.layout.xaxis.range[1]  # pixels of a cell
+    assert across >= 20
+    for trace in names:
+        assert min(trace.x) * across >= len("r0 p0 t0") * 5.8  # as wide as letters of 11 pixels are
+        apart = np.diff(sorted(set(trace.x))).min()
+        assert (apart - 4) * across >= len("r0 p0 t0") * 5.8
 
 
 def test_what_a_search_finds_is_high_enough_to_be_seen() -> None:

@@ -116,6 +116,31 @@ def test_a_page_draws_without_complaint(chromium: Any, address: str, path: str, 
         assert view.complaints == []
 
 
+# Of the operators of a small model, each with 15 columns, a table is wider than any window.
+_SIDEWAYS = """() => [...document.querySelectorAll('.ag-center-cols-viewport')]
+    .filter((view) => !view.closest('#operations-grid') && view.scrollWidth > view.clientWidth + 1)
+    .map((view) => `${view.closest('[id]').id}: ${view.scrollWidth} in ${view.clientWidth}`)"""
+_CUT_HEADINGS = """() => [...document.querySelectorAll('.ag-header-cell-text')]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"""
+
+
+@pytest.mark.parametrize("width", [768, 1024, 1440])
+@pytest.mark.parametrize(
+    "path", ["/memory?ipu=1", "/liveness?ipu=1", "/operations?group=aten", "/program", "/pod"]
+)
+def test_tables_fit_the_window_with_whole_headings(
+    chromium: Any, address: str, path: str, width: int
+) -> None:
+    with tab(chromium, address) as view:
+        view.page.set_viewport_size({"width": width, "height": 900})
+        page = view.open(path)
+        view.wait("document.querySelectorAll('.ag-header-cell-text').length > 2")
+        page.wait_for_timeout(300)  # columns are fitted once there are rows
+        assert page.evaluate(_SIDEWAYS) == []
+        assert page.evaluate(_CUT_HEADINGS) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_the_summary_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         words = view.open("/").inner_text("#page")

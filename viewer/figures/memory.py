@@ -616,6 +616,7 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
         annotation={
             "text": f"a tile has {limit / KIB:,.0f} KiB",
             "font": {"size": 11, "color": theme.limit},
+            "bgcolor": theme.card,  # the line of a chosen tile goes behind the words
             "xanchor": "left",  # the toolbar is on the right
             "x": 0,
             "xshift": 4,

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ROW, _ABOVE, _BELOW = 26, 46, 40  # pixels
-_LEFT, _GAP = 1.35, 0.3  # cells: the words left of a rack, and the gap to the next
+_GAP = 0.3  # cells: to the next rack
+_LETTER, _BESIDE_WORDS = 6.2, 14  # pixels: of the words left of a rack, and around them
 _MOST_NUMBERS = 512  # IPUs with their number in the cell
 _BESIDE = 102  # pixels beside the map: margins and the colours' bar
-_LEAST_CELL = 24  # pixels: narrower ones have no room for a number, nor for words beside them
+_LEAST_CELL = 24  # pixels: narrower ones have no room for a number
 
 
 def pod_map(
@@ -34,11 +35,18 @@ def pod_map(
     first_machine = ipus.groupby("rack")["machine"].transform("min")
     row = (ipus["machine"] - first_machine).to_numpy()
     place = ipus.groupby("machine").cumcount().to_numpy()
-    width = _LEFT + per_machine + _GAP
-    x = ipus["rack"].to_numpy() * width + _LEFT + place + 0.5
     rows = int(row.max()) + 1
     racks = int(ipus["rack"].max()) + 1
-    cell = (pixels - _BESIDE) / (width * racks)
+    names = _names(ipus)
+    beside = _LETTER * max(map(len, names)) + _BESIDE_WORDS
+    rack = (pixels - _BESIDE) / racks
+    cell = (rack - beside) / (per_machine + _GAP)
+    named = cell >= _LEAST_CELL
+    if not named:
+        cell = rack / (per_machine + 2 * _GAP)
+    left = beside / cell if named else _GAP
+    width = left + per_machine + _GAP
+    x = ipus["rack"].to_numpy() * width + left + place + 0.5
     figure = go.Figure(
         layout=theme.layout(
             _ABOVE + _BELOW + _ROW * max(4, rows),
@@ -52,9 +60,10 @@ def pod_map(
     fills = _cells(figure, ipus, share, x, row, title)
     if len(ipus) <= _MOST_NUMBERS and cell >= _LEAST_CELL:
         _numbers(figure, share, fills, x, row)
-    _racks(figure, racks, width, theme)
-    if cell >= _LEAST_CELL:
-        _machines(figure, ipus, row, width, theme)
+    _racks(figure, racks, width, left, theme)
+    if named:
+        firsts = ipus.assign(row=row).drop_duplicates("machine")
+        _machines(figure, names, firsts["rack"] * width + left - 0.1, firsts["row"] + 0.5, theme)
     _outlines(figure, ipus, x, row, theme)
     return figure
 
@@ -127,21 +136,22 @@ def _about(ipu: Any) -> str:
     )
 
 
-def _machines(
-    figure: go.Figure, ipus: pd.DataFrame, row: np.ndarray, width: float, theme: Theme
-) -> None:
-    """Names of the machines' first IPUs."""
+def _names(ipus: pd.DataFrame) -> list[str]:
+    """Names of the machines, by their first IPUs."""
     spans = ipus["shard"].nunique() > ipus.groupby("machine")["shard"].nunique().max()
-    labels, x, y = [], [], []
-    firsts = ipus.assign(row=row).drop_duplicates("machine")
-    for one in rows_of(firsts):
-        labels.append(f"r{one.replica} p{one.ipu}" + (f" t{one.shard}" if spans else ""))
-        x.append(one.rack * width + _LEFT - 0.1)
-        y.append(one.row + 0.5)
+    return [
+        f"r{one.replica} p{one.ipu}" + (f" t{one.shard}" if spans else "")
+        for one in rows_of(ipus.drop_duplicates("machine"))
+    ]
+
+
+def _machines(
+    figure: go.Figure, names: list[str], x: pd.Series[float], y: pd.Series[float], theme: Theme
+) -> None:
     figure.add_scatter(
         x=x,
         y=y,
-        text=labels,
+        text=names,
         mode="text",
         textposition="middle left",
         textfont={"size": 11, "color": theme.muted},
@@ -149,10 +159,10 @@ def _machines(
     )
 
 
-def _racks(figure: go.Figure, racks: int, width: float, theme: Theme) -> None:
+def _racks(figure: go.Figure, racks: int, width: float, left: float, theme: Theme) -> None:
     for rack in range(racks):
         figure.add_annotation(
-            x=rack * width + _LEFT,
+            x=rack * width + left,
             y=1,
             yref="paper",
             yanchor="bottom",

@@ -449,6 +449,8 @@ def failure(error: BaseException) -> Children:
 _MOST_STAGES_NAMED = 4  # of an IPU in a choice
 _ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
 _ROOM_FOR_A_BUTTON = 150
+_LETTER, _PADDING = 7, 20  # of a heading, in a window of at most 1100 pixels
+_NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,6 +486,7 @@ def table(
     rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
     """
     definitions = []
+    fitted = sum(map(_narrowest, columns)) <= _NARROW_TABLE  # others scroll in most windows
     for column in columns:
         definition: dict[str, Any] = {
             "field": column.name,
@@ -507,7 +510,7 @@ def table(
                 "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
             }
         else:
-            definition |= {"flex": 1, "minWidth": column.least}
+            definition |= {"flex": 1, "minWidth": _narrowest(column) if fitted else column.least}
         definitions.append(definition)
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
@@ -527,7 +530,9 @@ def table(
         height = min(
             height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
         )
-    more = {"getRowId": f"params.data.{row_id}"} if row_id else {}
+    more: dict[str, Any] = {"getRowId": f"params.data.{row_id}"} if row_id else {}
+    if fitted:
+        more |= {"columnSize": "responsiveSizeToFit", "columnSizeOptions": _limits(columns)}
     return dag.AgGrid(
         id=id,
         **more,
@@ -544,6 +549,23 @@ def table(
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
         style={"width": "100%", "height": f"{height}px" if height else None},
     )
+
+
+def _narrowest(column: Column) -> int:
+    """Pixels that a column takes at the least: numbers are whole, words may be cut."""
+    if not column.width:
+        return min(column.least, _LEAST_NAME)
+    heading = _LETTER * len(column.heading) + _PADDING
+    return min(column.width, max(heading, round(column.width * (0.8 if column.format else 0.6))))
+
+
+def _limits(columns: Sequence[Column]) -> dict[str, Any]:
+    """Between what each column may be for all to fit the table; what is left is for names."""
+    limits = []
+    for column in columns:
+        limit = {"key": column.name, "minWidth": _narrowest(column)}
+        limits.append(limit | ({"maxWidth": column.width} if column.width else {}))
+    return {"columnLimits": limits}
 
 
 def unit_of(unit: object) -> str:

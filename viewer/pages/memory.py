@@ -28,7 +28,7 @@ _VARIABLES = (
     Column("role", "role", width=140),
     Column("block_name", "Block", width=105),
     Column("region", "region", width=75),
-    Column("live", "live", width=190),
+    Column("live", "live at steps", width=170),
     Column("bytes", "bytes", ",.0f", width=100),
 )
 
@@ -239,7 +239,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     largest = chosen.head(MOST_VARIABLES)
     always = largest["always_live"].to_numpy() != 0
     lives = [
-        "always" if forever else f"steps {start} to {stop - 1}"
+        "always" if forever else f"{start} to {stop - 1}"
         for forever, start, stop in zip(always, largest["start"], largest["stop"], strict=True)
     ]
     frame = described(report, largest).assign(

@@ -28,7 +28,7 @@ _COLUMNS = (
     Column("between", "between", width=110),
     Column("from", "from IPU", width=110),
     Column("to", "to IPU", width=130),
-    Column("way", "where the slowest link lies", least=160),
+    Column("way", "slowest link", least=160, tip="where the slowest link on the way lies"),
     Column("share", "link busy", ".1%", width=120, tip="of the device iteration, of one link"),
 )
 
@@ -133,7 +133,8 @@ def _table(loads: pd.DataFrame, theme: Theme) -> Any:
 def _moved(most: int) -> Column:
     """The column of bytes, in a unit in which the most of them is easily read."""
     unit, scale = ("GiB", 2**30) if most >= 10 * 2**30 else ("MiB", 2**20)
-    return Column("bytes", f"{unit} of a device iteration", ",.1f", width=210, scale=scale)
+    tip = "of a device iteration"
+    return Column("bytes", f"{unit} sent", ",.1f", width=120, scale=scale, tip=tip)
 
 
 PAGE = Page("/pod", "Pod", layout, register, "Racks, machines and IPUs, and their links")
