@@ -444,16 +444,16 @@ def test_names_of_machines_have_room_on_the_map_or_are_left_out(
         }
     )
     figure = pod.pod_map(ipus, ipus["busy"].to_numpy(), "busy", theme.LIGHT, pixels)
-    texts = [trace for trace in figure.data if trace.type == "scatter"]
-    names = [trace for trace in texts if trace.text[0] == "r0 p0 t0"]
+    texts = [one for one in figure.data if one.type == "scatter"]
+    names = [one for one in texts if one.text[0] == "r0 p0 t0"]
     assert bool(names) is named
-    assert any(trace.text[0] == "50" for trace in texts) is numbered
+    assert any(one.text[0] == "50" for one in texts) is numbered
     margin = figure.layout.margin
     across = (pixels - margin.l - margin.r) / figure.layout.xaxis.range[1]  # pixels of a cell
     assert across >= 20
-    for trace in names:
-        assert min(trace.x) * across >= len("r0 p0 t0") * 5.8  # as wide as letters of 11 pixels are
-        apart = np.diff(sorted(set(trace.x))).min()
+    for one in names:
+        assert min(one.x) * across >= len("r0 p0 t0") * 5.8  # as wide as letters of 11 pixels are
+        apart = np.diff(sorted(set(one.x))).min()
         assert (apart - 4) * across >= len("r0 p0 t0") * 5.8
 
 

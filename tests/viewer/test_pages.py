@@ -141,6 +141,17 @@ def test_tables_fit_the_window_with_whole_headings(
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
+@pytest.mark.parametrize("path", ["/pipeline", "/trace", "/rebalance", "/liveness"])
+def test_fields_stand_level_with_their_names(chromium: Any, address: str, path: str) -> None:
+    with tab(chromium, address) as view:
+        heights = view.open(path).evaluate(
+            "() => [...document.querySelectorAll('.controls .control')]"
+            ".map((one) => one.getBoundingClientRect().height)"
+        )
+        assert len(heights) > 2
+        assert max(heights) - min(heights) < 0.5
+
+
 def test_the_summary_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         words = view.open("/").inner_text("#page")
