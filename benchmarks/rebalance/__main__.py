@@ -159,10 +159,10 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
     after = profile(second_compile, folder / f"{name} again")
     obtained_fullest = max(int(after.tiles(ipu)["total"].max()) for ipu in range(stages))
     predicted = best.prediction.total
-    sizes = "-".join(str(b - a + 1) for a, b in chosen.spans(len(costs)))
     gain = 1 - obtained / naive.cycles_per_call
     first = (
-        f"| {name} | {stages} | {naive.cycles_per_call:,} | {sizes} | {predicted:,} | {obtained:,}"
+        f"| {name} | {stages} | {naive.cycles_per_call:,} | {chosen.sizes(len(costs))} |"
+        f" {predicted:,} | {obtained:,}"
         f" | {predicted / obtained - 1:+.2%} | {gain:.1%} | {fullest / 1024:,.0f} |"
         f" {obtained_fullest / 1024:,.0f} | {'yes' if fits else 'no'} |"
     )

@@ -248,7 +248,7 @@ def row(case: Published, folder: Path) -> str:
     if (chosen.starts, chosen.ipus) != (by_hand.starts, by_hand.ipus):
         ours, _ = obtained(example, chosen, folder / "ours", case.settings, costs)
     assert best.prediction.total == what_if(costs, chosen).total
-    told += [_sizes(chosen, count), *_cells(ours, limit)]
+    told += [chosen.named(count), *_cells(ours, limit)]
     told += [f"{1 - ours.cycles / human.cycles:+.2%}", *_held(best.prediction, ours, limit)]
     return f"| {' | '.join(told)} |"
 
@@ -265,13 +265,6 @@ def _held(prediction: Prediction, came: Obtained, limit: int) -> tuple[str, str,
     right = abs(off) <= CLOSE and (fits or bool(prediction.notes))
     fullest = max(prediction.fullest)
     return f"{off:+.2%}", f"{fullest / 1024:,.0f}", "yes" if right else "no"
-
-
-def _sizes(assignment: Assignment, count: int) -> str:
-    sizes = "-".join(str(last - first + 1) for first, last in assignment.spans(count))
-    if len(set(assignment.ipus)) == len(assignment.ipus):
-        return sizes
-    return f"{sizes} on IPUs {', '.join(map(str, assignment.ipus))}"
 
 
 def section(rows: Sequence[str]) -> str:

@@ -138,8 +138,7 @@ def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
     where = f"/rebalance?starts={starts}"
     if levers.split.choices:
         return f"ipu-report rebalance --recompute choose --offload choose {path}", where
-    sizes = (str(last - first + 1) for first, last in levers.split.spans(len(basis.costs)))
-    return f"ipu-report whatif {path} --assign {'-'.join(sizes)}", where
+    return f"ipu-report whatif {path} --assign {levers.split.sizes(len(basis.costs))}", where
 
 
 def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:

@@ -62,9 +62,9 @@ def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
     does.
     """
     near = nearest(costs, ipus)
-    sizes = "-".join(str(last - first + 1) for first, last in near.spans(len(costs)))
     worst = min(_verdicts(costs, near), key=lambda one: one.free)
-    return f"the nearest, {sizes}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
+    split = near.named(len(costs))
+    return f"the nearest, {split}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
 
 
 def nearest_in_words(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:

@@ -62,6 +62,17 @@ class Assignment:
         """(first, last) Block of each stage."""
         return [(a, b - 1) for a, b in zip(self.starts, [*self.starts[1:], blocks], strict=True)]
 
+    def sizes(self, blocks: int) -> str:
+        """Blocks of each stage, ``3-7-7-7``."""
+        return "-".join(str(last - first + 1) for first, last in self.spans(blocks))
+
+    def named(self, blocks: int) -> str:
+        """`sizes`, with the stages' IPUs where these are not 0, 1, 2 and so on."""
+        sizes = self.sizes(blocks)
+        if self.ipus == tuple(range(len(self.ipus))):
+            return sizes
+        return f"{sizes} on IPUs {', '.join(map(str, self.ipus))}"
+
     def parts(self, costs: Costs) -> list[Part]:
         """Each stage with the properties that decide its memory."""
         return stage_parts(costs, self.starts, self.choices)

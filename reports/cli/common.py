@@ -44,10 +44,13 @@ def first_steps(here: str = ".") -> str:
     )
 
 
-def add_profiles(parser: argparse.ArgumentParser) -> None:
-    """One or more PROFILE arguments."""
+def add_profiles(parser: argparse.ArgumentParser, nargs: str = "+") -> None:
+    """One or more PROFILE arguments; ``*``: the command looks itself whether there is one."""
     parser.add_argument(
-        "profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern"
+        "profiles",
+        nargs=nargs,
+        metavar="PROFILE",
+        help="profile.pop, a directory, or a pattern",
     )
 
 

@@ -27,7 +27,7 @@ HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --profile-dir after train.py
-  ipu-report rebalance --verify demo/training after/training      predicted and obtained
+  ipu-report rebalance --verify after/training                    promised and obtained
   ipu-report rebalance --verify 4 demo/training --script "train.py --fast" -o placement.json
                                               the best four, compiled: the one that is the quickest
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
@@ -42,7 +42,7 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
-    common.add_profiles(parser)
+    common.add_profiles(parser, "*")  # `--verify AFTER` takes the only one for its N
     parser.add_argument(
         "--stages", type=common.count, metavar="N", help="number of stages (default: fastest)"
     )
@@ -77,9 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=(
             "compile the best N splits of --script at once, and propose the one that proves the"
-            " quickest; without a number: hold what came (the second of two profiles) against the"
-            " promise in the placement file that was run, or else against what the first profile"
-            " predicts"
+            " quickest; without a number: hold what came (the profile given last) against the"
+            " promise in the placement file that was run, or else against what the profile before"
+            " it predicts"
         ),
     )
     parser.add_argument(
@@ -100,11 +100,15 @@ def run(args: argparse.Namespace) -> int:
         )
     compiles = _count_of_verify(args)
     if args.verify is not None and not compiles:
-        if len(args.profiles) != 2:
+        if len(args.profiles) not in (1, 2):
             raise common.CommandError(
-                "--verify takes two profiles: --verify BEFORE AFTER", common.USAGE
+                "--verify takes the profile of the split that was run, and the one before it"
+                " unless a placement file was run: --verify [BEFORE] AFTER",
+                common.USAGE,
             )
-        *args.profiles, args.after = [str(common.find_one(word)) for word in args.profiles]
+        *before, args.after = [str(common.find_one(word)) for word in args.profiles]
+        args.alone = not before
+        args.profiles = before or [args.after]
     elif args.output is not None:
         if len(args.profiles) != 1:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
@@ -121,6 +125,11 @@ def _count_of_verify(args: argparse.Namespace) -> int:
     if args.verify and not args.verify.isdecimal():
         args.profiles.insert(0, args.verify)
         args.verify = ""
+    if not args.profiles:
+        raise common.CommandError(
+            "the following arguments are required: PROFILE (see ipu-report rebalance --help)",
+            common.USAGE,
+        )
     count = int(args.verify or 0)
     if count and not args.script:
         raise common.CommandError(
@@ -358,22 +367,22 @@ def _more(
 ) -> tuple[list[str], list[Table | Facts | Lines]]:
     """Sentences about what the further answers leave out, and these answers.
 
-    They are of splits that are sure to fit: CommandError where none is.
+    They are of splits that are sure to fit, and say so where none is.
     """
     said = list[str]()
-    try:
-        if rebalance_answers.of_one_stage_an_ipu(args):
-            said += _quicker_ones_that_return(costs, choices, split.prediction.total)
-        return said, list(rebalance_answers.answers(report, costs, split, choices, args))
-    except ValueError as error:
-        raise common.CommandError(f"{report.path}: {error}") from error
+    if rebalance_answers.of_one_stage_an_ipu(args):
+        said += _quicker_ones_that_return(costs, choices, split.prediction.total)
+    return said, list(rebalance_answers.answers(report, costs, split, choices, args))
 
 
 def _quicker_ones_that_return(
     costs: Costs, choices: tuple[Choice, ...], total: int
 ) -> Iterator[str]:
     """What splits with one stage an IPU leave out: a sentence, where that is quicker."""
-    quickest = best(costs, choices=choices).prediction
+    try:
+        quickest = best(costs, choices=choices).prediction
+    except ValueError:  # none is sure to fit
+        return
     if quickest.total < total:
         ipus = ",".join(map(str, quickest.assignment.ipus))
         yield (
@@ -410,4 +419,4 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
     from profiler import open_report
 
     with open_report(args.after) as after:
-        return rebalance_verify.page(report, _costs(report), after, _costs(after))
+        return rebalance_verify.page(report, _costs(report), after, _costs(after), args.alone)

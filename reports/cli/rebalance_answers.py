@@ -66,23 +66,32 @@ def of_one_stage_an_ipu(args: argparse.Namespace) -> bool:
 def answers(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    """The answers for all options given. Raises CommandError if one has no answer."""
-    wanted: list[tuple[object, Answer]] = [
-        (args.pareto, _pareto),
-        (args.inside, _inside),
-        (args.bubble is not None, _bubble),
-        (args.robust is not None, _robust),
-        (args.prove, _prove),
-        (args.prices, _prices),
-        (args.blame, _blame),
+    """The answers for all options given.
+
+    Raises CommandError if one has no answer; beside a split that may or may not fit, that none is
+    sure to is the answer.
+    """
+    from reports.tables import say
+
+    wanted: list[tuple[str, object, Answer]] = [
+        ("--pareto", args.pareto, _pareto),
+        ("--inside", args.inside, _inside),
+        ("--bubble", args.bubble is not None, _bubble),
+        ("--robust", args.robust is not None, _robust),
+        ("--prove", args.prove, _prove),
+        ("--prices", args.prices, _prices),
+        ("--blame", args.blame, _blame),
     ]
     parts: list[Part] = []
-    try:
-        for asked, answer in wanted:
-            if asked:
-                parts += answer(report, costs, split, choices, args)
-    except ValueError as error:
-        raise common.CommandError(f"{report.path}: {error}") from error
+    for option, asked, answer in wanted:
+        if not asked:
+            continue
+        try:
+            parts += answer(report, costs, split, choices, args)
+        except ValueError as error:
+            if not split.prediction.notes:
+                raise common.CommandError(f"{report.path}: {error}") from error
+            parts.append(say(f"{option} has no answer of splits that are sure to fit: {error}."))
     return parts
 
 
@@ -109,11 +118,6 @@ def _one_an_ipu(split: Split) -> None:
         )
 
 
-def _sizes(costs: Costs, split_starts: Sequence[int]) -> str:
-    ends = [*split_starts[1:], len(costs)]
-    return "-".join(str(b - a) for a, b in zip(split_starts, ends, strict=True))
-
-
 def _pareto(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
@@ -125,7 +129,7 @@ def _pareto(
     _one_an_ipu(split)
     rows = [
         (
-            _sizes(costs, point.assignment.starts),
+            point.assignment.sizes(len(costs)),
             point.bottleneck,
             point.fullest,
             "yes" if point.fullest <= costs.machine.bytes_per_tile else "no",
@@ -188,7 +192,7 @@ def _inside(
         )
         return [Facts("inside", (Fact("block", block), Fact("after", ""))), say(words)]
     total, now = cut.split.prediction.total, split.prediction.total
-    spans = _sizes(cut.costs, cut.split.prediction.assignment.starts)
+    spans = cut.split.prediction.assignment.sizes(len(cut.costs))
     return [
         Facts(
             "inside",
@@ -255,7 +259,7 @@ def _robust(
             )
         off = measured
     robust = least_regret(costs, _stages(split), off)
-    sizes = _sizes(costs, robust.assignment.starts)
+    sizes = robust.assignment.sizes(len(costs))
     facts = (
         Fact("off", off),
         Fact("split", sizes),

@@ -69,8 +69,12 @@ class Promise:
         )
 
 
-def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
-    """Promised and obtained values side by side. ``after`` is the profile of the split."""
+def page(report: Report, costs: Costs, after: Report, obtained: Costs, alone: bool = False) -> Page:
+    """Promised and obtained values side by side.
+
+    ``after`` is the profile of the split, ``report`` the one before it. It is the same where one
+    is given ``alone``, which then has to have a promise of its own.
+    """
     import pandas as pd
 
     from profiler.rebalance.verified import rules_differ, rules_of
@@ -81,6 +85,12 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs) -> Page:
             f"{after.path} has other Blocks than {report.path}: not the same model"
         )
     promise = Promise.of_file(after.options.get("placementPromise"))
+    if promise is None and alone:
+        raise common.CommandError(
+            f"{after.path} was not run with a placement file, which has the promise: give the"
+            " profile that the split was proposed from too, --verify BEFORE AFTER",
+            common.USAGE,
+        )
     if promise is None:
         try:
             promise = Promise.predicted(costs, obtained)
@@ -206,8 +216,7 @@ def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Li
 
     rows = []
     for one in found:
-        spans = one.prediction.assignment.spans(len(costs))
-        sizes = "-".join(str(last - first + 1) for first, last in spans)
+        sizes = one.prediction.assignment.named(len(costs))
         off = f"{one.prediction.total / one.cycles - 1:+.2%}" if one.cycles else ""
         fullest = max(one.fullest, default=0)
         predicted = max(one.prediction.fullest)

@@ -64,6 +64,11 @@ def test_a_proposal_is_written_run_and_verified(
     )
     for row in rows[0]["verify"]:
         assert row["predicted"] == pytest.approx(row["obtained"], rel=0.03), row
+    alone = say(capsys, "rebalance", "--verify", "--json", tmp_path / "after" / "training")
+    assert json.loads(alone) == [{**rows[0], "profile": json.loads(alone)[0]["profile"]}]
+    # nothing was promised of a split that no placement file gave
+    said = complain(capsys, 2, "rebalance", "--verify", demo / "training")
+    assert "give the profile that the split was proposed from" in said
 
 
 @pytest.mark.parametrize(

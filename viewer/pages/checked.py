@@ -94,7 +94,7 @@ def _said(check: Check, blocks: int) -> Any:
         if first.problem
         else html.P(
             [
-                f"{_sizes(first.prediction.assignment, blocks)} is the quickest"
+                f"{first.prediction.assignment.named(blocks)} is the quickest"
                 f" {_of_compiled(len(check.found))}: ",
                 dcc.Link(
                     "show it",
@@ -135,12 +135,6 @@ def _row(one: Verified, blocks: int) -> Any:
         units.size(max(one.fullest)) if one.fullest else "",
     )
     cells = [html.Td(words, className="n") for words in numbers]
-    sizes = _sizes(predicted.assignment, blocks)
-    return html.Tr([html.Td(sizes), *cells, html.Td(one.problem or "fits")])
-
-
-def _sizes(assignment: Assignment, blocks: int) -> str:
-    sizes = "-".join(str(last - first + 1) for first, last in assignment.spans(blocks))
-    if assignment.ipus == tuple(range(len(assignment.ipus))):
-        return sizes
-    return f"{sizes} on IPUs {', '.join(map(str, assignment.ipus))}"
+    return html.Tr(
+        [html.Td(predicted.assignment.named(blocks)), *cells, html.Td(one.problem or "fits")]
+    )
