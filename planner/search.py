@@ -214,7 +214,8 @@ def _in_order(promised: _Promised) -> tuple[float, ...]:
 class _TooFew:
     """Numbers of IPUs that do not hold the model, whatever the replicas: each is found out once.
 
-    Where one stage an IPU does not fit, a list that comes back to one of them is not tried.
+    Where one stage an IPU does not fit, a list that comes back to one of them is not tried, but
+    where weights are tied: read by stages of one IPU, they need no copy.
     """
 
     def __init__(self, priced: Priced, question: Question) -> None:
@@ -222,11 +223,16 @@ class _TooFew:
         longest = max(some, key=lambda one: len(one.ipus), default=None)
         choices = choices_of(longest, question) if longest is not None else ()
         self._fewest = fewest_stages(priced.costs, choices) if choices else 1
+        self._tied = len(priced.costs.cuts.ties) > 0
+        tried = choices and self._tied
+        self._fewest_tied = fewest_stages(priced.costs, choices, in_company=True) if tried else 1
         self._numbers: set[int] = set()
 
     def for_weights_of(self, place: Place) -> bool:
         """Whether this place has too few."""
         pipeline = place.pipeline
+        if self._tied and len(place.ipus) != pipeline:
+            return len(place.ipus) < self._fewest_tied
         return pipeline < self._fewest or pipeline in self._numbers
 
     def add(self, place: Place) -> None:
