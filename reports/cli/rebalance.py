@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         if len(args.profiles) not in (1, 2):
             raise common.CommandError(
                 "--verify takes the profile of the split that was run, and the one before it"
-                " unless a placement file was run: --verify [BEFORE] AFTER",
+                " unless a placement file was run: --verify (BEFORE) AFTER",
                 common.USAGE,
             )
         *before, args.after = [str(common.find_one(word)) for word in args.profiles]
