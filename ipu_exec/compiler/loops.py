@@ -10,7 +10,7 @@ its last step on: what is live at each step, and so every peak, is as with all t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,13 +34,15 @@ class Loop:
 class Emitted:
     """The part of a plan that is emitted: ``steps`` are those of its ``plan.steps[part]``.
 
-    Names of steps in a loop have no number. ``temporaries`` and ``loops`` count by ``parts``.
+    Names of steps in a loop have no number. ``temporaries``, ``loops`` and ``last_reads`` (the last
+    step that reads an operand) count by ``parts``.
     """
 
     parts: tuple[int, ...]
     names: tuple[str, ...]
     temporaries: tuple[Temporary, ...]
     loops: tuple[Loop, ...]
+    last_reads: Mapping[int, int]  # by operand, those that are read no more before the last part
 
     @property
     def times(self) -> np.ndarray:
@@ -89,7 +91,12 @@ def emitted(plan: Plan) -> Emitted:
     ]
     loops = [Loop(int(place[one.first]), int(place[one.stop - 1]) + 1, one.times) for one in found]
     temporaries = _temporaries(plan.temporaries, found, place)
-    return Emitted(tuple(parts), tuple(names), tuple(temporaries), tuple(loops))
+    # what a loop reads, it reads in every turn
+    ends = place.copy()
+    for loop in loops:
+        ends[(place >= loop.first) & (place < loop.stop)] = loop.stop - 1
+    last_reads = {index: int(ends[step]) for index, step in plan.last_reads}
+    return Emitted(tuple(parts), tuple(names), tuple(temporaries), tuple(loops), last_reads)
 
 
 def _temporaries(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipu_exec.compiler.bodies import ProgramStep, Use, program_steps, step_name
 from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.loops import Emitted, Loop, emitted
-from ipu_exec.compiler.reads import read_values
+from ipu_exec.compiler.reads import read_operands
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import Plan
@@ -51,8 +51,9 @@ class OperatorSteps:
         self.cycles[op.id] = emission.cycles
         if not ends:
             return
-        for value in read_values(op):
-            body.touch(self.mapping.storage(value), ends[0], ends[-1])
+        for index in read_operands(op):
+            last = ends[once.last_reads.get(index, -1)]
+            body.touch(self.mapping.storage(op.inputs[index]), ends[0], last)
         for output in op.outputs:
             if output is not None:
                 body.touch(self.mapping.storage(output), ends[-1], ends[-1])

@@ -11,7 +11,10 @@ from ipu_exec.lowering import info
 
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
+    return tuple(op.inputs[index] for index in read_operands(op))
+
+
+def read_operands(op: OpNode) -> tuple[int, ...]:
+    """The indices of the operands whose content ``op`` reads."""
     unread = info(op.aten).unread_operands(op.args)
-    if not unread:
-        return tuple(op.inputs)
-    return tuple(value for index, value in enumerate(op.inputs) if index not in unread)
+    return tuple(index for index in range(len(op.inputs)) if index not in unread)

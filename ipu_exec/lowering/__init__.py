@@ -112,6 +112,7 @@ def generic(spec: OpSpec, machine: Machine) -> Plan:
         plan.output_layouts,
         plan.input_layouts,
         plan.constants,
+        plan.last_reads,
         plan.note,
         estimated=True,
     )

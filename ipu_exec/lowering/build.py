@@ -69,6 +69,7 @@ class Builder:
     temporaries: list[Temporary] = field(default_factory=list)
     wishes: dict[int, Layout] = field(default_factory=dict)
     written: dict[int, Operand] = field(default_factory=dict)
+    last_reads: dict[int, int] = field(default_factory=dict)
 
     @property
     def tiles(self) -> int:
@@ -138,6 +139,15 @@ class Builder:
             self.temporaries.append(
                 Temporary(name, nbytes, first, last, interleaved, becomes_result)
             )
+
+    def read_until(self, index: int, step: int) -> None:
+        """Say that operand ``index`` is read until ``step``, and not after what is said last.
+
+        A tensor lives until its last read, which may be in the midst of an operator: one that is
+        rearranged or gathered is free as soon as the copy is there. A lowering says so of an
+        operand only if it says so of all that reads it.
+        """
+        self.last_reads[index] = max(step, self.last_reads.get(index, 0))
 
     # -- elementwise pieces, shared by every compound operator
 
@@ -258,6 +268,7 @@ class Builder:
             layouts,
             tuple(sorted(self.wishes.items())),
             constants,
+            tuple((index, step) for index, step in self.last_reads.items() if step < last),
             note,
         )
 

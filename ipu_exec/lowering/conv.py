@@ -446,6 +446,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
             geometry(data.shape, weight.shape, out.shape, stride, dilation, groups)
         )
     done = convolve(build, "conv", problem, 0, 1, (False, True))
+    done.end_reads(build)
     if len(spec.operands) > 2:
         add_bias(build, "conv", done, 2, out.dtype)
     return build.plan(
@@ -485,6 +486,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     notes, constants = [], None
     if mask[0] and spec.outputs[0] is not None:
         done = convolve(build, "grad input", problems[0], 0, 2, (False, True))
+        done.end_reads(build)
         layouts[0] = done.outputs.layout(spec.outputs[0].dtype)
         notes.append(f"input {done.splits}")
         constants = done.worklists
@@ -494,6 +496,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         straight = replace(problems[1], reorders=(*BOTH, "output"))
         swapped = swapped_weight_gradient_problem(g)
         done = convolve(build, "grad weight", straight, inputs, weights, (True, True), swapped)
+        done.end_reads(build)
         layouts[1] = done.outputs.layout(spec.outputs[1].dtype)
         notes.append(f"weight {done.splits}")
         constants = done.worklists if constants is None else constants + done.worklists
@@ -501,6 +504,7 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         channels = 1 if len(grad.shape) == len(weight.shape) else 0
         dims = tuple(d for d in range(len(grad.shape)) if d != channels)
         reduced = reduce_over(build, *build.lead(0), dims, "ADD", "grad bias")
+        build.read_until(0, build.next - 1)
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
 

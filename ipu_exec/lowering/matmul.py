@@ -339,6 +339,7 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
     sides = as_weight_gradient(spec, sides_of(spec, 0, 1))
     purpose = purpose_of(spec, sides, build.machine)
     done = multiply(build, base_name(spec), sides, spec.operands[0].dtype, purpose)
+    done.end_reads(build)
     return build.plan(
         (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
     )
@@ -364,6 +365,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     if name == "addbmm":
         sides = replace(sides, groups=1, k=sides.groups * sides.k)
     done = multiply(build, name, sides, spec.operands[1].dtype)
+    done.end_reads(build)
     addend = spec.operands[0]
     if addend.elements < out.elements:
         add_bias(build, name, done, 0, out.dtype)
@@ -390,6 +392,7 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     rows = x.elements // max(x.shape[-1], 1)
     sides = Sides(0, 1, 1, rows, x.shape[-1], weight.shape[0], x.strides[-1], weight.strides[-1])
     done = multiply(build, "linear", sides, x.dtype)
+    done.end_reads(build)
     if len(spec.operands) > 2:
         add_bias(build, "linear", done, 2, out.dtype)
     return build.plan(

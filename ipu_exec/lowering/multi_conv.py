@@ -131,7 +131,7 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
         for k in advancing:
             places[k].append(len(steps) - 1)
             done[k] += 1
-    temporaries, wishes, outputs, at = [], [], [], 0
+    temporaries, wishes, outputs, last_reads, at = [], [], [], [], 0
     for spec, plan, place in zip(specs, plans, places, strict=True):
         temporaries += [
             replace(held, first=place[held.first], last=place[held.last])
@@ -139,6 +139,14 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
         ]
         wishes += [(at + index, layout) for index, layout in plan.input_layouts]
         outputs += list(plan.output_layouts)
+        last_reads += [(at + index, place[step]) for index, step in plan.last_reads]
+        ended = {index for index, _ in plan.last_reads}
+        last_reads += [
+            (at + index, end)
+            for index in range(len(spec.operands))
+            for end in place[-1:]
+            if index not in ended
+        ]
         at += len(spec.operands)
     constants = [plan.constants for plan in plans if plan.constants is not None]
     return Plan(
@@ -147,6 +155,7 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
         tuple(outputs),
         tuple(wishes),
         sum(constants[1:], constants[0]) if constants else None,
+        tuple(last_reads),
         note,
     )
 

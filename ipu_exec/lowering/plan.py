@@ -185,6 +185,9 @@ class Plan:
         tuple[int, Layout], ...
     ] = ()  # (operand index, wish) for operands nobody placed
     constants: np.ndarray | None = None  # worklists and such, always live, bytes over tiles
+    # (operand index, last step that reads it), of operands that are read no more after that; others
+    # are until the last step
+    last_reads: tuple[tuple[int, int], ...] = ()
     note: str = ""  # how it was split, in words
     estimated: bool = False
 

@@ -756,6 +756,13 @@ class Product:
     channels: Array  # output channels that each tile's outputs belong to
     # bytes of the constants that tell the workers their rows, and of the vertex's pointers
     worklists: Array
+    # the last step that reads each of the operator's operands that it multiplies
+    last_reads: tuple[tuple[int, int], ...] = ()
+
+    def end_reads(self, build: Builder) -> None:
+        """Say until when operands live that only products read."""
+        for index, step in self.last_reads:
+            build.read_until(index, step)
 
 
 def block_of(operand: Operand) -> int:
@@ -855,11 +862,14 @@ def add_product(
     share = share_out(problem, machine, unit, splits)
     steps = _ProductSteps(build, name, problem, dtype, unit, splits, share, given)
 
-    first, gathered = steps.send_inputs(inputs, turned[0])
+    first, gathered, inputs_moved = steps.send_inputs(inputs, turned[0])
     sent = build.next - 1
-    last = steps.convolve(steps.weight_traffic(weights, turned[1]))
+    traffic = steps.weight_traffic(weights, turned[1])
+    last, weights_read = steps.convolve(traffic)
     build.hold(f"{name}/inputs", gathered, first, last)
-    steps.hold_copy("inputs", steps.padded_inputs * unit.item_bytes - gathered, sent, last)
+    read_here = steps.padded_inputs * unit.item_bytes - gathered
+    steps.hold_copy("inputs", read_here, sent, last)
+    inputs_read = last if read_here.any() else sent
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.depth)
@@ -867,7 +877,12 @@ def add_product(
     run = int((share.field if field_first else share.outs).max())
     spread = Spread(given.keys.get("output") or (out_key[0], run, *out_key[2:]), elements)
     channels = np.minimum(share.outs * share.groups, elements)
-    return Product(spread, share, splits, channels, steps.worklists())
+    last_reads = (
+        (inputs, inputs_read if inputs_moved is None else inputs_moved),
+        (weights, weights_read if traffic.moved is None else traffic.moved),
+    )
+    of_arguments = tuple((which, at) for which, at in last_reads if isinstance(which, int))
+    return Product(spread, share, splits, channels, steps.worklists(), of_arguments)
 
 
 # of a plan: its problem, dtype and cuts; which side, its channels' stride, and a key if it is given
@@ -897,6 +912,7 @@ class _WeightTraffic:
     messages: Array
     in_place: bool  # they lie as planned
     sliced: Array  # what lies there of a step's weights
+    moved: int | None  # the step that reads them last, if it puts them in order
 
 
 @dataclass(frozen=True)
@@ -1089,10 +1105,11 @@ class _ProductSteps:
             extent = problem.segments if problem.taps == problem.width == 1 else CHANNEL_RUN
         return gcd(atom, extent * self.unit.item_bytes, GRAIN_BYTES)
 
-    def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array]:
+    def send_inputs(self, inputs: int | Operand, turned: bool) -> tuple[int, Array, int | None]:
         """Fetch the inputs; returns the first step of that, and the bytes that tiles gather.
 
-        A tile that already holds all of its part reads it there.
+        A tile that already holds all of its part reads it there. Third comes the step that reads
+        the operand last, if it puts it in order.
         """
         build, name, splits = self.build, self.name, self.splits
         slices = self._input_elements(self.share.ins)
@@ -1101,15 +1118,17 @@ class _ProductSteps:
         lying = spread_of(source, build.machine.tiles).elements * item
         expand = self.problem.input_transform
         turned = turned and not _repeats(build, inputs)
+        moved: int | None = None
         if turned and not in_place:
             _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
-        first = build.next
+            moved = build.next - 1
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
         if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
             total = self.problem.inputs if expand else source.elements
-            lying = self._put_in_order("inputs", total, slices, lying, expand)
+            lying, step = self._put_in_order("inputs", total, slices, lying, expand)
+            moved = step if moved is None else moved
             in_place, arriving = True, arriving if not expand else slices * item
-        even = splits.outs % 2 == 0
+        first, even = build.next, splits.outs % 2 == 0
         zeros = self._padding_elements() * item
         if in_place:
             home = np.minimum(lying, arriving)
@@ -1125,7 +1144,7 @@ class _ProductSteps:
             build.exchange(f"{name}/inputs", arriving + zeros, lying, peers, even)
             here = np.zeros(build.tiles, bool)
             gathered = self.padded_inputs
-        return first, np.where(here, 0, gathered * item)
+        return first, np.where(here, 0, gathered * item), moved
 
     def _whole_inputs_here(self, slices: Array) -> Array:
         """Elements of the inputs that a tile reads where they lie.
@@ -1149,11 +1168,12 @@ class _ProductSteps:
 
     def _put_in_order(
         self, what: str, total: int, wanted: Array, lying: Array, expand: bool = False
-    ) -> Array:
+    ) -> tuple[Array, int]:
         """Copy an operand to its planned layout, before tiles fetch their parts of the copy.
 
         ``total`` elements go to tiles in proportion to ``wanted``; ``expand``: kernel elements
-        become channels on the way. Returns the bytes of the copy on each tile.
+        become channels on the way. Returns the bytes of the copy on each tile, and the step that
+        reads the operand.
         """
         build, name = self.build, self.name
         elements = apportion(total, wanted)
@@ -1168,7 +1188,7 @@ class _ProductSteps:
                 f"{name}/expand {what}", kind, transform_cycles(nbytes, self.atom("input"))
             )
         self.copies.append((f"{name}/rearranged {what}", nbytes, step))
-        return nbytes
+        return nbytes, step
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
         """The traffic of a serial step's weights.
@@ -1183,6 +1203,7 @@ class _ProductSteps:
         wanted = ceil_div(share.ins * share.outs * share.taps * share.groups, serial) * item
         lying = spread_of(source, build.machine.tiles).elements * item
         turned = turned and not _repeats(build, weights)
+        moved: int | None = None
         if turned and not in_place:
             _turn(
                 build,
@@ -1191,18 +1212,20 @@ class _ProductSteps:
                 self.half,
                 self.turned_atom("weight"),
             )
+            moved = build.next - 1
         fields = splits.rows * splits.cols  # tiles that want the same weights
         if not in_place and (turned or fields > MOST_VIEWERS):
-            lying = self._put_in_order("weights", source.elements, stored, lying)
+            lying, step = self._put_in_order("weights", source.elements, stored, lying)
+            moved = step if moved is None else moved
             in_place = True
         lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
         if in_place:
             home = np.minimum(lying, wanted)
             peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
-            return _WeightTraffic(wanted - home, home, peers, in_place, lying)
+            return _WeightTraffic(wanted - home, home, peers, in_place, lying, moved)
         unique = apportion(int(wanted.sum()) // fields, lying)
         peers = messages(wanted, unique, 2, block_of(source) * item)
-        return _WeightTraffic(wanted, lying, peers, in_place, lying)
+        return _WeightTraffic(wanted, lying, peers, in_place, lying, moved)
 
     def hold_copy(self, what: str, read_here: Array, sent: int, last: int) -> None:
         """Keep what was put in order until it is ``sent``, and what is read there to the ``last``.
@@ -1217,8 +1240,11 @@ class _ProductSteps:
             self.build.hold(copy, nbytes - stays, since, sent)
             self.build.hold(f"{copy}/read there", stays, since, last)
 
-    def convolve(self, traffic: _WeightTraffic) -> int:
-        """Compute the product in serial steps; returns the last step that computes."""
+    def convolve(self, traffic: _WeightTraffic) -> tuple[int, int]:
+        """Compute the product in serial steps.
+
+        Returns the last step that computes, and the last one that reads the weights as they lie.
+        """
         build, name, share, splits = self.build, self.name, self.share, self.splits
         partial_type = "half" if self.unit.partial_bytes == 2 else "float"
         vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
@@ -1229,6 +1255,7 @@ class _ProductSteps:
         gathered = np.where(here, 0, weight_bytes - self._whole_weights_here(traffic))
         last = build.next
         first, done, sent = last, self._step_outputs(), last
+        read_here = np.where(here, weight_bytes, weight_bytes - gathered)
         for serial in range(splits.serial):
             tail = f"/{serial + 1}" if splits.serial > 1 else ""
             if splits.serial > 1:
@@ -1236,10 +1263,13 @@ class _ProductSteps:
                 kind = f"popops::DynamicSlice1d<{self.half}>"
                 at = build.compute(f"{name}/slice weights{tail}", kind, slice_cycles(stored))
                 build.hold(f"{name}/sliced weights{tail}", stored, at, at + 1)
+                read = at
             weights_step = build.exchange(
                 f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
             )
             sent = build.next - 1
+            if splits.serial == 1:
+                read = sent
             if not traffic.in_place:
                 # what lies otherwise arrives in pieces, which are put in the vertex's order
                 kind = f"poplin::PreArrange<{self.half}>"
@@ -1256,11 +1286,11 @@ class _ProductSteps:
                 kind = f"popops::DynamicUpdateSlice1d<{self.half}>"
                 at = build.compute(f"{name}/update{tail}", kind, slice_cycles(nbytes))
                 build.hold(f"{name}/outputs{tail}", nbytes, at - 1, at)
-        self.hold_copy("weights", np.where(here, weight_bytes, weight_bytes - gathered), sent, last)
+        self.hold_copy("weights", read_here, sent, last)
         if splits.serial > 1:  # the whole result, which each step writes a part of
             whole = piece(share.field * share.outs * share.groups, share.in_index, splits.depth)
             build.hold(f"{name}/outputs", whole * self.unit.item_bytes, first, build.next - 2)
-        return last
+        return last, last if splits.serial == 1 and read_here.any() else read
 
     def _whole_weights_here(self, traffic: _WeightTraffic) -> Array:
         """Bytes of the weights that a tile reads where they lie.

@@ -149,7 +149,11 @@ def _more_with_copies(
         readers = ops[np.isin(variables, weight.variables)]
         reads = spots[np.isin(touched.steps.op[spots], readers)]
         if len(reads):
-            arrived.append(_Arrived(0, int(reads[-1] + 1 - spots[0]), weight.nbytes))
+            ipu = int(touched.steps.ipu[reads[-1]])
+            end = int(reads[-1]) + 1
+            if ipu in weight.ends:
+                end = min(end, int(touched.steps.begin[ipu]) + weight.ends[ipu])
+            arrived.append(_Arrived(0, end - int(spots[0]), weight.nbytes))
     arrived += _gradients_that_travel(touched, block, spots)
     if not arrived:
         return np.zeros_like(without)

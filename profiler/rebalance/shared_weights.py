@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,11 +14,16 @@ from profiler.rebalance.profile_columns import Variables
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """The Blocks that read a weight, the ids of its variables on all IPUs, its bytes by tile."""
+    """The Blocks that read a weight, the ids of its variables on all IPUs, its bytes by tile.
+
+    ``ends``: IPU -> position at which its copy of the weight ends, within the operator that reads
+    it last. Where the weight is at home there is none.
+    """
 
     blocks: tuple[int, ...]
     variables: np.ndarray
     nbytes: np.ndarray
+    ends: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def all_of(cls, variables: Variables, ties: Ties | None) -> list[SharedWeight]:
@@ -28,7 +34,11 @@ class SharedWeight:
             copies = np.flatnonzero((variables.role == Role.WEIGHT) & (variables.tensor == tensor))
             largest = copies[variables.nbytes[copies].argmax()]
             vector = variables.vectors[variables.vector[largest]]
-            weights.append(cls(blocks, variables.id[copies], vector))
+            ends: dict[int, int] = {}
+            for row in copies[~variables.always[copies] & (variables.start[copies] == 0)].tolist():
+                ipu, end = int(variables.ipu[row]), int(variables.stop[row])
+                ends[ipu] = max(end, ends.get(ipu, 0))
+            weights.append(cls(blocks, variables.id[copies], vector, ends))
         return weights
 
 

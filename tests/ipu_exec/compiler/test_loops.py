@@ -58,7 +58,8 @@ def written(folder: Path) -> Report:
 def written_out(plan: Plan) -> Emitted:
     """A plan with each of its turns."""
     names = tuple(step.name for step in plan.steps)
-    return Emitted(tuple(range(len(plan.steps))), names, plan.temporaries, ())
+    parts = tuple(range(len(plan.steps)))
+    return Emitted(parts, names, plan.temporaries, (), dict(plan.last_reads))
 
 
 @pytest.fixture(scope="module")

@@ -223,6 +223,50 @@ def test_a_copy_that_was_put_in_order_is_free_once_it_is_sent() -> None:
     assert int((freed.bytes + stays.bytes).sum()) == right.elements * right.item_bytes
 
 
+def last_readers(machine: Machine, left: Operand, right: Operand) -> list[str]:
+    """The steps that read the two operands of a product last."""
+    out = tensor(left.shape[0], right.shape[1], dtype="float16")
+    plan = lower(op("aten.mm.default", (left, right), out), machine)
+    names = [step.name.removeprefix("mm/") for step in plan.steps]
+    ends = dict(plan.last_reads)
+    return [names[ends.get(index, len(names) - 1)] for index in range(2)]
+
+
+def test_an_operand_is_read_until_it_is_sent_or_until_a_copy_of_it_is_made() -> None:
+    def linear(*shape: int, strides: tuple[int, ...] | None = None) -> Operand:
+        one = tensor(*shape, dtype="float16", strides=strides)
+        return replace(one, layout=linear_layout(one, MK2.tiles))
+
+    left, right = tensor(512, 4096, dtype="float16"), tensor(4096, 1024, dtype="float16")
+    square = tensor(256, 256, dtype="float16")
+    # where it lies as planned, tiles read it there
+    assert last_readers(MK2, left, right) == ["convolve", "convolve"]
+    assert last_readers(MK2, linear(512, 4096), right) == ["weights", "convolve"]
+    small = last_readers(MK2, linear(64, 256), linear(256, 256))
+    assert small == ["rearrange weights", "transpose inputs"]
+    by_columns = linear(512, 256, strides=(1, 512))
+    assert last_readers(MK2, by_columns, square) == ["transpose weights", "inputs"]
+    # a serial step cuts its part from the weights
+    in_steps = last_readers(replace(MK2, proportion=0.02), left, right)
+    assert in_steps == ["slice weights/32", "convolve/32"]
+
+
+def test_an_operand_that_two_products_read_lives_until_the_last_one() -> None:
+    """A convolution's gradient: for the input's, then for the weight's, then for the bias's."""
+    data, weight = tensor(4, 64, 14, 14, dtype="float16"), tensor(64, 64, 3, 3, dtype="float16")
+    plans = {}
+    for bias in (False, True):
+        how = ((64,), (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, bias))
+        sums = tensor(64, dtype="float16") if bias else None
+        name = "aten.convolution_backward.default"
+        plans[bias] = lower(op(name, (data, data, weight, *how), data, weight, sums), MK2)
+    names = [step.name for step in plans[False].steps]
+    gradient, activation, kernel = (names[dict(plans[False].last_reads)[k]] for k in range(3))
+    assert kernel.startswith("grad input/") and gradient.startswith("grad weight/")
+    assert activation.startswith("grad weight/")
+    assert 0 not in dict(plans[True].last_reads)  # the sum reads it to the end
+
+
 def test_a_weights_gradient_is_the_transposed_input_times_the_gradient() -> None:
     """However torch orders them: PopART's plan, whose output channels are the layer's inputs."""
     gradient = tensor(128, 512, dtype="float16", role="gradient")
