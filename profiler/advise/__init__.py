@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.advise.levers import Basis, Levers, Outlook
 from profiler.advise.phases import basis_of
 from profiler.advise.relief import Relief, relief
-from profiler.advise.search import Advice, Advised, advise, advise_on, predicted
+from profiler.advise.search import Advice, Advised, advise, advise_on, predicted, too_large
 
 __all__ = [
     "Advice",
@@ -19,4 +19,5 @@ __all__ = [
     "basis_of",
     "predicted",
     "relief",
+    "too_large",
 ]

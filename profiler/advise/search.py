@@ -152,6 +152,19 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     )
 
 
+def too_large(basis: Basis, known: Sequence[str] = ()) -> Advice | None:
+    """Of the settings that would be quicker and that tiles do not hold, the one nearest to fitting.
+
+    ``known``: names of levers that are left out.
+    """
+    limit = MORE * basis.costs.samples * basis.costs.micro_batches
+    now = basis.outlook(Levers()).samples_per_second
+    others = (one for one in _single(basis, limit) if not {*one.pulled} & {*known})
+    quicker = [one for one in others if _speed(basis, one) > now * (1 + _LEAST_GAIN)]
+    refused = [predicted(basis, one, now) for one in quicker if not basis.fits(one)]
+    return min(refused, key=lambda one: one.fullest, default=None)
+
+
 def _doubt(levers: Levers) -> float:
     """The share of the gain that an estimate may be off."""
     if levers.micro_batch:

@@ -57,12 +57,13 @@ def _basis(report: Report) -> Basis | None:
 
 
 def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
+    turn = analysis.turn(report)
     if basis is None:
-        return [*rest(path, [], None, None)]
+        return [*rest(path, [], turn)]
     if not basis.can_split:
         of_phases = [*of_levers(basis, basis.outlook(Levers()))]
         spoken = [one.waits for one in of_phases if one.waits]
-        return [*of_phases, *rest(path, spoken, None, None)]
+        return [*of_phases, *rest(path, spoken, turn)]
     costs, present = basis.costs, what_if(basis.costs, basis.present)
     least = int(cycles.LEAST_SHARE * present.total)
     worthwhile = [
@@ -70,7 +71,7 @@ def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[
     ]
     return [
         *worthwhile,
-        *rest(path, [one.waits for one in worthwhile if one.waits], costs, present),
+        *rest(path, [one.waits for one in worthwhile if one.waits], turn, costs, present),
     ]
 
 
@@ -79,6 +80,7 @@ def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> lis
     return [
         *cycles.split(report, costs, present, travelling),
         *travelling,
+        *cycles.taking_turns(report, costs, present),
         *cycles.more_micro_batches(costs, present),
         *cycles.host(report, costs, present),
         *cycles.balance(report, costs, present),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler import analysis, units
-from profiler.advise.levers import LEAST_RETURNED
+from profiler import analysis, schedules, units
+from profiler.advise.levers import LEAST_RETURNED, stages_line
 from profiler.enums import Direction, PipelinePhase
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Assignment, Costs, Prediction, what_if
@@ -35,6 +35,8 @@ def split(
     ``travelling`` is what `travelling_weights` found: where the split ends that too, it says how
     much of its gain comes from there.
     """
+    if not costs.pipelined:
+        return _fewer_copies(costs, present)
     slowest = analysis.slowest(report)
     if slowest is None:
         return []
@@ -51,9 +53,7 @@ def split(
     if best is None or gain <= 0:
         return _only_if_even(costs, present, Insight(title, waited, "", "", waits=waits), times)
     assignment = best.prediction.assignment
-    used = len(set(assignment.ipus))
-    fewer = f" on {units.count(used, 'IPU')}" if used < len(set(costs.ipus)) else ""
-    less = f"moves {_moves(costs, assignment)}: {gain / present.total:.1%} fewer cycles"
+    fewer, less = _in_words(costs, present, best.prediction)
     detail = f"{waited} The quickest split{fewer} {less}."
     ended = sum(one.gain_cycles for one in travelling) if _no_tie_travels(costs, assignment) else 0
     if ended >= gain:
@@ -65,10 +65,83 @@ def split(
             f" (see there). {sentence(name)} takes {times:.2f} × the mean, and the others wait"
             " for it."
         )
+    return [_other_split(title, detail, assignment, gain, waits)]
+
+
+def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str, str]:
+    """On how many IPUs a split is, if on fewer; what it moves, and what it gains."""
+    used = len(set(best.assignment.ipus))
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(set(costs.ipus)) else ""
+    share = (present.total - best.total) / present.total
+    return fewer, f"moves {_moves(costs, best.assignment)}: {share:.1%} fewer cycles"
+
+
+def _other_split(
+    title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
+) -> Insight:
     action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
-    return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
+    return Insight(title, detail, action, where, gain, change=change, waits=waits)
+
+
+def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
+    """Of sharded execution: the split that hands on less; how even stages are changes nothing."""
+    try:
+        best = quickest(costs).prediction
+    except ValueError:
+        return []
+    gain = present.total - best.total
+    if gain <= 0:
+        return []
+    fewer, less = _in_words(costs, present, best)
+    detail = (
+        "IPUs take turns: the work of all stages counts, however even they are, and what they hand"
+        f" on. The quickest split{fewer} {less}."
+    )
+    title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
+    waits = Waits(causes=("copy between IPUs",))
+    return [_other_split(title, detail, best.assignment, gain, waits)]
+
+
+def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """The gain of a pipeline over IPUs that work one after another."""
+    overlapped = bool(
+        costs.streams.load.any() or costs.streams.unload.any()
+    )  # which PopTorch refuses in a pipeline
+    stages = len(present.assignment.starts)
+    if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
+        return []
+    many = max(costs.micro_batches, schedules.pipeline_stages(stages, costs.training))
+    again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
+    pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
+    then = what_if(pipeline, present.assignment)
+    gain = present.total - then.total * costs.micro_batches // many
+    if gain <= 0 or then.problems:
+        return []
+    code = [stages_line(pipeline, present.assignment)]
+    change: dict[str, Any] = {"strategy": "pipelined"}
+    if many > costs.micro_batches:
+        name = "gradientAccumulation" if costs.training else "deviceIterations"
+        change[name] = many
+        code.append(f"options.{'Training.' if costs.training else ''}{name}({many})")
+    detail = (
+        f"In sharded execution one IPU works at a time: {turn(costs)} lasts as long as all stages"
+        " and what they hand on take together. As a pipeline, each stage works on another"
+        f" micro-batch: {gain:,} cycles less for as many samples."
+    )
+    return [
+        Insight(
+            f"IPUs take turns: they wait {analysis.waiting(report):.0%} of the time",
+            detail,
+            "write this",
+            "/pipeline",
+            gain,
+            change=change,
+            waits=Waits(causes=WORK),
+            code=tuple(code),
+        )
+    ]
 
 
 def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
@@ -148,8 +221,8 @@ def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         detail = (
             f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
             f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
-            f" in every pipeline cycle. With both on IPU {ipu} {turn(costs)} takes {gain:,} cycles"
-            " less."
+            f" in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both on IPU"
+            f" {ipu} {turn(costs)} takes {gain:,} cycles less."
         )
         action = (
             f"Begin {costs.names[reader]} as a stage of its own on IPU {ipu}, behind the others:"
@@ -223,6 +296,7 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
     cycles = now - what_if(replace(costs, streams=silent), present.assignment).total
     overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
+    each = "with each micro-batch"
     if overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
@@ -230,13 +304,14 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         )
     elif streams.out_once:
         detail = (
-            "Inputs move at the start of each pipeline cycle, outputs once at the end of"
-            f" {turn(costs)}, while nobody computes."
+            f"Inputs move {'at the start of each pipeline cycle' if costs.pipelined else each},"
+            f" outputs once at the end of {turn(costs)}, while nobody computes."
         )
     else:
         detail = (
-            "Inputs and outputs move at the start and end of each pipeline cycle, while nobody"
-            " computes."
+            "Inputs and outputs move"
+            f" {'at the start and end of each pipeline cycle' if costs.pipelined else each}, while"
+            " nobody computes."
         )
     title = (
         f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
@@ -319,13 +394,14 @@ def turn(costs: Costs) -> str:
 
 
 def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
-    """Operators of the slowest stage whose tiles work unevenly.
+    """Operators whose tiles work unevenly: in a pipeline, those of the slowest stage.
 
     The gain is bounded by an even share of the same work.
     """
     if not len(report.stages):
         return []
-    ops = analysis.operators(report, stages=_paced_by(report))
+    paced = _paced_by(report) if costs.pipelined else tuple(report.stages["stage"].tolist())
+    ops = analysis.operators(report, stages=paced)
     ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
@@ -343,7 +419,7 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
         even = what_if(replace(costs, cycles=less), present.assignment)
         findings.append(
             Insight(
-                f"{row.name} uses its tiles unevenly, in the slowest stage",
+                f"{row.name} uses its tiles unevenly{', in the slowest stage' * costs.pipelined}",
                 f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
                 f" step; its compute is {row.balance:.0%} balanced, which costs"
                 f" {int(row.lost_cycles):,} cycles a micro-batch.",

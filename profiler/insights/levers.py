@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from profiler import units
-from profiler.advise import Advice, Basis, Levers, Outlook, advise_on
+from profiler.advise import Advice, Advised, Basis, Levers, Outlook, advise_on, too_large
 from profiler.enums import PipelinePhase
 from profiler.insights.cycles import WORK
 from profiler.insights.finding import Insight, Waits
@@ -13,7 +13,7 @@ from profiler.rebalance import Prediction
 from profiler.rebalance.verdict import Answer
 from profiler.report import Report
 
-_ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own
+_ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own, but in phases
 _ON_LINKS = ("copy between IPUs", "host I/O")
 
 
@@ -27,8 +27,10 @@ def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     advised = advise_on(basis)
     for one in advised.single:
         (name,) = one.levers.pulled
-        if name not in _ELSEWHERE:
+        if not basis.can_split or name not in _ELSEWHERE:
             yield _single(basis, one, advised.present)
+    if not basis.can_split:
+        yield from _refused(basis, advised)
     if advised.together is not None:
         yield _together(basis, advised.together, advised.present)
 
@@ -87,6 +89,24 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
             detail,
             Waits(causes=WORK),
         )
+    if levers.micro_batches:
+        return (
+            f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
+            f"With {levers.micro_batches} phases fill and drain{_and_update(basis)} less often.",
+            Waits(phases=(PipelinePhase.UPDATE,)),
+        )
+    if levers.outputs:
+        return (
+            "outputs that nobody has to read go to the host",
+            "Each keeps the IPUs waiting.",
+            Waits(causes=("host I/O",)),
+        )
+    return _words_on_room(basis, one)
+
+
+def _words_on_room(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
+    """The same of the levers that take room on the tiles or give it."""
+    levers = one.levers
     if levers.recompute is not None:
         if levers.recompute:
             detail = "With recomputation less is kept for the backward."
@@ -103,6 +123,25 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
         Waits(
             causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
         ),
+    )
+
+
+def _and_update(basis: Basis) -> str:
+    return ", and weights are updated," if basis.costs.training else ""
+
+
+def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
+    """What would gain something as well, had the tiles room for it."""
+    one = too_large(basis, [name for other in advised.single for name in other.levers.pulled])
+    if one is None:
+        return
+    times = one.samples_per_second / max(1e-9, advised.present.samples_per_second)
+    words = one.title.split(" instead of ")[0]
+    yield Insight(
+        f"{words} would be quicker, and does not fit",
+        f"{times:.2f} times the samples a second{' (an estimate)' * one.estimate}; {one.memory}.",
+        "Make room first: Memory says what the tile holds",
+        f"/memory?ipu={one.ipu}",
     )
 
 

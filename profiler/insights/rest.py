@@ -47,12 +47,16 @@ _ACTION = {
 
 
 def rest(
-    path: pd.DataFrame, spoken_of: list[Waits], costs: Costs | None, present: Prediction | None
+    path: pd.DataFrame,
+    spoken_of: list[Waits],
+    turn: str,
+    costs: Costs | None = None,
+    present: Prediction | None = None,
 ) -> Iterator[Insight]:
     """An insight on each cause that still has much of the path, with what shortens it.
 
     The gain is a bound: from the schedule without that cause or, where there is no schedule to ask,
-    its part of the path.
+    its part of the path. ``turn``: what a device iteration is, in words.
     """
     known = np.zeros(len(path), dtype=bool)
     for one in spoken_of:
@@ -64,7 +68,7 @@ def rest(
         if cycles < _WORTH * total or str(cause) not in _ACTION:
             continue
         yield Insight(
-            f"{_what(str(cause))} takes {percent(cycles / total)} of it",
+            f"{_what(str(cause))} takes {percent(cycles / total)} of {turn}",
             f"{cycles:,} cycles of the critical path, {_most(pieces)}.",
             _ACTION[str(cause)],
             "/trace" if costs is None else "/pipeline",
@@ -90,7 +94,8 @@ def _most(rows: pd.DataFrame) -> str:
     of_ipu = rows["cycles"].groupby(rows["ipu"]).sum()
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())
-    return f"{percent(share)} of them on IPU {of_ipu.idxmax()}, the longest in {first['name']}"
+    shortly = str(first["name"]).removesuffix("/mid")  # the part of a stream copy that moves bytes
+    return f"{percent(share)} of them on IPU {of_ipu.idxmax()}, the longest in {shortly}"
 
 
 def _bound(cause: str, cycles: int, costs: Costs | None, present: Prediction | None) -> int:

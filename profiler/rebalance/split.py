@@ -655,6 +655,22 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+    pace = _of_slowest(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
+    return [*pace, *_what_moves(costs, prediction)]
+
+
+def _in_turns(prediction: Prediction) -> list[str]:
+    """Of sharded execution: what a micro-batch takes, of which a split changes the second part."""
+    work = int(prediction.stage_cycles.sum())
+    rest = prediction.pipeline_cycle - work
+    return [
+        f"IPUs take turns: a micro-batch takes the work of all stages, {work:,} cycles however even"
+        f" they are, and {rest:,} for copies between IPUs, their syncs and the host"
+    ]
+
+
+def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+    """Of a pipeline: what the slowest stage takes, and why no split gets lower."""
     reached = prediction.bottleneck
     largest = int((costs.cycles.work).argmax())
     alone = int((costs.cycles.work)[largest])
@@ -675,21 +691,24 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
             f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
             " cutting inside it would be the way to get lower"
         )
-    before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
-    if before is not None:
-        was = before.stage_of(len(costs))
-        moves = [
-            f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b
-        ]
-        if len(before.ipus) == len(prediction.assignment.ipus):
-            pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
-            moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
-        reasons.append(
-            f"moves {listed(moves, _MOST_NAMED)}"
-            if moves
-            else "this is the split that was profiled"
-        )
     return reasons
+
+
+def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
+    """Blocks that get another stage, and stages that get another IPU."""
+    stages = prediction.assignment.stage_of(len(costs))
+    before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
+    if before is None:
+        return []
+    was = before.stage_of(len(costs))
+    moves = [
+        f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b
+    ]
+    if len(before.ipus) == len(prediction.assignment.ipus):
+        pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
+        moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
+    said = f"moves {listed(moves, _MOST_NAMED)}" if moves else "this is the split that was profiled"
+    return [said]
 
 
 def _contiguous(costs: Costs) -> bool:

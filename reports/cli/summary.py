@@ -27,6 +27,7 @@ EXAMPLES = """  ipu-report summary demo/training
 """
 
 BAR = 44  # characters
+_WAITS = ("longest_wait", "second_wait", "third_wait")
 # How a kind of records.KINDS is drawn in the bar, and what it is called beneath; in the order of
 # the legend.
 _KINDS = {
@@ -202,7 +203,23 @@ def _speed(report: Report) -> tuple[Fact, ...]:
             "slowest",
             stages.slowest_stage(report) if len(report.stages) > 1 else "",
         ),
+        *_waits(report),
     )
+
+
+def _waits(report: Report) -> tuple[Fact, ...]:
+    """What the critical path spends most on: the slowest stage need not be on it."""
+    from profiler import units
+    from profiler.analysis import waits_in_short
+    from reports.tables import Fact
+
+    longest = waits_in_short.of(report).longest.head(len(_WAITS))
+    both = zip(longest["share"].tolist(), longest["what"].tolist(), strict=True)
+    said = [f"{units.percent(share)} {what}" for share, what in both]
+    said += [""] * (len(_WAITS) - len(said))  # with --csv all profiles have the same columns
+    labels = ["waits for", *[""] * len(_WAITS)]
+    rows = zip(_WAITS, said, labels, strict=False)
+    return tuple(Fact(key, words, label, words) for key, words, label in rows)
 
 
 def _confidence(report: Report) -> tuple[Fact, ...]:

@@ -59,6 +59,8 @@ class Case:
     def changed(self, change: dict[str, Any]) -> Case:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in change.items()}
         values.pop("with", None)  # which the compile reads for itself
+        if values.get("strategy") == "pipelined":
+            values["strategy"] = PipelinedExecution
         return replace(self, **values)
 
     def compiled(self, folder: Path) -> Report:
@@ -210,6 +212,33 @@ def test_more_micro_batches_gain_by_two_causes(tmp_path: Path) -> None:
     after = case.changed(by_accumulation[0].change).compiled(tmp_path / "after")
     whole = 7 * (a_sample(before) - a_sample(after))
     assert sum(one.gain_cycles for one in by_accumulation) == pytest.approx(whole, rel=0.02)
+
+
+def test_sharded_execution_is_not_judged_by_its_slowest_stage(tmp_path: Path) -> None:
+    """IPUs take turns: what counts is all stages' work and their copies, and a pipeline's gain."""
+    before = CASES["digits, sharded"].compiled(tmp_path / "before")
+    found = insights(before)
+    words = " ".join(f"{one.title} {one.detail} {one.action}" for one in found)
+    for wrong in ("the mean stage", "slowest stage", "wait for it", "pipeline cycle"):
+        assert wrong not in words
+    (turns,) = (one for one in found if one.change.get("strategy") == "pipelined")
+    assert turns.title.startswith("IPUs take turns: they wait 6")
+    assert "PipelinedExecution" in turns.code[0]
+    after = CASES["digits, sharded"].changed(turns.change).compiled(tmp_path / "after")
+    assert turns.gain_cycles == pytest.approx(obtained(turns, before, after), rel=0.01)
+    (split,) = (one for one in found if "starts" in one.change and "strategy" not in one.change)
+    assert "IPUs take turns: the work of all stages counts" in split.detail
+
+
+def test_where_few_micro_batches_are_a_pipeline_is_promised_with_more(tmp_path: Path) -> None:
+    case = replace(CASES["digits, sharded"], gradientAccumulation=2)
+    before = case.compiled(tmp_path / "before")
+    (turns,) = (one for one in insights(before) if one.change.get("strategy") == "pipelined")
+    assert turns.change["gradientAccumulation"] == 7
+    assert turns.code[1] == "options.Training.gradientAccumulation(7)"
+    after = case.changed(turns.change).compiled(tmp_path / "after")
+    gained = 2 * (a_sample(before) - a_sample(after))
+    assert turns.gain_cycles == pytest.approx(gained, rel=0.01)
 
 
 def test_what_is_so_already_is_not_advised(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 
 from profiler import open_report
+from profiler.analysis import waits_in_short
 from profiler.enums import Direction
 from reports.cli import COMMANDS, main, make_parser, ops
 from reports.cli.completion import commands_of
@@ -93,6 +94,9 @@ def test_summary_says_machine_speed_and_memory(
     assert f"{cycles:,} cycles" in out
     assert f"{40 * 10 / (cycles / 1.33e9):,.0f} samples a second" in out
     assert "stage 2 (B3)" in out
+    with open_report(runs / "training") as report:
+        longest = waits_in_short.of(report).longest.iloc[0]
+    assert f"waits for {longest['share']:.1%} {longest['what']} " in out
     assert f"{fullest / 1024:,.1f}" in out
 
 

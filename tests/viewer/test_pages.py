@@ -11,6 +11,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +24,8 @@ from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
 from profiler.rebalance.split import quickest
 from tests.synthetic import synthetic_profile
 from viewer.app import PAGES, create_app, following_app
-from viewer.figures import units
+from viewer.figures import rebalance as figures
+from viewer.figures import theme, units
 from viewer.pages import rebalance
 from viewer.profiles import FollowedProfiles
 from viewer.screenshots import serving, settled
@@ -522,6 +524,25 @@ def test_why_speaks_of_the_split_that_is_proposed(report: Report) -> None:
     less = f"split onto these IPUs takes {present.total - best.total:,} cycles less."
     assert less in str(rebalance._why(report, costs, present))
     assert "This is the best split" in str(rebalance._why(report, costs, best))
+
+
+def test_of_sharded_execution_no_slowest_stage_is_blamed(report: Report) -> None:
+    """IPUs take turns: work of all stages, and what they hand on."""
+    costs = replace(Costs.from_report(report), pipelined=False, recompute=False)
+    present = what_if(costs, profiled(costs))
+    work = int(present.stage_cycles.sum())
+    clock = units.Clock(1e9)
+    numbers = str(rebalance._numbers(report, costs, present, present, clock))
+    assert "work of all stages" in numbers
+    assert clock.short(work) in numbers
+    best = quickest(costs)
+    why = " ".join(best.why)
+    rest = best.prediction.pipeline_cycle - work
+    assert f"the work of all stages, {work:,} cycles however even they are, and {rest:,}" in why
+    figure = figures.stages(costs, present, work, clock, theme.LIGHT)
+    words = f"{numbers} {why} {rebalance._why(report, costs, present)} {figure}"
+    assert "slowest" not in words
+    assert "pipeline cycle" not in words
 
 
 def test_the_best_split_is_proposed_and_saved(chromium: Any, address: str, report: Report) -> None:

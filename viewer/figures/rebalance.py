@@ -39,7 +39,7 @@ def stages(
     """One bar per stage, made of its Blocks; costs of no Block (stash, recomputation) at its end.
 
     With many stages, adjacent ones whose Blocks take the same cycles share one bar. ``profiled`` is
-    the cycles of the slowest profiled stage, drawn as a line.
+    the cycles of the slowest profiled stage, drawn as a line where it sets the pace.
     """
     spans = prediction.assignment.spans(len(costs))
     shown = _alike(costs, prediction) if len(spans) > FEW else [[k] for k in range(len(spans))]
@@ -92,16 +92,17 @@ def stages(
                 hovertemplate=f"recomputation and stash<br>{clock.both(rest)}<extra></extra>",
                 showlegend=False,
             )
-    figure.add_vline(
-        x=profiled * clock.scale,
-        line={"color": theme.limit, "dash": "dash", "width": 1.5},
-        annotation={
-            "text": f"slowest as profiled {clock.short(profiled)}",
-            "font": {"size": 11, "color": theme.limit},
-            "yanchor": "bottom",
-            "xanchor": "right",
-        },
-    )
+    if costs.pipelined:
+        figure.add_vline(
+            x=profiled * clock.scale,
+            line={"color": theme.limit, "dash": "dash", "width": 1.5},
+            annotation={
+                "text": f"slowest as profiled {clock.short(profiled)}",
+                "font": {"size": 11, "color": theme.limit},
+                "yanchor": "bottom",
+                "xanchor": "right",
+            },
+        )
     top = max(profiled, int(prediction.stage_cycles.max())) * 1.04 * clock.scale
     figure.update_layout(
         theme.layout(

@@ -85,7 +85,11 @@ def layout(view: View) -> Any:
             ],
             className="row",
         ),
-        common.figure_card("The pipeline, predicted", "rebalance-lanes", height=420),
+        common.figure_card(
+            f"The {'pipeline' if costs.pipelined else 'schedule'}, predicted",
+            "rebalance-lanes",
+            height=420,
+        ),
         common.figure_card(
             "Largest extent of a tile, predicted",
             "rebalance-memory",
@@ -320,7 +324,13 @@ def _numbers(
             length,
             -1,
         ),
-        ("pipeline cycle, steady", now.pipeline_cycle, wanted.pipeline_cycle, length, -1),
+        (
+            "pipeline cycle, steady" if costs.pipelined else "a micro-batch",
+            now.pipeline_cycle,
+            wanted.pipeline_cycle,
+            length,
+            -1,
+        ),
         (
             "samples a second",
             now.samples_per_second,
@@ -328,7 +338,13 @@ def _numbers(
             per_second,
             1,
         ),
-        ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
+        (
+            "slowest stage" if costs.pipelined else "work of all stages",
+            _paces(costs, now),
+            _paces(costs, wanted),
+            length,
+            -1,
+        ),
         ("largest extent of a tile", max(now.fullest), max(wanted.fullest), units.size, -1),
     ]
     boxes = []
@@ -364,6 +380,12 @@ def _numbers(
             )
         )
     return said
+
+
+def _paces(costs: Costs, prediction: Prediction) -> int:
+    """Cycles a micro-batch of what sets the pace: one stage, or all where they take turns."""
+    cycles = prediction.stage_cycles
+    return int(cycles.max() if costs.pipelined else cycles.sum())
 
 
 def _off(share: float) -> str:

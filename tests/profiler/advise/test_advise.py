@@ -16,7 +16,11 @@ from examples.models import build, split
 from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
 from profiler.advise import Advice, Basis, Levers, advise, advise_on, basis_of
+from profiler.advise.phases import PhasedBasis
 from profiler.enums import Role
+from profiler.insights import insights
+from profiler.insights.levers import gain
+from profiler.rebalance.verdict import Verdict
 
 # What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
 LEAST, MOST, BYTES = 0.75, 1.5, 0.25
@@ -154,6 +158,9 @@ def test_phases_are_advised_on_and_obtain_it(
     assert not {("split",), ("recompute",), ("state",)} & pulled
     assert advised.together is not None
     exact = next(one for one in advised.single if one.levers.pulled == ("micro_batches",))
+    shown = {one.code: one.gain_cycles for one in insights(before)}
+    for one in (*advised.single, advised.together):
+        assert shown[one.code] == gain(one, advised.present)
     for number, one in enumerate((advised.together, exact)):
         monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
         obtained = analysis.pace(compiled(tmp_path / str(number))).samples_per_second
@@ -161,6 +168,26 @@ def test_phases_are_advised_on_and_obtain_it(
             assert LEAST < obtained / one.samples_per_second < MOST
         else:
             assert obtained == pytest.approx(one.samples_per_second)
+
+
+def test_the_insights_on_phases_name_what_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what would be quicker but does not fit, what lacks least room."""
+    options = _options(tmp_path).setExecutionStrategy(_phases("serial"))
+    report = _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+    held = PhasedBasis.memory_with
+
+    def much_a_sample(basis: PhasedBasis, levers: Levers) -> tuple[Verdict, ...]:
+        more = 100_000 * max(0, levers.micro_batch - basis.micro_batch)
+        return tuple(replace(one, nbytes=one.nbytes + more) for one in held(basis, levers))
+
+    monkeypatch.setattr(PhasedBasis, "memory_with", much_a_sample)
+    assert not [one for one in advise(report).single if one.levers.micro_batch]
+    (one,) = (one for one in insights(report) if "does not fit" in one.title)
+    assert one.title == "micro-batch of 16 would be quicker, and does not fit"
+    assert "IPU 0: does not fit by" in one.detail
+    assert not one.gain_cycles
 
 
 @pytest.fixture(scope="module")
