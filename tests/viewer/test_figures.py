@@ -21,6 +21,7 @@ from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
 from viewer.figures import (
+    flame,
     host,
     lod,
     memory,
@@ -455,6 +456,14 @@ def test_names_of_machines_have_room_on_the_map_or_are_left_out(
         assert min(one.x) * across >= len("r0 p0 t0") * 5.8  # as wide as letters of 11 pixels are
         apart = np.diff(sorted(set(one.x))).min()
         assert (apart - 4) * across >= len("r0 p0 t0") * 5.8
+
+
+def test_a_difference_has_its_sign_before_cycles_and_time() -> None:
+    both = Clock(1.33e9).both
+    assert flame.signed(1_330_000, both) == "+1,330,000 cycles, +1 ms"
+    assert flame.signed(-1_330_000, both) == "−1,330,000 cycles, −1 ms"
+    assert flame.signed(0, both) == both(0)
+    assert flame.signed(-2048, units.size) == "−2.0 KiB"
 
 
 def test_what_a_search_finds_is_high_enough_to_be_seen() -> None:

@@ -354,6 +354,27 @@ def test_a_slice_is_pinned_by_its_ends_and_unpinned(chromium: Any, address: str)
         assert view.complaints == []
 
 
+def test_p_again_unpins_the_lane_that_left_the_pointer(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace")
+        box = page.locator("#trace-rows .nsewdrag").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
+        page.keyboard.press("p")
+        view.wait("new URLSearchParams(location.search).get('pins') === '3'")
+        view.wait(
+            "document.querySelector('#trace-rows .js-plotly-plot').layout.yaxis.ticktext[0]"
+            " === '▴ IPU 3'"
+        )
+        page.keyboard.press("p")
+        view.wait("!new URLSearchParams(location.search).get('pins')")
+        page.keyboard.press("p")
+        view.wait("new URLSearchParams(location.search).get('pins') === '3'")
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.6)
+        page.keyboard.press("p")
+        view.wait("/^3,[012]$/.test(new URLSearchParams(location.search).get('pins'))")
+        assert view.complaints == []
+
+
 def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
         page = view.open("/trace?ipu=0")

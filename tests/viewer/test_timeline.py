@@ -230,6 +230,18 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert len(all_of_it.steps) == sum(counts)
 
 
+def test_lanes_without_a_row_are_not_left_out_in_silence(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = Profiles([report])
+    assert timeline.left_out(profiles, report, 0, 0, Arrangement()) == []
+    monkeypatch.setattr(timeline, "FEW", 3)
+    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    assert len(rows.names) == 3
+    (said,) = timeline.left_out(profiles, report, 0, 0, Arrangement())
+    assert said.children.startswith("3 of 4 lanes: the pinned ones")
+
+
 def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

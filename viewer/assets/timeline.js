@@ -236,10 +236,18 @@
     held = null;
     if (row >= 0 && at.length === 2 && Math.round(Number(at[1])) !== row) { put(metaOf(plot).page, 'at', at[0] + ',' + row); }
   }
+  // A pinned lane leaves the pointer: P again, before the pointer moves, is of the same lane.
+  let last = null, here = [0, 0];
+  document.addEventListener('mousemove', (event) => {
+    if (event.clientX === here[0] && event.clientY === here[1]) { return; }  // the page moved, not it
+    here = [event.clientX, event.clientY];
+    last = null;
+  }, true);
   function pin() {
-    const lane = laneNow();
+    const lane = last?.lane || laneNow();
     hold(pointed()?.plot || focused());
     if (lane) { put(lane.page, 'pins', toggled('pins', lane.shown)); }
+    last = lane && pointed() ? { lane } : null;
   }
   function open() {
     const lane = laneNow();

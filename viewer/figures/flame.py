@@ -134,15 +134,19 @@ def _text_colours(fills: Any, theme: Theme, compared: bool) -> list[str]:
 def _hover(node: Node, whole: int, words: Callable[[float], str], compared: bool) -> str:
     lines = [f"<b>{units.plain(units.shortened(id_of(node.path) or 'all', 90))}</b>"]
     if compared:
-        change = node.value - node.before
-        sign = "+" if change >= 0 else "−"
         lines += [
             f"this profile {words(node.value)}, the other {words(node.before)}",
-            f"{sign}{words(abs(change))}",
+            signed(node.value - node.before, words),
         ]
     else:
         lines.append(f"{words(node.value)}, {units.percent(node.width / whole)} of all")
     return units.text_of(lines)
+
+
+def signed(change: int, words: Callable[[float], str]) -> str:
+    """A difference with its sign before each number: ``−1,330 cycles, −1 µs``."""
+    sign = "+" if change > 0 else "−" if change < 0 else ""
+    return ", ".join(sign + part for part in words(abs(change)).split(", "))
 
 
 def _marker(nodes: list[Node], theme: Theme, bytes_of: bool, compared: bool) -> dict[str, Any]:

@@ -426,6 +426,7 @@ def busy(
             marker=_marker(code, theme),
             text=[f"{value:.0f}%" if value >= 4 else "" for value in share],
             textposition="inside",
+            constraintext="none",  # as large in narrow parts
             insidetextanchor="middle",
             textangle=0,
             textfont={"color": _text_colour(code, theme), "size": 11},

@@ -19,7 +19,7 @@ from viewer.profiles import Profiles
 
 NAME = "compare"
 _OPS = (
-    Column("name", "operator", width=380),
+    Column("name", "operator"),
     Column("direction", "for", width=110),
     Column("stage_a", "stage, A", ",.0f", width=100),
     Column("stage_b", "stage, B", ",.0f", width=100),

@@ -173,8 +173,7 @@ def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any
     for node in inside[:_MOST_ROWS]:
         cells = [words(node.value), units.percent(node.value / whole)]
         if compared:
-            sign = "+" if node.value >= node.before else "−"
-            cells += [words(node.before), sign + words(abs(node.value - node.before))]
+            cells += [words(node.before), figures.signed(node.value - node.before, words)]
         name = _button(node.path, node.path[-1]) if node.path in above else node.path[-1]
         rows.append(html.Tr([html.Td(name), *(html.Td(one, className="n") for one in cells)]))
     if len(inside) > _MOST_ROWS:

@@ -311,6 +311,20 @@ def _named(
     return [(one.shown, one.mark + name) for one, name in chosen]
 
 
+def left_out(
+    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
+) -> list[Any]:
+    """A message if there are more lanes than `rows_of` has rows."""
+    count = len(lanes_of(profiles, report, run, iteration, arrangement).shown)
+    if count <= FEW:
+        return []
+    words = (
+        f"{FEW} of {count} lanes: the pinned ones, and those that the update waits for longest. To"
+        " have another, pin it, choose its IPU, or fold some."
+    )
+    return [common.message(words)]
+
+
 def path_on_rows(
     profiles: Profiles,
     report: Report,

@@ -223,7 +223,11 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         lanes = it.lanes(profiles)
         end, count = it.rows.end, len(it.rows.names)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
-        said = [*timeline.in_time(low, high, it.rows.end), *it.as_tasks()]
+        said = [
+            *timeline.in_time(low, high, it.rows.end),
+            *it.as_tasks(),
+            *it.left_out(profiles),
+        ]
         measured = timeline.measured(marks, selected, it.clock)
         found = _found(it.rows, words, it.clock, named)
         return figure, found, said, measured, list(window or ())
@@ -397,6 +401,13 @@ class Asked:
         """A message where rows have tasks instead of steps."""
         ipus = np.unique(self.rows.ipu).tolist()
         return timeline.as_tasks(self.report, self.run, self.iteration, ipus, self.window)
+
+    def left_out(self, profiles: Profiles) -> list[Any]:
+        """A message where not all lanes have a row."""
+        if self.ipu is not None:
+            return []
+        what = (self.report, self.run, self.iteration or 0, self.arrangement)
+        return timeline.left_out(profiles, *what)
 
     def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
         """Executed steps of that name, where the rows of all time have tasks in their place."""
