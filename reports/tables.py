@@ -192,21 +192,30 @@ def speaks_unicode() -> bool:
     return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "").startswith("utf")
 
 
-def print_pages(pages: Sequence[Page], form: str = "text") -> None:
-    """Write pages to standard output; ``form`` is "text", "json" or "csv"."""
-    {"text": _print_text, "json": _print_json, "csv": _print_csv}[form](pages)
+def print_pages(pages: Sequence[Page], form: str = "text", named: bool = False) -> None:
+    """Write pages to standard output; ``form`` is "text", "json" or "csv".
+
+    Text names the profile of each of several pages; if it is to be ``named``, of one, too.
+    """
+    if form == "text":
+        _print_text(pages, named or len(pages) > 1)
+    else:
+        {"json": _print_json, "csv": _print_csv}[form](pages)
 
 
 # -- for people ---
 
 
-def _print_text(pages: Sequence[Page]) -> None:
+def _print_text(pages: Sequence[Page], named: bool) -> None:
     width = terminal_width() or _ENDLESS
     console = _console(width)
     for number, page in enumerate(pages):
-        if len(pages) > 1:
+        if named:
             console.print(
-                *([""] if number else []), Text(clean(page.profile), style="bold"), sep="\n"
+                *([""] if number else []),
+                Text(clean(page.profile), style="bold"),
+                sep="\n",
+                soft_wrap=True,
             )
         parts = [part for part in page.parts if _for_people(part)]
         for index, part in enumerate(parts):

@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from reports.tables import Lines, Page
 
 DIRECTORIES_LOOKED_INTO = 2000  # for a profile to begin with
+MOST_DIRECTORIES, MOST_BELOW = (
+    20_000,
+    100,
+)  # looked into, and profiles, of a directory that is given
+_A_FEW = 500  # directories between two words of how many there were
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
 KINDS = ("training", "inference")  # directories as a run leaves them
@@ -196,18 +202,68 @@ def _within(path: Path) -> list[Path]:
     if not path.is_dir() or (path / "profile.pop").is_file():
         return [path / "profile.pop" if path.is_dir() else path]
     kinds = [path / kind / "profile.pop" for kind in KINDS]
-    return [kind for kind in kinds if kind.is_file()] or list(_below(path)) or [path]
+    return [kind for kind in kinds if kind.is_file()] or _all_below(path) or [path]
+
+
+def _all_below(directory: Path) -> list[Path]:
+    """Every profile below a directory. CommandError where it is too large to be what was meant."""
+    found: list[Path] = []
+    many = ""
+    with _said(f"looking for profiles below {directory}") as say:
+        for number, here in enumerate(_walked(directory), 1):
+            found += here
+            if number % _A_FEW == 0:
+                say(f"{number:,} directories, {len(found):,} profiles")
+            if len(found) > MOST_BELOW:
+                many = f"has more than {MOST_BELOW} profiles below it"
+            elif number > MOST_DIRECTORIES:
+                many = (
+                    f"has more than {MOST_DIRECTORIES:,} directories; {len(found)} profiles so far"
+                )
+            if many:
+                some = f" ({', '.join(map(str, found[:2]))}, ...)" if found else ""
+                raise CommandError(
+                    f"{directory} {many}{some}. Name a directory nearer to those you mean, or give"
+                    " a pattern",
+                    USAGE,
+                )
+    return found
 
 
 def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
-    """Every ``profile.pop`` below a directory, except in hidden ones (``.venv``, ``.git``).
+    """Every ``profile.pop`` below a directory, of which at most ``most`` are searched."""
+    return itertools.chain.from_iterable(itertools.islice(_walked(directory), most))
 
-    At most ``most`` directories are searched.
-    """
-    for here, folders, files in itertools.islice(os.walk(directory), most):
+
+def _walked(directory: Path) -> Iterator[list[Path]]:
+    """The profile of each directory below this one, but hidden ones (``.venv``, ``.git``)."""
+    for here, folders, files in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if "profile.pop" in files:
-            yield Path(here) / "profile.pop"
+        yield [Path(here) / "profile.pop"] if "profile.pop" in files else []
+
+
+@contextmanager
+def _said(words: str) -> Iterator[Callable[[str], None]]:
+    """Words on standard error while this lasts, if that is a terminal; what is called adds to them.
+
+    Only its first call shows them: what is quick passes without a flicker.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        yield lambda more: None
+        return
+    status = console.status(one_line(words))
+
+    def say(more: str) -> None:
+        status.start()
+        status.update(one_line(f"{words}: {more}"))
+
+    try:
+        yield say
+    finally:
+        status.stop()
 
 
 def find_one(pattern: str) -> Path:
@@ -241,19 +297,36 @@ def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> in
 
     failed = OK
     pages = []
-    for path in find_profiles(args.profiles):
-        try:
-            with open_report(path) as report:
-                pages.append(make(report))
-        except ProfileError as error:
-            print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
-            failed = UNREADABLE
-        except CommandError as error:
-            print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
-            failed = max(failed, error.code)
+    errors = []
+    paths = find_profiles(args.profiles)
+    with _said("reading") as say:
+        for number, path in enumerate(paths, 1):
+            if len(paths) > 1:
+                say(f"{number} of {len(paths)}, {path}")
+            try:
+                with open_report(path) as report:
+                    pages.append(make(report))
+            except ProfileError as error:
+                errors.append(str(error))
+                failed = UNREADABLE
+            except CommandError as error:
+                errors.append(str(error))
+                failed = max(failed, error.code)
+    for words in errors:
+        print(f"ipu-report: error: {one_line(words)}", file=sys.stderr)
     if pages:
-        print_pages(pages, args.form)
+        print_pages(pages, args.form, named=not _named(args.profiles, paths))
     return failed
+
+
+def _named(arguments: Iterable[str], paths: Iterable[Path]) -> bool:
+    """Whether the arguments themselves say which profiles they stand for."""
+    near = {
+        Path(argument, *more)
+        for argument in arguments
+        for more in ((), ("profile.pop",), *((kind, "profile.pop") for kind in KINDS))
+    }
+    return near.issuperset(paths)
 
 
 def check_iteration(report: Report, run: int, iteration: int) -> None:

@@ -22,7 +22,7 @@ import pytest
 from profiler import open_report
 from profiler.analysis import waits_in_short
 from profiler.enums import Direction
-from reports.cli import COMMANDS, main, make_parser, ops
+from reports.cli import COMMANDS, common, main, make_parser, ops
 from reports.cli.completion import commands_of
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
@@ -140,6 +140,50 @@ def test_a_directory_stands_for_all_profiles_below_it(
     ]
     assert "this takes one" in complain(capsys, 2, "html", tmp_path)
     assert "this takes one" in complain(capsys, 2, "compare", runs, tmp_path)
+
+
+def test_a_profile_that_was_found_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that lies deeper than where a run puts it; what the argument says is not said again."""
+    deep = tmp_path / "of" / "somebody"
+    shutil.copytree(runs / "training", deep)
+    assert say(capsys, "summary", tmp_path).startswith(str(deep / "profile.pop"))
+    assert str(deep) not in say(capsys, "summary", deep)
+    assert str(deep) not in say(capsys, "summary", deep / "profile.pop")
+
+
+def test_a_directory_of_too_much_is_refused_soon(
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything in it is read, and with the first that were found."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.pop").write_text("never read")
+    monkeypatch.setattr(common, "MOST_BELOW", 2)
+    line = complain(capsys, 2, "insights", tmp_path)
+    assert f"{tmp_path} has more than 2 profiles below it ({tmp_path}/a/profile.pop, " in line
+    assert "Name a directory nearer to those you mean, or give a pattern" in line
+    assert "'never read'" not in line
+    monkeypatch.setattr(common, "MOST_BELOW", 9)
+    monkeypatch.setattr(common, "MOST_DIRECTORIES", 2)
+    line = complain(capsys, 2, "insights", tmp_path)
+    assert "has more than 2 directories; 2 profiles so far" in line
+    shutil.copytree(runs / "training", tmp_path / "d")
+    with open_report(tmp_path / "d"):
+        said = json.loads(say(capsys, "stages", "--json", tmp_path / "*d"))
+    assert len(said) == 1  # a pattern is meant as it is
+
+
+def test_a_terminal_is_told_what_takes_long(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    assert main(["stages", str(runs)]) == 0
+    assert f"reading: 2 of 2, {runs}" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_pipeline_says_who_is_waited_for_and_why(
