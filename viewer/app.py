@@ -22,6 +22,7 @@ from dash import (
     no_update,
     set_props,
 )
+from werkzeug.serving import run_simple
 
 from profiler import ProfileError, Report, analysis, records
 from profiler.advise import Relief, relief
@@ -111,6 +112,12 @@ def create_app(
     """
     profiles = Profiles([report] if other is None else [report, other], script)
     return _app(profiles, _title(report), guard, prepare)
+
+
+def serve(app: Dash, host: str, port: int) -> None:
+    """Serve until the process is interrupted, without a word; `Dash.run` prints five lines."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+    run_simple(host, port, app.server, threaded=True)
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import logging
 import os
 import shlex
 import socket
@@ -212,10 +211,9 @@ def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: i
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
-    from werkzeug.serving import run_simple
+    from viewer.app import serve
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
-    run_simple(args.host, port, app.server, threaded=True)  # app.run prints five lines more
+    serve(app, args.host, port)
 
 
 def _open(pattern: str) -> Report:
