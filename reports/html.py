@@ -393,6 +393,12 @@ td.wraps { white-space: normal; min-width: 260px; }
 pre {
   margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; overflow-x: auto;
 }
+@media (max-width: 1320px) {
+  table:has(.wraps) td, table:has(.wraps) pre { white-space: normal; overflow-wrap: anywhere; }
+  table:has(.wraps) pre { white-space: pre-wrap; }
+  table:has(.wraps) td:first-child { white-space: nowrap; }
+  td.wraps { min-width: 180px; }
+}
 @media (max-width: 620px) {
   main { padding: 8px; }
   section { padding: 10px 8px; }

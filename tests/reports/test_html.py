@@ -87,6 +87,25 @@ def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str)
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [1024, 1280])
+def test_its_tables_fit_a_narrow_window(
+    chromium: Any, demo: Path, tmp_path: Path, width: int
+) -> None:
+    """Its insights have four columns of sentences and statements."""
+    path = tmp_path / "report.html"
+    with open_report(demo / "training") as report:
+        write_html(report, path)
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.goto(path.as_uri())
+    wide = page.evaluate(
+        "() => [...document.querySelectorAll('.scroll')]"
+        ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.scrollWidth)"
+    )
+    page.close()
+    assert wide == []
+
+
+@pytest.mark.browser
 def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
     bad = "<img src=x onerror=alert(1)></script>"
     path = synthetic_profile(tmp_path / "profile.pop")

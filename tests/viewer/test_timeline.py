@@ -230,6 +230,14 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert len(all_of_it.steps) == sum(counts)
 
 
+def test_a_statement_that_is_refused_ends_in_one_full_stop() -> None:
+    assert query._refusal("You can only execute one statement at a time.") == (
+        "No answer: You can only execute one statement at a time."
+    )
+    assert query._refusal("not authorized").endswith("tables and views is answered.")
+    assert query._refusal("it took longer than 10 s") == "No answer: it took longer than 10 s."
+
+
 def test_lanes_without_a_row_are_not_left_out_in_silence(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:

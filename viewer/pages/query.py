@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NAME = "query"
 SECONDS = 10
 MOST_ROWS = 2000
+_FORBIDDEN = "not authorized"  # SQLite's word for what its authorizer refuses
 ANSWER_BYTES = 1 << 20
 _MOST_CHARACTERS = 4000  # of a statement: it has to fit into an address
 _EXACT = 1 << 53  # whole numbers that a browser takes as they are
@@ -175,7 +176,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         try:
             answer = answer_of(profiles, report, sql)
         except queries.QueryError as error:
-            return common.message(f"No answer: {error}.", "error"), [], None, [], None
+            return common.message(_refusal(str(error)), "error"), [], None, [], None
         frame = answer.frame()
         x, y = columns_to_draw(frame, x, y)
         names = [{"value": name, "label": name} for name in frame.columns]
@@ -249,6 +250,12 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
 def _cell(value: object) -> object:
     """A value in a form the browser can show: integers beyond its exact range become text."""
     return str(value) if isinstance(value, int) and abs(value) > _EXACT else value
+
+
+def _refusal(words: str) -> str:
+    """Why there is no answer, as a sentence: SQLite's own end in a full stop or do not."""
+    more = " One SELECT of the profile's tables and views is answered." * (words == _FORBIDDEN)
+    return f"No answer: {words.rstrip('.')}.{more}"
 
 
 PAGE = Page("/query", "Query", layout, register, "Read-only SQL on the profile")
