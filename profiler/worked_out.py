@@ -14,9 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from profiler import kept, records
+from profiler import held_memory, kept, records
 from profiler.advise import basis_of, search
 from profiler.analysis import hierarchy, memory, waits_in_short
+from profiler.analysis.operators import worked_out as of_operators
+from profiler.analysis.pod import worked_out as of_pod
+from profiler.analysis.program import worked_out as of_program
 from profiler.insights import insights, kept_insights
 from profiler.rebalance import known_split
 from profiler.report import SUMS, Report, open_report
@@ -46,8 +49,12 @@ def worked_out(report: Report) -> dict[str, Any]:
         kept_insights.NAME: kept_insights.plain(insights(report)),
         SUMS: report.sums_over_tiles[1].tolist(),
         memory.FULLEST: memory.fullest_tiles(report).tolist(),
+        **held_memory.worked_out(report),
+        **of_operators(report),
+        **of_program(report),
     }
     if len(report.runs):
+        found |= of_pod(report)
         found[waits_in_short.NAME] = waits_in_short.of(report).plain()
         found[hierarchy.LEAVES] = hierarchy.plain(hierarchy.leaves_together(report))
     with suppress(ValueError):  # no Blocks, or phases that a file does not say

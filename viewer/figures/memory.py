@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from profiler.held_memory import FIRST_SHAPE
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
 from viewer.figures.legend import legend_above
@@ -29,7 +30,7 @@ MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#cc4f8f"  # what is of the other of two profiles
 MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
-HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
+HEAT_SHAPE = FIRST_SHAPE  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 

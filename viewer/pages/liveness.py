@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
-from profiler import Report, analysis
+from profiler import Report, analysis, records
 from viewer.figures import counters as counter_figures
 from viewer.figures import lod, units
 from viewer.figures import memory as figures
@@ -225,11 +225,12 @@ def register(app: Dash, profiles: Profiles) -> None:
             f" {units.size(report.target.bytes_per_tile)} are live,"
             f" in {len(variables):,} variables."
         )
-        lives = report.variables.loc[
-            variables["variable"], ["start", "stop", "always_live"]
-        ].reset_index(drop=True)
+        columns = report.columns_of(records.Variable)
+        rows = report.rows_of(records.Variable, variables["variable"].to_numpy())
         both = variables.assign(
-            start=lives["start"], stop=lives["stop"], always=lives["always_live"]
+            start=columns["start"][rows],
+            stop=columns["stop"][rows],
+            always=columns["always_live"][rows],
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
@@ -351,7 +352,7 @@ def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     blocks = report.blocks.set_index("block")["name"]
     return variables.assign(
         block_name=variables["block"].map(blocks).fillna(""),
-        op_name=variables["op"].map(report.ops["name"]).fillna(""),
+        op_name=report.op_names(variables["op"].to_numpy()),
     )
 
 
