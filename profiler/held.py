@@ -9,8 +9,9 @@ reader to check.
 from __future__ import annotations
 
 import binascii
+import math
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from profiler import codec
 ByName = Any  # columns by name: a mapping of arrays, or a frame
 INT, FLOAT, TEXT = "int", "float", "text"  # kinds of columns
 MOST_NUMBER = 1 << 62  # larger than any that is sound
+_MOST_AXES = 4
 
 
 def plain(columns: ByName) -> dict[str, Any]:
@@ -48,6 +50,40 @@ def normal(columns: ByName, kinds: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Columns of the types that `read` gives them."""
     types: dict[str, Any] = {INT: np.int64, FLOAT: np.float64, TEXT: object}
     return {name: np.asarray(columns[name]).astype(types[kind]) for name, kind in kinds.items()}
+
+
+def plain_tables(tables: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays of integers or bools, of any shape, as JSON can hold them."""
+    return {
+        name: {"shape": list(table.shape), "bool": table.dtype == bool, **_coded(table.ravel())}
+        for name, table in tables.items()
+    }
+
+
+def read_tables(said: Any, names: Iterable[str]) -> dict[str, np.ndarray] | None:
+    """The arrays of these names, int64 or bool. None where it is not what `plain_tables` gives."""
+    if not isinstance(said, dict) or set(said) != {*names}:
+        return None
+    try:
+        return {name: _read_table(said[name]) for name in names}
+    except (ValueError, TypeError, LookupError, binascii.Error):
+        return None
+
+
+def _read_table(said: Any) -> np.ndarray:
+    """ValueError, TypeError or LookupError where it is no array."""
+    shape, is_bool = said["shape"], said["bool"]
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise TypeError("a shape that is none")
+    if math.prod(shape) != said["length"] or type(is_bool) is not bool or len(shape) > _MOST_AXES:
+        raise ValueError("a shape of something else")
+    data = b64decode(said["data"], validate=True)
+    numbers = codec.decode(said["dtype"], said["length"], data)
+    if len(numbers) and not -MOST_NUMBER < numbers.min() <= numbers.max() < MOST_NUMBER:
+        raise ValueError("a number that is too large")
+    if is_bool and len(numbers) and not 0 <= numbers.min() <= numbers.max() <= 1:
+        raise ValueError("neither true nor false")
+    return (numbers != 0 if is_bool else numbers).reshape(shape)
 
 
 def _plain(values: np.ndarray) -> dict[str, Any]:

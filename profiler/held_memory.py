@@ -6,43 +6,38 @@ as there are tiles or steps, and numbers that can be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
-from profiler import held
+from profiler import records
 from profiler.held import INT, TEXT
 
-if TYPE_CHECKING:
-    from profiler.report import Report
-
 LIVE, KINDS, FULLEST_AT, MAP = "live bytes", "bytes by kind", "fullest tile of steps", "first map"
-_OF_TILES = ("total", "peak", "always_live", "peak_step")
-_OF_KINDS = {"ipu": INT, "category": TEXT, "role": TEXT, "bytes": INT, "max_tile_bytes": INT}
+OF_TILES = ("total", "peak", "always_live", "peak_step")
+OF_KINDS = {"ipu": INT, "category": TEXT, "role": TEXT, "bytes": INT, "max_tile_bytes": INT}
 FIRST_SHAPE = (560, 300)  # steps x tiles of the map that a page shows first
 
 ByKind = list[tuple[str, str, int, int]]
 
 
-def worked_out(report: Report) -> dict[str, Any]:
-    """Each answer by its name, as JSON can hold it."""
-    ipus = range(report.target.ipus_per_replica)
-    rows = report.memory()
-    of_steps = [report.live_bytes(ipu) for ipu in ipus]
-    answers = {
-        LIVE: {"bytes": np.concatenate(of_steps) if of_steps else np.zeros(0, dtype=np.int64)},
-        KINDS: {name: rows[name].to_numpy() for name in _OF_KINDS},
-        **{_tiles(ipu): {k: report.tile_columns(ipu)[k] for k in _OF_TILES} for ipu in ipus},
-    }
-    if len(ipus):
-        first = report.liveness(0)
-        names = ("max_tile", "max_tile_bytes")
-        answers[FULLEST_AT] = {name: first[name].to_numpy() for name in names}
-        answers[MAP] = {"bytes": report.liveness_map(0, shape=FIRST_SHAPE).ravel()}
-    return {name: held.plain(columns) for name, columns in answers.items()}
+class Source(Protocol):
+    """Where the answers are: a report."""
+
+    @property
+    def target(self) -> records.Target:
+        """The machine."""
+
+    @property
+    def steps_of_ipus(self) -> np.ndarray:
+        """Program steps of each IPU."""
+
+    def held_columns(self, name: str, kinds: Mapping[str, str]) -> dict[str, np.ndarray] | None:
+        """Columns of an answer that the file holds."""
 
 
-def live_bytes(report: Report, ipu: int) -> np.ndarray | None:
+def live_bytes(report: Source, ipu: int) -> np.ndarray | None:
     """`Report.live_bytes`: int64[step]; None where the file does not hold it."""
     behind = np.cumsum(report.steps_of_ipus)
     columns = report.held_columns(LIVE, {"bytes": INT})
@@ -51,9 +46,9 @@ def live_bytes(report: Report, ipu: int) -> np.ndarray | None:
     return columns["bytes"][behind[ipu] - report.steps_of_ipus[ipu] : behind[ipu]]
 
 
-def kinds(report: Report) -> dict[int, ByKind] | None:
+def kinds(report: Source) -> dict[int, ByKind] | None:
     """What is live at the fullest step of each IPU, as `memory.by_kind` gives it."""
-    columns = report.held_columns(KINDS, _OF_KINDS)
+    columns = report.held_columns(KINDS, OF_KINDS)
     if columns is None:
         return None
     ipu, size, most = (columns[name] for name in ("ipu", "bytes", "max_tile_bytes"))
@@ -62,24 +57,24 @@ def kinds(report: Report) -> dict[int, ByKind] | None:
     if size.min(initial=0) < 0 or most.min(initial=0) < 0:
         return None
     rows: dict[int, ByKind] = {one: [] for one in range(report.target.ipus_per_replica)}
-    for one, *row in zip(*(columns[name].tolist() for name in _OF_KINDS), strict=True):
+    for one, *row in zip(*(columns[name].tolist() for name in OF_KINDS), strict=True):
         rows[one].append((row[0], row[1], row[2], row[3]))
     return rows
 
 
-def tiles(report: Report, ipu: int) -> dict[str, np.ndarray] | None:
+def tiles(report: Source, ipu: int) -> dict[str, np.ndarray] | None:
     """``total``, ``peak``, ``always_live`` and ``peak_step`` of `memory.tile_totals`."""
-    columns = report.held_columns(_tiles(ipu), dict.fromkeys(_OF_TILES, INT))
+    columns = report.held_columns(of_tiles(ipu), dict.fromkeys(OF_TILES, INT))
     if columns is None or any(len(one) != report.target.tiles_per_ipu for one in columns.values()):
         return None
-    total, peak, always, step = (columns[name] for name in _OF_TILES)
+    total, peak, always, step = (columns[name] for name in OF_TILES)
     if min(one.min(initial=0) for one in (peak - always, always, step, total)) < 0:
         return None
     steps = max(1, int(report.steps_of_ipus[ipu]))
     return columns if step.max(initial=0) < steps else None
 
 
-def fullest_of_steps(report: Report, ipu: int) -> tuple[np.ndarray, np.ndarray] | None:
+def fullest_of_steps(report: Source, ipu: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The fullest tile at each step, and its bytes: of the IPU that is shown first."""
     if ipu:
         return None
@@ -94,7 +89,7 @@ def fullest_of_steps(report: Report, ipu: int) -> tuple[np.ndarray, np.ndarray] 
     return tile, size
 
 
-def first_map(report: Report) -> np.ndarray | None:
+def first_map(report: Source) -> np.ndarray | None:
     """`Report.liveness_map` of all of the first IPU in `FIRST_SHAPE`."""
     columns = report.held_columns(MAP, {"bytes": INT})
     steps, most = int(report.steps_of_ipus[0]), report.target.tiles_per_ipu
@@ -104,7 +99,8 @@ def first_map(report: Report) -> np.ndarray | None:
     return columns["bytes"].reshape(shape)
 
 
-def _tiles(ipu: int) -> str:
+def of_tiles(ipu: int) -> str:
+    """The name of the answer of an IPU's tiles."""
     return f"tiles of IPU {ipu}"
 
 

@@ -368,6 +368,16 @@ class Reader:
                 )
         return answers
 
+    def lengths(self, ids: np.ndarray) -> np.ndarray:
+        """How many entries each of these vectors has, as their rows say: int64."""
+        wanted = np.unique(ids)
+        known = dict(self._select("id, length", wanted.tolist()))
+        said = [known.get(id) for id in wanted.tolist()]
+        if any(type(length) is not int or length < 0 for length in said):
+            raise self.damaged("the length of a vector is missing")
+        of_each: np.ndarray = np.array([*said, 0], dtype=np.int64)[np.searchsorted(wanted, ids)]
+        return of_each
+
     def matrix(self, ids: list[int], length: int) -> np.ndarray:
         """Vectors of so many entries, a row each: int64[id, entry]. ``ids``: ascending, each once.
 

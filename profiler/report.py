@@ -294,6 +294,23 @@ class Report:
         """One column of `program_steps` that needs no sums over tiles; only that column is read."""
         return self._keep(("steps in order", name), lambda: self._in_order(self._step_column(name)))
 
+    def steps_of_ipu(self, ipu: int, *names: str) -> dict[str, np.ndarray]:
+        """`steps_in_order` of one IPU: several columns by name, of its steps by position."""
+        self._check_ipu(ipu)
+        end = int(self.steps_of_ipus[: ipu + 1].sum())
+        here = slice(end - int(self.steps_of_ipus[ipu]), end)
+        return {name: self.steps_in_order(name)[here] for name in names}
+
+    def activity_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
+        """Active tiles of each of an IPU's steps, and the bytes that they send together."""
+        columns = self.steps_of_ipu(ipu, *_VECTORS_OF_STEPS)
+        cycles, received, sent = (columns[name] for name in _VECTORS_OF_STEPS)
+        bytes_out, _, senders = self._sums_of_steps(sent)
+        _, _, receivers = self._sums_of_steps(received)
+        _, _, busy = self._sums_of_steps(cycles)
+        self._sound(integrity.of_sums("program_steps", bytes_out))
+        return np.where(cycles < 0, np.maximum(receivers, senders), busy), bytes_out
+
     def _in_order(self, of_steps: np.ndarray) -> np.ndarray:
         order = self._program_order
         return of_steps if order is None else of_steps[order]
@@ -570,7 +587,7 @@ class Report:
         """The number of rows that `steps` would have, which it refuses above `MAX_SLICES`."""
         return self._keep(
             ("step count", run, ipu, iteration),
-            lambda: trace.slice_count(self._tasks(run, ipu, iteration), self._bodies),
+            lambda: int(self._steps_of_bodies[self._tasks(run, ipu, iteration).body].sum()),
         )
 
     def steps(
@@ -866,15 +883,13 @@ class Report:
         """
 
         def make() -> pd.DataFrame:
-            steps, total = self.program_steps(ipu), self.live_bytes(ipu)
+            steps = self.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
+            total = self.live_bytes(ipu)
             max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
-            always = np.full(len(steps), self.tile_columns(ipu)["always_live"].sum())
+            always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
             return _frame(
                 {
-                    **{
-                        name: steps[name]
-                        for name in ("position", "name", "op", "block", "direction")
-                    },
+                    **steps,
                     "always_live": always,
                     "not_always_live": total - always,
                     "total": total,
@@ -1201,6 +1216,14 @@ class Report:
         return steps, [vectors[id] for id in columns["starts"].tolist()]
 
     @cached_property
+    def _steps_of_bodies(self) -> np.ndarray:
+        """How many entries `_bodies` has of each body, without reading them: int64[body]."""
+        if "_bodies" in self.__dict__:
+            return self._bodies.count
+        lengths = self._reader.lengths(self._table(records.Body)["steps"])
+        return np.maximum(1, lengths)  # a wait has one
+
+    @cached_property
     def _bodies(self) -> Bodies:
         try:
             return Bodies.make(*self._body_vectors)
@@ -1346,12 +1369,10 @@ class Report:
         """Columns of the tasks, or of rows derived from them."""
         at = np.arange(len(tasks)) if rows is None else rows
         body = tasks.body[at]
-        cycles = self.pipeline_cycles(run) if len(tasks) else None
         phase = np.full(len(tasks), len(records.PHASES))
-        if cycles is not None and len(cycles):
-            codes = {name: i for i, name in enumerate(records.PHASES)}
-            code = np.array([codes.get(name, len(codes)) for name in cycles["phase"]])
-            phase = _lookup(tasks.pipeline_cycle, cycles["position"].to_numpy(), code, len(codes))
+        if len(tasks) and len(self.pipeline_cycles(run)):
+            position, code = self._keep(("phases", run), lambda: self._phases_of(run))
+            phase = _lookup(tasks.pipeline_cycle, position, code, len(records.PHASES))
         columns = self._table(records.Body)
         return {
             "iteration": tasks.iteration[at],
@@ -1363,6 +1384,13 @@ class Report:
             "stage": columns["stage"][body],
             "micro_batch": tasks.micro_batch[at],
         }
+
+    def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of a run's pipeline cycles, and of each its place in `records.PHASES`."""
+        cycles = self.pipeline_cycles(run)
+        codes = {name: i for i, name in enumerate(records.PHASES)}
+        code = np.array([codes.get(name, len(codes)) for name in cycles["phase"].tolist()])
+        return cycles["position"].to_numpy(), code
 
     # -- IPUs ---
 

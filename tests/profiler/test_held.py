@@ -27,12 +27,17 @@ from profiler import (
     worked_out,
 )
 from profiler import report as reports
-from profiler.analysis import program
+from profiler.advise import advise, advise_on, basis_of, search
+from profiler.analysis import critical_path, hierarchy, kinds, program
+from profiler.analysis.critical_path import path_on_ipus
+from profiler.analysis.kinds import spent_by_kind
 from profiler.analysis.operators import BY_ATEN, by_aten, grouped
 from profiler.analysis.pod import LINKS, LOADS
 from profiler.analysis.program import TOP, nodes, top_nodes
 from profiler.held import FLOAT, INT, TEXT
 from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP
+from profiler.rebalance import Costs, known_memory
+from profiler.rebalance.block_memory import BlockMemory
 from profiler.writer import store_answers
 from tests.models import Mlp
 
@@ -116,7 +121,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def everything(report: Report) -> dict[str, Any]:
     """What views and reports take from the answers that are columns."""
-    top = top_nodes(report)
+    top, look = top_nodes(report), hierarchy.first_look(report)
+    memory = Costs.from_report(report).memory
+    by_kind = spent_by_kind(report, 0, [0, 1], 0, (-np.inf, np.inf))
     ipus = range(report.target.ipus_per_replica)
     return {
         **{f"tiles {ipu}": report.tiles(ipu) for ipu in ipus},
@@ -130,6 +137,17 @@ def everything(report: Report) -> dict[str, Any]:
         "by ATen": by_aten(report),
         "nodes": pd.DataFrame({name: getattr(top, name) for name in program._OF_NODES}),
         "count": pd.Series([top.count]),
+        "path": pd.DataFrame(dict(enumerate(path_on_ipus(report)))),
+        "by kind": pd.DataFrame(sorted(by_kind.by_kind())),
+        "shown": pd.DataFrame(look.shown),
+        "inside": pd.DataFrame(look.inside),
+        "opens": pd.Series(sorted(look.opens), dtype=object),
+        **{
+            f"Blocks' {name}": pd.Series(getattr(of, name).ravel())
+            for of in (memory, memory.carried)
+            for name in known_memory._OF_MEMORY + known_memory._OF_CARRIED
+            if hasattr(of, name)
+        },
     }
 
 
@@ -156,6 +174,12 @@ def test_answers_are_the_same_whichever_way_they_come(
     monkeypatch.setattr(pod, "_loads", refuse)
     monkeypatch.setattr(pod, "_link_loads", refuse)
     monkeypatch.setattr(program, "nodes", refuse)
+    monkeypatch.setattr(hierarchy, "_leaves_of_cycles", refuse)
+    monkeypatch.setattr(hierarchy, "tree", refuse)
+    monkeypatch.setattr(BlockMemory, "from_report", refuse)
+    monkeypatch.setattr(Costs, "_with_residual", refuse)
+    monkeypatch.setattr(Report, "spent", refuse)
+    monkeypatch.setattr(critical_path, "chain_through", refuse)
     monkeypatch.setattr(of_operators, "operators", refuse)
     monkeypatch.setattr(Report, "_load_ipu", first_refused(Report._load_ipu))
     monkeypatch.setattr(liveness, "_tile_peaks", refuse)
@@ -168,7 +192,10 @@ def first_refused(load: Callable[[Report, int], Any]) -> Callable[[Report, int],
     return lambda report, ipu: load(report, ipu) if ipu else refuse()
 
 
-NAMES = (LIVE, KINDS, FULLEST_AT, MAP, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0")
+NAMES = (
+    *(LIVE, KINDS, FULLEST_AT, MAP, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
+    *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME),
+)
 
 
 def changed(path: Path, folder: Path, name: str, change: Callable[[Any], Any]) -> Path:
@@ -199,7 +226,7 @@ def negative(said: Any) -> Any:
 def huge(said: Any) -> Any:
     return {
         name: held.plain({"a": np.full(column["length"], 1 << 61)})["a"]
-        if column["kind"] == INT and name in ("ipu", "max_tile", "depth", "peak_step")
+        if column["kind"] == INT and name in ("ipu", "max_tile", "depth", "peak_step", "parent")
         else column
         for name, column in said.items()
     }
@@ -235,7 +262,9 @@ def test_columns_have_an_entry_for_each_step_or_tile(
         same(everything(report), everything(rows))
 
 
-@pytest.mark.parametrize("name", [KINDS, FULLEST_AT, LOADS, TOP, "tiles of IPU 0"])
+@pytest.mark.parametrize(
+    "name", [KINDS, FULLEST_AT, LOADS, TOP, "tiles of IPU 0", hierarchy.LOOK, critical_path.ON_IPUS]
+)
 def test_an_ipu_a_tile_or_a_step_that_is_not_there(
     written: Path, tmp_path: Path, name: str
 ) -> None:
@@ -244,6 +273,64 @@ def test_an_ipu_a_tile_or_a_step_that_is_not_there(
         open_report(changed(written, tmp_path, name, huge)) as report,
     ):
         same(everything(report), everything(rows))
+
+
+def table(said: dict[str, Any], name: str, values: np.ndarray) -> dict[str, Any]:
+    return {**said, name: held.plain_tables({name: values})[name]}
+
+
+MEMORY: list[Callable[[Any], Any]] = [
+    lambda said: None,
+    lambda said: {**said, "more": said["peak"]},
+    lambda said: table(said, "peak", np.zeros((4, 2, 3), dtype=np.int64)),
+    lambda said: table(said, "always", np.zeros(2 * 1472, dtype=np.int64)),
+    lambda said: table(said, "always", np.full((2, 1472), -1)),
+    lambda said: table(said, "always", np.ones((2, 1472), dtype=bool)),
+    lambda said: table(said, "ran_again", np.zeros(2, dtype=np.int64)),
+    lambda said: table(said, "residual_of", np.array([0, 2])),
+    lambda said: table(said, "residual_of", np.array([-1, 0])),
+    lambda said: table(said, "carried maker", np.full(said["carried maker"]["length"], 2)),
+    lambda said: {**said, "peak": {**said["peak"], "shape": [1 << 40]}},
+    lambda said: {**said, "peak": {**said["peak"], "shape": [-4, -2, 1472]}},
+    lambda said: {**said, "peak": {**said["peak"], "shape": "4"}},
+    lambda said: {**said, "peak": {**said["peak"], "bool": True}},
+    lambda said: {**said, "peak": {**said["peak"], "data": 1}},
+]
+
+
+@pytest.mark.parametrize("change", MEMORY)
+def test_memory_of_blocks_that_cannot_be(
+    written: Path, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    stage = np.array([0, 1])
+    with open_report(written) as report:
+        assert known_memory.read(report, stage, 0) is not None
+    with open_report(changed(written, tmp_path, known_memory.NAME, change)) as report:
+        assert known_memory.read(report, stage, 0) is None
+        assert Costs.from_report(report).measured
+
+
+def test_advice_is_held_whatever_it_is_asked_by(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worked_out._RowsAlone(written) as rows:
+        fresh, few = advise(rows), advise(rows, samples=16)
+    with open_report(written) as report:
+        assert advise(report, samples=16) == few
+        monkeypatch.setattr(search, "_advise_on", refuse)
+        assert advise(report) == fresh
+        assert advise_on(basis_of(report)) == fresh
+
+
+def test_windows_that_cut_a_run_are_summed_up_from_its_steps(written: Path) -> None:
+    with open_report(written) as report:
+        first, last = report.extent(0, [0, 1], 0)
+        for window in ((first + 100, last), (first, last - 100)):
+            short = spent_by_kind(report, 0, [0, 1], 0, window)
+            assert sorted(short.by_kind()) == sorted(report.spent(0, [0, 1], 0, window).by_kind())
+        for ipus in ([0], [1], [0, 1], []):
+            whole = spent_by_kind(report, 0, ipus, 0, (first, last))
+            assert sorted(whole.by_kind()) == sorted(report.spent(0, ipus, 0).by_kind())
 
 
 def test_doctor_compares_columns(written: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Arrays are int64 bytes unless noted; figures show KiB per tile and MiB per IPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def heat_map(
     values: np.ndarray,
     steps: tuple[int, int],
     tiles: tuple[int, int],
-    program: pd.DataFrame,
+    program: Mapping[str, np.ndarray] | pd.DataFrame,
     limit: int,
     theme: Theme,
     to_limit: bool = False,
@@ -81,8 +82,9 @@ def heat_map(
     """Live bytes over tiles and program steps, with the purpose of the steps beneath.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale`` is the minimum and
-    maximum in bytes over all maps that are compared (default: this map's own).
+    resampled or not; ``program`` has ``position`` and ``direction`` of the IPU's steps, as a frame
+    or a mapping. ``scale`` is the minimum and maximum in bytes over all maps that are compared
+    (default: this map's own).
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
@@ -627,14 +629,17 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
     )
 
 
-def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> list[go.Bar]:
+def _directions(
+    program: Mapping[str, np.ndarray] | pd.DataFrame, steps: tuple[int, int], theme: Theme
+) -> list[go.Bar]:
     """Runs of steps of the same direction, as bars of height 1."""
-    shown = program[(program["position"] >= steps[0]) & (program["position"] < steps[1])]
-    code = np.array([BY_DIRECTION.get(name, -1) for name in shown["direction"]], dtype=np.int64)
+    position = np.asarray(program["position"])
+    shown = (position >= steps[0]) & (position < steps[1])
+    position, directions = position[shown], np.asarray(program["direction"])[shown].tolist()
+    code = np.array([BY_DIRECTION.get(name, -1) for name in directions], dtype=np.int64)
     if not len(code):
         return []
     first = np.flatnonzero(np.append(True, np.diff(code) != 0))
-    position = shown["position"].to_numpy()
     start = position[first].astype(np.float64)
     stop = np.append(start[1:], position[-1] + 1)
     bars: list[go.Bar] = []

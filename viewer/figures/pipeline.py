@@ -19,6 +19,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.analysis import critical_path
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed
@@ -74,13 +75,8 @@ class CriticalPath:
 
 
 def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
-    """Where the chain runs (`analysis.critical_path.chain_of`), pieces on one IPU as one."""
-    known = chain.task >= 0
-    ipu = tasks["ipu"].to_numpy()[chain.task[known]]
-    start, end = chain.start[known], chain.end[known]
-    first = np.flatnonzero(np.append([True], ipu[1:] != ipu[:-1])[: len(ipu)])
-    last = np.append(first[1:], len(ipu))[: len(first)] - 1
-    return CriticalPath(ipu[first], start[first], end[last])
+    """Where the chain runs (`critical_path.on_ipus`)."""
+    return CriticalPath(*critical_path.on_ipus(tasks, chain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +173,11 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 
     The former with ``by_direction``.
     """
+    if by_direction and "body" in frame and len(frame):
+        # all tasks of a body are of its kind and direction
+        first, body = first_of_each(frame["body"].to_numpy())
+        if len(first) < len(frame):
+            return codes(frame.iloc[first], by_direction)[body]
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
     if by_direction:
@@ -185,6 +186,16 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
         moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
         code = np.where(moving, of, code)
     return code
+
+
+def first_of_each(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of some numbers, 0 or more, comes first, in order; and which of them each is."""
+    first = np.full(int(values.max(initial=-1)) + 1, -1)
+    first[values[::-1]] = np.arange(len(values))[::-1]  # the last that is written stays
+    rows = np.sort(first[first >= 0])
+    rank = np.zeros(len(first), dtype=np.int64)
+    rank[values[rows]] = np.arange(len(rows))
+    return rows, rank[values]
 
 
 def lanes(

@@ -9,7 +9,7 @@ from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
-from viewer.figures.pipeline import FEW, Lanes, lanes
+from viewer.figures.pipeline import FEW, Lanes, first_of_each, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
 from viewer.figures.units import Clock, plain, shortened
@@ -159,23 +159,30 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     import pandas as pd
 
     schedule = prediction.schedule
-    phases = np.array([*schedule.phases, ""], dtype=object)
-    kind = [_KIND.get(code, "task") for code in schedule.kind.tolist()]
-    direction = [_DIRECTION.get(code, "") for code in schedule.kind.tolist()]
-    stage = schedule.stage.tolist()
+    # what tasks of one kind and stage are: as the bodies of a profile
+    stages = int(schedule.stage.max(initial=-1)) + 2
+    first, body = first_of_each(schedule.kind * stages + schedule.stage + 1)
+    of_body = [(int(schedule.kind[row]), int(schedule.stage[row])) for row in first.tolist()]
+    kind = [_KIND.get(code, "task") for code, _ in of_body]
+    direction = [_DIRECTION.get(code, "") for code, _ in of_body]
     names = [
         f"stage {k} {d}" if d and k >= 0 else (d or what)
-        for k, d, what in zip(stage, direction, kind, strict=True)
+        for (_, k), d, what in zip(of_body, direction, kind, strict=True)
     ]
+    kinds, directions, named = (
+        pd.array([*words, ""], dtype="str").take(body) for words in (kind, direction, names)
+    )
+    phase = pd.array([*schedule.phases, ""], dtype="str")
     tasks = pd.DataFrame(
         {
             "iteration": 0,
             "pipeline_cycle": schedule.cycle,
-            "phase": phases[schedule.cycle],
+            "phase": phase.take(schedule.cycle),
             "ipu": schedule.ipu,
-            "name": names,
-            "kind": kind,
-            "direction": direction,
+            "body": body,
+            "name": named,
+            "kind": kinds,
+            "direction": directions,
             "stage": schedule.stage,
             "micro_batch": schedule.micro_batch,
             "start": schedule.start,

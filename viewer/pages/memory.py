@@ -15,7 +15,7 @@ from viewer.figures.pipeline import FEW
 from viewer.figures.theme import Theme
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.liveness import described
+from viewer.pages.liveness import described, name_of_step
 from viewer.profiles import Profiles
 
 NAME = "memory"
@@ -193,9 +193,8 @@ def _tile(report: Report, ipu: int, tile: Any) -> int:
 def _facts(report: Report, ipu: int, tile: int) -> Any:
     row = report.tiles(ipu).iloc[tile]
     target = report.target
-    program = report.program_steps(ipu)
     step = int(row["peak_step"])
-    name = program["name"].iloc[step] if len(program) else ""
+    name = name_of_step(report, ipu, step)
     over = int(row["overflow"])
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
