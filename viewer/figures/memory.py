@@ -20,7 +20,7 @@ from viewer.figures import units
 from viewer.figures.legend import legend_above
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
-from viewer.figures.units import plain
+from viewer.figures.units import as_array, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,7 +189,7 @@ def liveness(
     source = source.iloc[extremes(source[column].to_numpy(), MOST_POINTS)]
     frame = frame.iloc[extremes(frame["total"].to_numpy(), MOST_POINTS)]
     position = frame["position"].to_numpy()
-    names = [plain(units.shortened(name)) for name in frame["name"]]
+    names = as_array([plain(units.shortened(name)) for name in frame["name"].tolist()])
     always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
     colours = ("#7a8696", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
     for label, values, colour in (
@@ -215,7 +215,7 @@ def liveness(
             col=1,
         )
     which = source["max_tile"] if tile is None else source["tile"]
-    words = [plain(units.shortened(name)) for name in source["name"]]
+    words = [plain(units.shortened(name)) for name in source["name"].tolist()]
     figure.add_trace(
         go.Scatter(
             x=source["position"],
@@ -223,7 +223,7 @@ def liveness(
             name=drawn_name,
             mode="lines",
             line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=list(zip(which.tolist(), words, strict=True)),
+            customdata=np.column_stack([as_array(which.tolist()), as_array(words)]),
             hovertemplate=(
                 "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
             ),
@@ -243,7 +243,7 @@ def liveness(
                     showlegend=row == 1,
                     mode="lines",
                     line={"width": 1.5, "shape": "hv", "color": OTHER},
-                    customdata=[plain(units.shortened(name)) for name in theirs["name"]],
+                    customdata=as_array([plain(units.shortened(name)) for name in theirs["name"]]),
                     hovertemplate=(
                         "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
                     ),
@@ -412,7 +412,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
             x=values / MIB,
             orientation="h",
             marker={"color": fill(at, theme), "line": {"width": 0}},
-            customdata=[units.size(value) for value in values],
+            customdata=as_array([units.size(value) for value in values]),
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
     rows = -(-len(figure.data) // columns)

@@ -205,7 +205,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def chosen(profile: Any, op: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         number = common.whole(op, -1)
-        if number not in report.ops.index:
+        if number < 0 or number not in report.ops.index:
             return common.message("Click an operator in the table.")
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
         row: Any = report.ops.loc[number]

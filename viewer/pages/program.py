@@ -124,11 +124,12 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def chosen(profile: Any, node: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        steps = report.program_steps()
-        at = np.flatnonzero(steps["program"].to_numpy() == common.whole(node, -2))
+        number = common.whole(node, -1)
+        known = number >= 0  # without one, the steps need not be read
+        at = np.flatnonzero(report.steps_in_order("program") == number) if known else np.zeros(0)
         if not len(at):
             return common.message("Click a step in the tree.")
-        step = steps.iloc[int(at[0])]
+        step = report.program_steps().iloc[int(at[0])]
         links = html.P(
             [
                 dcc.Link(

@@ -87,7 +87,7 @@ def layout(view: View) -> Any:
             className="row",
         ),
         common.figure_card(
-            f"The {'pipeline' if costs.pipelined else 'schedule'}, predicted",
+            f"The {'pipeline' if pipelined(report) else 'schedule'}, predicted",
             "rebalance-lanes",
             height=420,
         ),
