@@ -8,7 +8,9 @@ as ``length``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -70,30 +72,94 @@ def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -
     Nothing is allocated before type, length and the size that the frame itself declares agree and
     are within bounds: a bomb costs no more than its own bytes.
     """
+    decompressor = zstandard.ZstdDecompressor()
+    raw = _unpacked(dtype, length, data, max_length, decompressor)
+    return _summed([raw], [length], int(dtype[-1]))
+
+
+def decode_all(
+    coded: Sequence[tuple[Any, Any, Any]], max_length: int = MAX_LENGTH
+) -> list[np.ndarray]:
+    """`decode` of many (dtype, length, data), in their order, several times as quick.
+
+    What is returned shares memory: a row of a table where all are equally long.
+    """
+    decompressor = zstandard.ZstdDecompressor()
+    arrays: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * len(coded)
+    for dtype in dict.fromkeys(one[0] for one in coded):
+        chosen = [number for number, one in enumerate(coded) if one[0] == dtype]
+        raws = [_unpacked(*coded[number], max_length, decompressor) for number in chosen]
+        lengths = [coded[number][1] for number in chosen]
+        values = _summed(raws, lengths, int(dtype[-1]))
+        end = 0
+        for number, length in zip(chosen, lengths, strict=True):
+            arrays[number] = values[end : end + length]
+            end += length
+    return arrays
+
+
+def decode_into(rows: np.ndarray, coded: Sequence[tuple[Any, Any]]) -> None:
+    """`decode` of vectors as long as the ``rows`` of a table, int64[vector, entry]; (dtype, data).
+
+    ValueError as there; the rows hold nothing then.
+    """
+    decompressor, length = zstandard.ZstdDecompressor(), rows.shape[1]
+    for dtype in dict.fromkeys(one[0] for one in coded):
+        chosen = [number for number, one in enumerate(coded) if one[0] == dtype]
+        raws = [
+            _unpacked(dtype, length, coded[number][1], MAX_LENGTH, decompressor)
+            for number in chosen
+        ]
+        size = int(dtype[-1])
+        shuffled = np.frombuffer(b"".join(raws), np.uint8).reshape(len(chosen), size, length)
+        if size > 1:
+            shuffled = np.ascontiguousarray(shuffled.transpose(0, 2, 1))
+        differences = shuffled.reshape(-1).view(f"<u{size}").reshape(len(chosen), length)
+        sums = np.cumsum(differences, axis=1, dtype=f"<u{size}").view(f"<i{size}")
+        rows[chosen] = sums
+
+
+def _unpacked(
+    dtype: Any, length: Any, data: Any, max_length: int, decompressor: zstandard.ZstdDecompressor
+) -> bytes:
+    """The bytes in a blob, as many as it should have; ValueError."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown element type {dtype!r}")
     if not isinstance(length, int) or not 0 <= length <= max_length:
         raise ValueError(f"a length of {length!r} where at most {max_length} can be")
     if type(data) is not bytes:
         raise ValueError(f"a {type(data).__name__} where a blob belongs")
-    size = int(dtype[-1])
-    expected = length * size
+    expected = length * int(dtype[-1])
     try:
         declared = zstandard.frame_content_size(data)
         if declared != expected:
             raise ValueError(f"a blob of {declared} bytes where {length} elements take {expected}")
         if expected == 0:
-            return np.zeros(0, dtype=np.int64)
+            return b""
         # python-zstandard refuses a frame that unpacks to more than it declares.
-        raw = zstandard.ZstdDecompressor().decompress(
-            data, max_output_size=expected, allow_extra_data=False
-        )
+        raw: bytes = decompressor.decompress(data, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(f"a damaged blob ({error})") from error
     if len(raw) != expected:
         raise ValueError(f"a blob of {len(raw)} bytes where {length} elements take {expected}")
-    differences = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(size, length).T).view(
-        f"<u{size}"
-    )
-    values = np.cumsum(differences.ravel(), dtype=f"<u{size}").view(dtype)
-    return values.astype(np.int64)
+    return raw
+
+
+def _summed(raws: Sequence[bytes], lengths: Sequence[int], size: int) -> np.ndarray:
+    """The values of arrays, one after the other, int64, from the bytes of their differences."""
+    if size == 1:
+        shuffled = np.frombuffer(b"".join(raws), np.uint8)
+    else:
+        parts = [
+            np.frombuffer(raw, np.uint8).reshape(size, length)
+            for raw, length in zip(raws, lengths, strict=True)
+        ]
+        shuffled = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    differences = np.ascontiguousarray(shuffled.reshape(size, -1).T).view(f"<u{size}").ravel()
+    # one sum over all: what each array begins with is less all before it; unsigned sums wrap
+    sums = np.cumsum(differences, dtype=f"<u{size}")
+    if len(raws) > 1:
+        begins = np.cumsum(lengths) - lengths
+        behind = np.append(np.zeros(1, dtype=sums.dtype), sums)
+        sums -= np.repeat(behind[begins], lengths)
+    return sums.view(f"<i{size}").astype(np.int64)

@@ -55,6 +55,10 @@ class Columns(Mapping[str, np.ndarray]):
         """How many rows the table has."""
         return len(self["id"]) if self._at_once else self._rows
 
+    def has(self, name: str) -> bool:
+        """Whether a column is read already, or would be read with all others."""
+        return self._at_once or name in self._read
+
     def items(self) -> ItemsView[str, np.ndarray]:
         """All columns; those not yet read are read at once."""
         self.read()

@@ -330,7 +330,7 @@ def of_header(meta: dict[str, Any]) -> str:
 
 
 def of_vector(vector: np.ndarray) -> str:
-    """What is wrong with cycles, bytes or counts over tiles."""
+    """What is wrong with cycles, bytes or counts over tiles, of one vector or a table of them."""
     low, high = vector.min(initial=0), vector.max(initial=0)
     if low < 0:
         return f"a tile has {low} of something, fewer than 0"

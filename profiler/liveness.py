@@ -196,15 +196,26 @@ def peaks(
 
     ``fullest_tiles`` False: without ``max_tile`` and ``max_tile_bytes``, in a tenth of the time.
     """
-    max_tile, max_bytes = (np.zeros(steps, dtype=np.int64) for _ in range(2))
     tile_peak, peak_step = _tile_peaks(intervals, steps)
-    if fullest_tiles:
-        for begin, piece in blocks(intervals, 0, steps, always):
-            here = slice(begin, begin + len(piece))
-            max_tile[here] = piece.argmax(axis=1)
-            max_bytes[here] = piece.max(axis=1)
+    max_tile, max_bytes = (
+        fullest_of_steps(intervals, steps, always)
+        if fullest_tiles
+        else (np.zeros(steps, dtype=np.int64) for _ in range(2))
+    )
     totals = _step_totals(intervals, steps) + always.sum()
     return Peaks(totals, max_tile, max_bytes, always + tile_peak, peak_step)
+
+
+def fullest_of_steps(
+    intervals: Intervals, steps: int, always: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The fullest tile at each step, ``always`` (int64[tiles]) included, and its bytes."""
+    max_tile, max_bytes = (np.zeros(steps, dtype=np.int64) for _ in range(2))
+    for begin, piece in blocks(intervals, 0, steps, always):
+        here = slice(begin, begin + len(piece))
+        max_tile[here] = piece.argmax(axis=1)
+        max_bytes[here] = piece.max(axis=1)
+    return max_tile, max_bytes
 
 
 def _step_totals(intervals: Intervals, steps: int) -> np.ndarray:

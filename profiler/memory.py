@@ -248,16 +248,26 @@ def tile_totals(
     both = peaks(None) if interleaved.tile_peak.any() else plain
     always = variables.always()
     total = including_gaps(plain.tile_peak, interleaved.tile_peak, region0_bytes)
-    used = both.tile_peak
+    return columns_of_tiles(total, both.tile_peak, always, both.tile_peak_step, bytes_per_tile)
+
+
+def columns_of_tiles(
+    total: np.ndarray,
+    peak: np.ndarray,
+    always_live: np.ndarray,
+    peak_step: np.ndarray,
+    bytes_per_tile: int,
+) -> dict[str, np.ndarray]:
+    """The columns of ``Report.tiles`` from those that the others follow from."""
     return {
         "tile": np.arange(len(total)),
         "total": total,
-        "total_excluding_gaps": used,
-        "always_live": always,
-        "not_always_live_peak": used - always,
-        "peak": used,
-        "peak_step": both.tile_peak_step,
-        "free": np.maximum(bytes_per_tile - used, 0),
+        "total_excluding_gaps": peak,
+        "always_live": always_live,
+        "not_always_live_peak": peak - always_live,
+        "peak": peak,
+        "peak_step": peak_step,
+        "free": np.maximum(bytes_per_tile - peak, 0),
         "overflow": np.maximum(total - bytes_per_tile, 0),
     }
 

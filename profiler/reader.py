@@ -33,6 +33,7 @@ MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
 MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
 _NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
+_TOGETHER = 512  # vectors that are decoded at once
 _HEADER_BYTES = 100
 _WAL = 2  # read and write version in the header of a database that keeps a write-ahead log
 _MAGIC = b"SQLite format 3\0"
@@ -318,6 +319,21 @@ class Reader:
         answer: str = rows[0][0]
         return answer
 
+    def texts(self, record: type[Any], column: str, ids: list[int]) -> list[str]:
+        """`text` of several rows, in ascending order of these ids, each once."""
+        self._check_columns(record)
+        rows: list[tuple[Any, Any]] = []
+        for at in range(0, len(ids), _TOGETHER):
+            some = ids[at : at + _TOGETHER]
+            marks = ",".join("?" * len(some))
+            rows += self._query(
+                f"SELECT id, {column} FROM main.{record.table} WHERE id IN ({marks}) ORDER BY id",
+                some,
+            )
+        if [id for id, _ in rows] != ids or any(type(text) is not str for _, text in rows):
+            raise self.damaged(f"{record.table}.{column} of some rows is no text")
+        return [text for _, text in rows]
+
     # -- vectors ---
 
     def vector(self, id: int, length: int | None = None) -> np.ndarray:
@@ -340,8 +356,9 @@ class Reader:
                         f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have"
                         " more"
                     )
-            for id, dtype, size, data in self._select("id, dtype, length, data", missing):
-                answers[id] = self._decode(id, dtype, size, data, length)
+            found = self._decoded(self._select("id, dtype, length, data", missing), length)
+            self._cache(found)
+            answers |= found
         for id in wanted:
             if id not in answers:
                 raise self.damaged(f"the vector {id} is missing")
@@ -350,6 +367,47 @@ class Reader:
                     f"the vector {id} has {len(answers[id])} entries instead of {length}"
                 )
         return answers
+
+    def lengths(self, ids: np.ndarray) -> np.ndarray:
+        """How many entries each of these vectors has, as their rows say: int64."""
+        wanted = np.unique(ids)
+        known = dict(self._select("id, length", wanted.tolist()))
+        said = [known.get(id) for id in wanted.tolist()]
+        if any(type(length) is not int or length < 0 for length in said):
+            raise self.damaged("the length of a vector is missing")
+        of_each: np.ndarray = np.array([*said, 0], dtype=np.int64)[np.searchsorted(wanted, ids)]
+        return of_each
+
+    def matrix(self, ids: list[int], length: int) -> np.ndarray:
+        """Vectors of so many entries, a row each: int64[id, entry]. ``ids``: ascending, each once.
+
+        They are not kept for who asks again.
+        """
+        rows = self._select("id, dtype, length, data", ids)
+        rows.sort()
+        if [row[0] for row in rows] != ids or any(row[2] != length for row in rows):
+            known = self.vectors(ids, length)  # which says what is wrong
+            return np.array([known[id] for id in ids], dtype=np.int64).reshape(-1, length)
+        whole = np.empty((len(ids), length), dtype=np.int64)
+        for at in range(0, len(rows), _TOGETHER):
+            some = rows[at : at + _TOGETHER]
+            try:
+                codec.decode_into(whole[at : at + _TOGETHER], [(row[1], row[3]) for row in some])
+            except ValueError:
+                for row in some:
+                    self._decode(row, length)
+                raise
+        return whole
+
+    def _cache(self, arrays: dict[int, np.ndarray]) -> None:
+        """Keep vectors, if they are not too large."""
+        size = sum(array.nbytes for array in arrays.values())
+        if self._vector_bytes + size > VECTOR_CACHE_BYTES:
+            self._vectors.clear()
+            self._vector_bytes = 0
+        if size <= VECTOR_CACHE_BYTES:
+            self._vectors |= arrays
+            self._vector_bytes += size
 
     def _select(self, names: str, ids: list[int]) -> list[tuple[Any, ...]]:
         """Columns of the vectors' table, for some ids."""
@@ -360,18 +418,27 @@ class Reader:
             rows += self._query(f"SELECT {names} FROM main.vectors WHERE id IN ({marks})", some)
         return rows
 
-    def _decode(self, id: int, dtype: Any, size: Any, data: Any, length: int | None) -> np.ndarray:
+    def _decoded(self, rows: list[tuple[Any, ...]], length: int | None) -> dict[int, np.ndarray]:
+        """Rows of the vectors' table as arrays by id, kept for who asks again."""
+        most = codec.MAX_LENGTH if length is None else length
+        arrays: dict[int, np.ndarray] = {}
+        for at in range(0, len(rows), _TOGETHER):
+            some = rows[at : at + _TOGETHER]
+            try:
+                decoded = codec.decode_all([row[1:] for row in some], most)
+            except ValueError:
+                decoded = [self._decode(row, most) for row in some]  # which says of which it is
+            for (id, *_), array in zip(some, decoded, strict=True):
+                array.flags.writeable = False
+                arrays[id] = array
+        return arrays
+
+    def _decode(self, row: tuple[Any, ...], most: int) -> np.ndarray:
+        id, dtype, size, data = row
         try:
-            array = codec.decode(dtype, size, data, codec.MAX_LENGTH if length is None else length)
+            return codec.decode(dtype, size, data, most)
         except ValueError as error:
             raise self.damaged(f"the vector {id} is {error}") from error
-        array.flags.writeable = False
-        if self._vector_bytes + array.nbytes > VECTOR_CACHE_BYTES:
-            self._vectors.clear()
-            self._vector_bytes = 0
-        self._vectors[id] = array
-        self._vector_bytes += array.nbytes
-        return array
 
     # -- errors ---
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, kept, liveness, records, seal, trace
+from profiler import held, held_memory, integrity, kept, liveness, records, seal, trace
 from profiler.columns import Check, Columns
 from profiler.executed import Executed, Named, Spent, spent
 from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
 from profiler.lock import is_being_written
-from profiler.memory import IpuVariables, by_kind, tile_totals
+from profiler.memory import IpuVariables, by_kind, columns_of_tiles, tile_totals
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
 
@@ -52,6 +52,7 @@ _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
     *("start", "stop"),
 )
+_FEW_NAMES = 4000  # that are read one by one
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
@@ -99,6 +100,7 @@ class Report:
         self._lock = threading.RLock()
         self._columns: dict[type[Any], Columns] = {}
         self._kept: dict[Any, Any] = {}
+        self._names_asked: dict[type[Any], int] = {}
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def close(self) -> None:
@@ -291,6 +293,23 @@ class Report:
     def steps_in_order(self, name: str) -> np.ndarray:
         """One column of `program_steps` that needs no sums over tiles; only that column is read."""
         return self._keep(("steps in order", name), lambda: self._in_order(self._step_column(name)))
+
+    def steps_of_ipu(self, ipu: int, *names: str) -> dict[str, np.ndarray]:
+        """`steps_in_order` of one IPU: several columns by name, of its steps by position."""
+        self._check_ipu(ipu)
+        end = int(self.steps_of_ipus[: ipu + 1].sum())
+        here = slice(end - int(self.steps_of_ipus[ipu]), end)
+        return {name: self.steps_in_order(name)[here] for name in names}
+
+    def activity_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
+        """Active tiles of each of an IPU's steps, and the bytes that they send together."""
+        columns = self.steps_of_ipu(ipu, *_VECTORS_OF_STEPS)
+        cycles, received, sent = (columns[name] for name in _VECTORS_OF_STEPS)
+        bytes_out, _, senders = self._sums_of_steps(sent)
+        _, _, receivers = self._sums_of_steps(received)
+        _, _, busy = self._sums_of_steps(cycles)
+        self._sound(integrity.of_sums("program_steps", bytes_out))
+        return np.where(cycles < 0, np.maximum(receivers, senders), busy), bytes_out
 
     def _in_order(self, of_steps: np.ndarray) -> np.ndarray:
         order = self._program_order
@@ -568,7 +587,7 @@ class Report:
         """The number of rows that `steps` would have, which it refuses above `MAX_SLICES`."""
         return self._keep(
             ("step count", run, ipu, iteration),
-            lambda: trace.slice_count(self._tasks(run, ipu, iteration), self._bodies),
+            lambda: int(self._steps_of_bodies[self._tasks(run, ipu, iteration).body].sum()),
         )
 
     def steps(
@@ -801,8 +820,7 @@ class Report:
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes per tile, as defined by `profiler.memory.tile_totals`."""
-        alike = self._ipu(ipu).alike
-        return self._keep(("tiles", alike), lambda: _frame(self.tile_columns(ipu)))
+        return self._keep(("tiles", ipu), lambda: _frame(self.tile_columns(ipu)))
 
     def tile_columns(self, ipu: int) -> dict[str, np.ndarray]:
         """The columns of `tiles`: int64[tile] each. Callers must not modify them."""
@@ -816,8 +834,18 @@ class Report:
                 lambda region: self._tile_peaks(variables, region),
             )
 
+        self._check_ipu(ipu)
+        known = self._keep(("held tile columns", ipu), lambda: self._held_tiles(ipu))
+        if known is not None:
+            return known
         variables = self._ipu(ipu)
         return self._keep(("tile columns", variables.alike), make)
+
+    def _held_tiles(self, ipu: int) -> dict[str, np.ndarray] | None:
+        known = held_memory.tiles(self, ipu)
+        if known is None:
+            return None
+        return columns_of_tiles(**known, bytes_per_tile=self.target.bytes_per_tile)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
@@ -836,6 +864,9 @@ class Report:
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
         """`profiler.memory.by_kind` at the IPU's peak step, computed once for equal IPUs."""
+        known = self._keep("held kinds", lambda: held_memory.kinds(self))
+        if known is not None and ipu in known:
+            return known[ipu]
         variables = self._ipu(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
@@ -852,23 +883,30 @@ class Report:
         """
 
         def make() -> pd.DataFrame:
-            steps, peaks = self.program_steps(ipu), self._peaks(ipu)
-            always = np.full(len(steps), self._ipu(ipu).always().sum())
+            steps = self.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
+            total = self.live_bytes(ipu)
+            max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
+            always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
             return _frame(
                 {
-                    **{
-                        name: steps[name]
-                        for name in ("position", "name", "op", "block", "direction")
-                    },
+                    **steps,
                     "always_live": always,
-                    "not_always_live": peaks.step_total - always,
-                    "total": peaks.step_total,
-                    "max_tile": peaks.max_tile,
-                    "max_tile_bytes": peaks.max_tile_bytes,
+                    "not_always_live": total - always,
+                    "total": total,
+                    "max_tile": max_tile,
+                    "max_tile_bytes": max_tile_bytes,
                 }
             )
 
         return self._keep(("liveness", ipu), make)
+
+    def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
+        """The fullest tile at each step of an IPU, and its bytes."""
+        known = held_memory.fullest_of_steps(self, ipu)
+        if known is not None:
+            return known
+        variables = self._ipu(ipu)
+        return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
     def liveness_map(
         self,
@@ -886,14 +924,20 @@ class Report:
         """
         if what not in ("total", "not_always_live"):
             raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
-        variables = self._ipu(ipu)
-        first, last = _bounds(steps, variables.steps, "steps")
+        self._check_ipu(ipu)
+        first, last = _bounds(steps, int(self.steps_of_ipus[ipu]), "steps")
         left, right = _bounds(tiles, self._tiles, "tiles")
         if shape is not None and min(shape) < 1:
             raise ValueError(f"shape must be at least (1, 1), not {shape}")
 
+        every = (first, left, last, right) == (0, 0, self.steps_of_ipus[ipu], self._tiles)
+        is_first = not ipu and every and what == "total" and shape == held_memory.FIRST_SHAPE
+
         def make() -> np.ndarray:
-            here = slice(left, right)
+            known = held_memory.first_map(self) if is_first else None
+            if known is not None:
+                return known
+            variables, here = self._ipu(ipu), slice(left, right)
             always = variables.always()[here] if what == "total" else None
             size = shape or (last - first, right - left)
             return resampled(variables.intervals.on_tiles(here), first, last, size, always)
@@ -914,6 +958,10 @@ class Report:
             total: np.ndarray = variables.always().sum() + np.cumsum(changes[:-1])
             return total
 
+        self._check_ipu(ipu)
+        known = held_memory.live_bytes(self, ipu)
+        if known is not None:
+            return known
         variables = self._ipu(ipu)
         return self._keep(("live bytes", ipu), make)
 
@@ -922,24 +970,76 @@ class Report:
 
         ``bytes`` counts the given tile, or the sum over all tiles.
         """
-        variables = self._ipu(ipu)
-        if not 0 <= step < max(1, variables.steps):
-            raise IndexError(f"IPU {ipu} has steps 0 to {variables.steps - 1}, not {step}")
-        if tile is not None and not 0 <= tile < self._tiles:
-            raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
-        vectors = variables.vectors.sum(axis=1) if tile is None else variables.vectors[:, tile]
-        size = vectors[variables.vector]
-        rows = np.flatnonzero(variables.live(step) & (size > 0))
-        rows = rows[np.argsort(-size[rows], kind="stable")]
-        chosen = self.variables.loc[variables.id[rows]]
-        names = ("name", "category", "role", "op", "block")
+        rows, size = self.bytes_of_variables(ipu, tile)
+        steps = int(self.steps_of_ipus[ipu])
+        if not 0 <= step < max(1, steps):
+            raise IndexError(f"IPU {ipu} has steps 0 to {steps - 1}, not {step}")
+        columns = self._table(records.Variable)
+        columns.read("id", "always_live", "start", "stop", "category", "role", "op", "block")
+        start, stop = columns["start"][rows], columns["stop"][rows]
+        live = (columns["always_live"][rows] != 0) | ((start <= step) & (step < stop))
+        there = np.flatnonzero(live & (size > 0))
+        there = there[np.argsort(-size[there], kind="stable")]
+        rows, size = rows[there], size[there]
         return _frame(
             {
-                "variable": variables.id[rows],
-                **{name: chosen[name].array for name in names},
-                "bytes": size[rows],
+                "variable": columns["id"][rows],
+                "name": self.names_at(records.Variable, rows),
+                **{name: columns[name][rows] for name in ("category", "role", "op", "block")},
+                "bytes": size,
             }
         )
+
+    def bytes_of_variables(
+        self, ipu: int, tile: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """An IPU's variables, as rows of their table, and their bytes on a tile (None: on all).
+
+        Only the vectors of these are read.
+        """
+        self._check_ipu(ipu)
+        if tile is not None and not 0 <= tile < self._tiles:
+            raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
+        rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
+        ids, vectors = self._keep(("vectors of", ipu), lambda: self._vectors_of(rows))
+        size = vectors.sum(axis=1) if tile is None else vectors[:, tile]
+        of_rows: np.ndarray = size[
+            np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][rows])
+        ]
+        self._sound(integrity.of_sums("variables", of_rows))
+        return rows, of_rows
+
+    def _vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sorted ids of the distinct vectors of some variables, and the vectors."""
+        if "_variable_vectors" in self.__dict__:
+            return self._variable_vectors[:2]
+        unique = np.unique(self._table(records.Variable)["tile_bytes"][rows])
+        return unique, self._matrix(unique)
+
+    def names_at(self, record: type[Any], rows: np.ndarray) -> np.ndarray:
+        """Names of some rows of a table; while few were asked for, the others are not read."""
+        columns = self._table(record)
+        with self._lock:
+            asked = self._names_asked.get(record, 0) + len(rows)
+            self._names_asked[record] = asked
+        if asked > _FEW_NAMES or columns.has("name"):
+            return columns["name"][rows]
+        ids, which = np.unique(columns["id"][rows], return_inverse=True)
+        texts = np.array([*self._reader.texts(record, "name", ids.tolist()), None], dtype=object)
+        named: np.ndarray = texts[which]
+        return named
+
+    def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
+        """Rows of a table by their ids, -1 where it has none: int64."""
+        known = self._table(record)["id"]
+        return _lookup(np.asarray(ids), known, np.arange(len(known)), -1)
+
+    def op_names(self, ids: np.ndarray) -> np.ndarray:
+        """Names of operators by their ids, "" of what is none; of few, only these are read."""
+        rows = self.rows_of(records.Op, ids)
+        names = np.full(len(rows), "", dtype=object)
+        names[rows >= 0] = self.names_at(records.Op, rows[rows >= 0])
+        return names
 
     # -- columns behind the frames, for the rest of this package ---
 
@@ -985,6 +1085,27 @@ class Report:
             said = self.worked_out(name)
             known = None if said is None else read(said)
             return make() if known is None else known
+
+        return self.once(name, answer)
+
+    def held_columns(self, name: str, kinds: Mapping[str, str]) -> dict[str, np.ndarray] | None:
+        """Columns that the file holds as an answer (`profiler.held`); None where it holds none."""
+        key = f"held {name}"
+        return self.once(key, lambda: held.read(self.worked_out(name), kinds))
+
+    def answered_columns(
+        self,
+        name: str,
+        kinds: Mapping[str, str],
+        make: Callable[[], held.ByName],
+        sound: Callable[[Mapping[str, np.ndarray]], bool] = lambda _: True,
+    ) -> dict[str, np.ndarray]:
+        """`answered` for columns. ``sound``: whether they are ones that can be."""
+
+        def answer() -> dict[str, np.ndarray]:
+            columns = self.held_columns(name, kinds)
+            known = columns is not None and sound(columns)
+            return columns if columns is not None and known else held.normal(make(), kinds)
 
         return self.once(name, answer)
 
@@ -1093,6 +1214,14 @@ class Report:
         stored = self._table(records.Step)
         self._sound(integrity.of_bodies(steps, columns["ipu"], stored["id"], stored["ipu"]))
         return steps, [vectors[id] for id in columns["starts"].tolist()]
+
+    @cached_property
+    def _steps_of_bodies(self) -> np.ndarray:
+        """How many entries `_bodies` has of each body, without reading them: int64[body]."""
+        if "_bodies" in self.__dict__:
+            return self._bodies.count
+        lengths = self._reader.lengths(self._table(records.Body)["steps"])
+        return np.maximum(1, lengths)  # a wait has one
 
     @cached_property
     def _bodies(self) -> Bodies:
@@ -1213,9 +1342,13 @@ class Report:
 
         Raises `ProfileError` for other unknown ids.
         """
-        at = np.searchsorted(known, ids, sorter=order)
-        at[at == len(known)] = 0
-        fits = known[order][at] == ids if len(known) else np.zeros(len(ids), dtype=bool)
+        if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
+            fits = (ids >= 0) & (ids < len(known))
+            at = np.where(fits, ids, 0)
+        else:
+            at = np.searchsorted(known, ids, sorter=order)
+            at[at == len(known)] = 0
+            fits = known[order][at] == ids if len(known) else np.zeros(len(ids), dtype=bool)
         wrong = ~(fits | ((ids < 0) & waits))
         if wrong.any():
             raise self._reader.damaged(f"{what} {ids[wrong][0]}, which is missing")
@@ -1240,12 +1373,10 @@ class Report:
         """Columns of the tasks, or of rows derived from them."""
         at = np.arange(len(tasks)) if rows is None else rows
         body = tasks.body[at]
-        cycles = self.pipeline_cycles(run) if len(tasks) else None
         phase = np.full(len(tasks), len(records.PHASES))
-        if cycles is not None and len(cycles):
-            codes = {name: i for i, name in enumerate(records.PHASES)}
-            code = np.array([codes.get(name, len(codes)) for name in cycles["phase"]])
-            phase = _lookup(tasks.pipeline_cycle, cycles["position"].to_numpy(), code, len(codes))
+        if len(tasks) and len(self.pipeline_cycles(run)):
+            position, code = self._keep(("phases", run), lambda: self._phases_of(run))
+            phase = _lookup(tasks.pipeline_cycle, position, code, len(records.PHASES))
         columns = self._table(records.Body)
         return {
             "iteration": tasks.iteration[at],
@@ -1258,6 +1389,13 @@ class Report:
             "micro_batch": tasks.micro_batch[at],
         }
 
+    def _phases_of(self, run: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of a run's pipeline cycles, and of each its place in `records.PHASES`."""
+        cycles = self.pipeline_cycles(run)
+        codes = {name: i for i, name in enumerate(records.PHASES)}
+        code = np.array([codes.get(name, len(codes)) for name in cycles["phase"].tolist()])
+        return cycles["position"].to_numpy(), code
+
     # -- IPUs ---
 
     def _all_ipus(self, ipu: int | None) -> Iterable[int]:
@@ -1266,9 +1404,12 @@ class Report:
     def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
         return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
 
-    def _ipu(self, ipu: int) -> IpuVariables:
+    def _check_ipu(self, ipu: int) -> None:
         if not 0 <= ipu < self.target.num_ipus:
             raise IndexError(f"{self.path} has IPUs 0 to {self.target.num_ipus - 1}, not {ipu}")
+
+    def _ipu(self, ipu: int) -> IpuVariables:
+        self._check_ipu(ipu)
         return self._keep(("ipu", ipu), lambda: self._load_ipu(ipu))
 
     def _load_ipu(self, ipu: int) -> IpuVariables:
@@ -1277,7 +1418,7 @@ class Report:
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
         here = {name: columns[name][rows] for name in names}
-        steps = int(self._steps_of_ipus[ipu])
+        steps = int(self.steps_of_ipus[ipu])
         always = here["always_live"] != 0
         _, vectors, sums = self._variable_vectors
         row = self._vector_of_variables[rows]
@@ -1331,7 +1472,7 @@ class Report:
         )
 
     @cached_property
-    def _steps_of_ipus(self) -> np.ndarray:
+    def steps_of_ipus(self) -> np.ndarray:
         """Program steps of each IPU: int64[IPU], 0 for those of the replicas after the first."""
         return np.bincount(self._steps["ipu"], minlength=self.target.num_ipus)
 
@@ -1354,19 +1495,19 @@ class Report:
         int64[vector, tile]. Equal tensors of equal layers share a vector, so there are few.
         """
         unique = np.unique(self._table(records.Variable)["tile_bytes"])
-        by_id = self._over_tiles(unique)
-        vectors = np.array([by_id[id] for id in unique.tolist()], dtype=np.int64)
-        vectors = vectors.reshape(-1, self._tiles)
-        vectors.flags.writeable = False
+        vectors = self._matrix(unique)
         return unique, vectors, vectors.sum(axis=1)
+
+    def _matrix(self, ids: np.ndarray) -> np.ndarray:
+        """Vectors over tiles by id, a row each: int64[id, tile], read-only."""
+        vectors = self._reader.matrix(ids.tolist(), self._tiles)
+        self._sound(integrity.of_vector(vectors))
+        vectors.flags.writeable = False
+        return vectors
 
     @cached_property
     def _totals(self) -> Totals:
         return Totals(self._variable_vectors[1])
-
-    def _peaks(self, ipu: int) -> Peaks:
-        variables = self._ipu(ipu)
-        return self._keep(("peaks", ipu), variables.peaks)
 
     # -- what is kept ---
 

@@ -14,11 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from profiler import kept, records
+import numpy as np
+
+from profiler import held, held_memory, kept, records
 from profiler.advise import basis_of, search
 from profiler.analysis import hierarchy, memory, waits_in_short
+from profiler.analysis.critical_path import worked_out as of_path
+from profiler.analysis.kinds import worked_out as of_kinds
+from profiler.analysis.operators import worked_out as of_operators
+from profiler.analysis.pod import worked_out as of_pod
+from profiler.analysis.program import worked_out as of_program
+from profiler.held_memory import FIRST_SHAPE, of_tiles
 from profiler.insights import insights, kept_insights
-from profiler.rebalance import known_split
+from profiler.rebalance import Costs, known_memory, known_split
 from profiler.report import SUMS, Report, open_report
 
 LEAST_STEPS = 1 << 14  # program steps of a profile: below, its answers take no second
@@ -46,14 +54,36 @@ def worked_out(report: Report) -> dict[str, Any]:
         kept_insights.NAME: kept_insights.plain(insights(report)),
         SUMS: report.sums_over_tiles[1].tolist(),
         memory.FULLEST: memory.fullest_tiles(report).tolist(),
+        **_of_memory(report),
+        **of_operators(report),
+        **of_program(report),
     }
     if len(report.runs):
+        found |= of_pod(report) | of_path(report) | of_kinds(report)
         found[waits_in_short.NAME] = waits_in_short.of(report).plain()
-        found[hierarchy.LEAVES] = hierarchy.plain(hierarchy.leaves_together(report))
-    with suppress(ValueError):  # no Blocks, or phases that a file does not say
+        found |= hierarchy.worked_out(report)
+    with suppress(ValueError):  # no Blocks
+        found[known_memory.NAME] = known_memory.plain(Costs.from_report(report).memory)
+    with suppress(ValueError):  # ... or phases that a file does not say
         found |= search.worked_out(basis_of(report))
         found[known_split.NAME] = known_split.plain(known_split.known_split(report))
     return found
+
+
+def _of_memory(report: Report) -> dict[str, Any]:
+    """What `held_memory` reads."""
+    ipus = range(report.target.ipus_per_replica)
+    rows, first = report.memory(), report.liveness(0)
+    answers: dict[str, dict[str, Any]] = {
+        held_memory.LIVE: {"bytes": np.concatenate([report.live_bytes(ipu) for ipu in ipus])},
+        held_memory.KINDS: {name: rows[name] for name in held_memory.OF_KINDS},
+        held_memory.FULLEST_AT: {name: first[name] for name in ("max_tile", "max_tile_bytes")},
+        held_memory.MAP: {"bytes": report.liveness_map(0, shape=FIRST_SHAPE).ravel()},
+    }
+    for ipu in ipus:
+        columns = report.tile_columns(ipu)
+        answers[of_tiles(ipu)] = {name: columns[name] for name in held_memory.OF_TILES}
+    return {name: held.plain(columns) for name, columns in answers.items()}
 
 
 def otherwise(report: Report) -> list[str]:

@@ -49,6 +49,7 @@ from viewer.pages import (
     trace,
 )
 from viewer.pages.common import Page, View
+from viewer.process import settle
 from viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
@@ -117,6 +118,7 @@ def create_app(
 def serve(app: Dash, host: str, port: int) -> None:
     """Serve until the process is interrupted, without a word; `Dash.run` prints five lines."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+    settle()
     run_simple(host, port, app.server, threaded=True)
 
 

@@ -121,8 +121,11 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
     from profiler import open_report
     from viewer.app import PAGES, create_app
     from viewer.first_answers import FirstAnswers
+    from viewer.process import settle
 
-    first = FirstAnswers(create_app(open_report(path)))
+    app = create_app(open_report(path))
+    settle()  # as `ipu-report view` does
+    first = FirstAnswers(app)
     answers = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})

@@ -29,6 +29,7 @@ _DOUBT_OF_PRECISION = 0.2
 _DOUBT_OF_SIZE = 0.4
 _DOUBT_OF_MEMORY = 0.12
 _FEW_STAGES = 16  # up to which another split is looked for
+NAME = "advice"  # name of the answer
 _ROUNDS = 3  # of settings for a split, and a split for the settings
 
 
@@ -78,28 +79,40 @@ def advise(report: Report, samples: int = 0, splits: bool = True) -> Advised:
     ``samples``: most of a weight update (0: `MORE` times the present). ``splits``: other splits
     are looked for. ValueError where the profile has no costs to predict from.
     """
-    return advise_on(basis_of(report), samples, splits)
+    known = report.once("known advice", lambda: _known(report)) if not samples and splits else None
+    return known or advise_on(basis_of(report), samples, splits)
+
+
+def _known(report: Report) -> Advised | None:
+    """What the file holds of `advise`, unless something else is asked for."""
+    said = report.worked_out(NAME)
+    return None if said is None else _read(said)
 
 
 def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
     """`advise` for a profile that was already read: worked out once for the report."""
     limit = samples or MORE * basis.costs.samples * basis.costs.micro_batches
-    splits = splits and len(set(basis.present.ipus)) <= _FEW_STAGES
+    splits = splits and _usual_splits(basis)
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
         return _advise_on(basis, limit, splits)
-    name = _name(limit, splits)
-    return basis.report.answered(name, _read, lambda: _advise_on(basis, limit, splits))
+    name = f"advice on at most {limit} samples, splits: {splits}"
+
+    def make() -> Advised:
+        as_usual = not samples and splits == _usual_splits(basis)
+        known = _known(basis.report) if as_usual else None
+        return known or _advise_on(basis, limit, splits)
+
+    return basis.report.once(name, make)
+
+
+def _usual_splits(basis: Basis) -> bool:
+    """Whether other splits are looked for where the caller does not say."""
+    return len(set(basis.present.ipus)) <= _FEW_STAGES
 
 
 def worked_out(basis: Basis) -> dict[str, Any]:
     """`advise_on` as a profile holds it (`profiler.worked_out`), by its name there."""
-    limit = MORE * basis.costs.samples * basis.costs.micro_batches
-    splits = len(set(basis.present.ipus)) <= _FEW_STAGES
-    return {_name(limit, splits): asdict(advise_on(basis))}
-
-
-def _name(limit: int, splits: bool) -> str:
-    return f"advice on at most {limit} samples, splits: {splits}"
+    return {NAME: asdict(advise_on(basis))}
 
 
 def _read(said: Any) -> Advised | None:

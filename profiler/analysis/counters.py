@@ -25,35 +25,42 @@ class OfSteps:
 
 def of_steps(report: Report, ipu: int) -> OfSteps:
     """Counters of the steps of one IPU of a replica. IndexError if there is no such IPU."""
-    steps = report.program_steps(ipu)
-    order = np.argsort(steps["step"].to_numpy(), kind="stable")
-    across = (steps["kind"] == "global exchange").to_numpy()
+    steps = report.steps_of_ipu(ipu, "step", "kind")
+    active, sent = report.activity_of_steps(ipu)
+    order = np.argsort(steps["step"], kind="stable")
     columns = (
-        steps["step"].to_numpy(),
+        steps["step"],
         report.live_bytes(ipu),
-        steps["active_tiles"].to_numpy(),
-        np.where(across, steps["bytes_out"].to_numpy(), 0),
+        active,
+        np.where(steps["kind"] == "global exchange", sent, 0),
     )
     return OfSteps(*(column[order] for column in columns))
 
 
-def at_slices(known: OfSteps, step: np.ndarray, name: str) -> np.ndarray:
-    """A field of `OfSteps` for executed steps in time order; int64, one entry a slice.
+def at_slices(known: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``live, tiles, link`` of `OfSteps` for executed steps in time order; an entry a slice.
 
     While an IPU waits (step -1), what it held before stays live; no tile is active and nothing is
     sent.
     """
-    values = getattr(known, name)
-    if not len(known.step):
-        return np.zeros(len(step), dtype=np.int64)
-    at = np.searchsorted(known.step, step).clip(0, len(known.step) - 1)
-    there = known.step[at] == step
-    values_there = np.where(there, values[at], 0)
-    if name != "live" or not len(step):
-        return values_there
-    last = np.maximum.accumulate(np.where(there, np.arange(len(step)), -1))
-    first = values[at[int(there.argmax())]] if there.any() else 0
-    return np.where(last >= 0, values_there[last], first)
+    none = np.zeros(len(step), dtype=np.int64)
+    if not len(known.step) or not len(step):
+        return none, none, none
+    low, high = known.step[[0, -1]].tolist()
+    if high - low == len(known.step) - 1:  # the ids count, as the engine's do
+        at = step - low
+        there = (at >= 0) & (at < len(known.step))
+    else:
+        at = np.searchsorted(known.step, step).clip(0, len(known.step) - 1)
+        there = known.step[at] == step
+    if there.all():
+        return known.live[at], known.tiles[at], known.link[at]
+    # one entry more, of what is no step
+    place = np.where(there, at, len(known.step))
+    tiles, link = (np.append(values, 0)[place] for values in (known.tiles, known.link))
+    first = int(there.argmax())  # which what is before it holds as well
+    last = np.maximum.accumulate(np.where(there, np.arange(len(step)), first))
+    return np.where(there.any(), known.live[place[last] % len(known.step)], 0), tiles, link
 
 
 def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -14,13 +14,15 @@ Otherwise it goes to the longest of the tasks that end there, then to the lowest
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
+from profiler import held, records
 from profiler.enums import BodyTask, Purpose
+from profiler.held import INT
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ _OF_KIND = {
 }
 
 
+ON_IPUS = "critical path over IPUs"  # name of the answer
+_ON_IPUS = dict.fromkeys(("ipu", "start", "end"), INT)
 _IDS = ("ipu", "stage", "step", "op", "tensor")
 _BY_STEP = (
     *(
@@ -148,6 +152,46 @@ def chain_through(tasks: pd.DataFrame) -> Chain:
     start, end = (tasks[name].to_numpy() - origin for name in ("start", "end"))
     total = int(end.max(initial=0))
     return chain(tasks["ipu"].to_numpy(), start, end, rank, total)
+
+
+def on_ipus(tasks: pd.DataFrame, chain: Chain) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the chain runs (`chain_of`), pieces on one IPU as one: IPU, start and end of each."""
+    known = chain.task >= 0
+    ipu = tasks["ipu"].to_numpy()[chain.task[known]]
+    start, end = chain.start[known], chain.end[known]
+    first = np.flatnonzero(np.append([True], ipu[1:] != ipu[:-1])[: len(ipu)])
+    last = np.append(first[1:], len(ipu))[: len(first)] - 1
+    return ipu[first], start[first], end[last]
+
+
+def path_on_ipus(
+    report: Report, run: int = 0, iteration: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`on_ipus` of a device iteration, from its beginning.
+
+    All device iterations of a run are alike; a large profile has that of its first run worked out.
+    """
+
+    def make() -> dict[str, np.ndarray]:
+        return dict(zip(_ON_IPUS, on_ipus(*chain_of(report, run, iteration)), strict=True))
+
+    def sound(columns: Mapping[str, np.ndarray]) -> bool:
+        ipu, start, end = (columns[name] for name in _ON_IPUS)
+        some = ipu.min(initial=0) >= 0 and ipu.max(initial=0) < report.target.num_ipus
+        in_order = (start[1:] >= end[:-1]).all() and (end >= start).all()
+        return bool(some and in_order and start.min(initial=0) >= 0)
+
+    if run:
+        ipu, start, end = make().values()
+        return ipu, start, end
+    columns = report.answered_columns(ON_IPUS, _ON_IPUS, make, sound)
+    return columns["ipu"], columns["start"], columns["end"]
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    path = on_ipus(*chain_of(report))
+    return {ON_IPUS: held.plain(dict(zip(_ON_IPUS, path, strict=True)))}
 
 
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:

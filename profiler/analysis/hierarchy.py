@@ -6,7 +6,7 @@ A leaf is a path of names and a number; a tree adds up its leaves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from profiler import held
 from profiler.analysis.critical_path import spent_by_step
 from profiler.enums import Role
+from profiler.held import INT, TEXT
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "aten": ("aten", "module", "operator"),
 }
 LEAVES = "leaves of layers together"  # name of the answer
+LOOK = "layers together"  # ... and of what is seen of them first
+_OF_LOOK = {
+    **dict.fromkeys(("parent", "value", "before", "width", "inside"), INT),
+    **dict.fromkeys(("name", "kind"), TEXT),
+}
+NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
@@ -364,6 +372,87 @@ def visible(nodes: dict[Path, Node], at: Path, least: float, most: int = 3000) -
                 shown.append(_together(parent.path, narrow))
         level = below
     return shown
+
+
+@dataclass(frozen=True)
+class Look:
+    """A tree as it is seen from one node: what is ``shown`` (`visible`), and what it is made of.
+
+    ``inside``: its children, widest first; ``opens``: which of them have children themselves.
+    """
+
+    shown: list[Node]
+    inside: list[Node]
+    opens: frozenset[Path]
+
+
+def look(nodes: dict[Path, Node], at: Path) -> Look:
+    """The tree from a node on, without what is narrower than a pixel."""
+    inside = [node for path, node in nodes.items() if len(path) == len(at) + 1]
+    inside = [node for node in inside if node.path[: len(at)] == at and node.width]
+    inside.sort(key=lambda one: -one.width)
+    above = {path[:-1] for path in nodes if path}
+    opens = frozenset(node.path for node in inside if node.path in above)
+    return Look(visible(nodes, at, NARROWEST), inside, opens)
+
+
+def first_look(report: Report) -> Look:
+    """All of `leaves_together`; a large profile has it worked out."""
+
+    def make() -> dict[str, np.ndarray]:
+        return _columns(look(tree(leaves_together(report)), ()))
+
+    columns = report.answered_columns(LOOK, _OF_LOOK, make, _sound)
+    numbers = (columns[name].tolist() for name in ("value", "before", "width", "kind"))
+    parents, names, inside = (columns[name].tolist() for name in ("parent", "name", "inside"))
+    paths: list[Path] = []
+    for parent, name in zip(parents, names, strict=True):
+        paths.append((*paths[parent], name) if parent >= 0 else ())
+    nodes = [*map(Node._make, zip(paths, *numbers, strict=True))]
+    return Look(
+        [node for node, role in zip(nodes, inside, strict=True) if role == _SHOWN],
+        [node for node, role in zip(nodes, inside, strict=True) if role != _SHOWN],
+        frozenset(path for path, role in zip(paths, inside, strict=True) if role == _OPENS),
+    )
+
+
+_SHOWN, _LEAF_INSIDE, _OPENS = range(3)
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    leaves = leaves_together(report)
+    return {LEAVES: plain(leaves), LOOK: held.plain(_columns(look(tree(leaves), ())))}
+
+
+def _columns(of: Look) -> dict[str, np.ndarray]:
+    """A look from the root, parents before children; what is inside comes last."""
+    row = {node.path: at for at, node in enumerate(of.shown)}
+    nodes = [*of.shown, *of.inside]
+    inside = [_SHOWN] * len(of.shown)
+    inside += [_OPENS if node.path in of.opens else _LEAF_INSIDE for node in of.inside]
+    numbers = {
+        "parent": [row[node.path[:-1]] if node.path else -1 for node in nodes],
+        **{name: [getattr(node, name) for node in nodes] for name in ("value", "before", "width")},
+        "inside": inside,
+    }
+    texts = {
+        "name": [node.path[-1] if node.path else "" for node in nodes],
+        "kind": [node.kind for node in nodes],
+    }
+    return {name: np.array(values, dtype=np.int64) for name, values in numbers.items()} | {
+        name: np.array(values, dtype=object) for name, values in texts.items()
+    }
+
+
+def _sound(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether these can be nodes from the root on, each after its parent."""
+    parent, inside = columns["parent"], columns["inside"]
+    if not len(parent) or parent[0] != -1 or inside[0] != _SHOWN:
+        return False
+    before = (parent[1:] >= 0).all() and (parent < np.arange(len(parent))).all()
+    least = min(columns[name].min() for name in ("value", "before", "width"))
+    return bool(before and least >= 0 and 0 <= inside.min() <= inside.max() <= _OPENS)
 
 
 def _together(parent: Path, nodes: Iterable[Node]) -> Node:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler import held
 from profiler.enums import Direction, Role
+from profiler.held import FLOAT, INT, TEXT
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
+BY_ATEN = "operators by ATen"  # name of the answer
+_OF_GROUPS = {
+    "aten": TEXT,
+    "operators": INT,
+    "cycles": INT,
+    "share": FLOAT,
+    "flops": INT,
+    "exchanged": FLOAT,
+}
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 
@@ -53,6 +64,51 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
     )
     frame = frame.join(_roofline(report, ops, steps))
     return frame.sort_values("cycles", ascending=False, kind="stable")
+
+
+def named(operators: pd.DataFrame, by: str) -> pd.Series[str]:
+    """The group of each operator (`operators`), by one of its columns: "none" where it has none."""
+    return operators[by].astype(str).replace("", "none")
+
+
+def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Operators summed by one of their columns, most cycles first.
+
+    That column, ``operators`` (how many), ``cycles, share, flops`` and ``exchanged``.
+    """
+    table = (
+        operators.assign(**{by: named(operators, by)})
+        .groupby(by, as_index=False, sort=False)
+        .agg(
+            operators=("cycles", "size"),
+            cycles=("cycles", "sum"),
+            share=("share", "sum"),
+            flops=("flops", "sum"),
+            exchanged=("exchanged", "sum"),
+        )
+    )
+    return table.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+
+
+def by_aten(report: Report) -> pd.DataFrame:
+    """All operators by what ATen calls them (`grouped`); a large profile has it worked out."""
+    import pandas as pd
+
+    columns = report.answered_columns(
+        BY_ATEN, _OF_GROUPS, lambda: grouped(operators(report), "aten"), _sound
+    )
+    return pd.DataFrame(columns).astype({"aten": "str"})
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    return {BY_ATEN: held.plain(grouped(operators(report), "aten"))}
+
+
+def _sound(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether these can be groups."""
+    numbers = (name for name, kind in _OF_GROUPS.items() if kind != TEXT)
+    return all(columns[name].min(initial=0) >= 0 for name in numbers)
 
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:

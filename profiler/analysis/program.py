@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
+from profiler import held, records
 from profiler.enums import Purpose
+from profiler.held import INT, TEXT
 from profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
+
+TOP = "top of the program"  # name of the answer
+OPENED = 3  # levels of nodes that are open before one is closed
+MOST_OPENED = 20_000  # rows that are seen of them
+_OF_NODES = ("id", "depth", "below", "ipu", "position", "cycles", "repeat", "name", "type")
+_KINDS = {**dict.fromkeys(("count", *_OF_NODES), INT), "name": TEXT, "type": TEXT}
+
+
+def depths(parents: np.ndarray) -> np.ndarray:
+    """How deep each node of a tree lies that is listed depth-first, a root 0: int64.
+
+    ``parents``: row of each node's parent, -1 for a root.
+    """
+    depth, above = (parents >= 0).astype(np.int64), parents
+    while (there := above >= 0).any():  # each time, twice as far up
+        depth = depth + np.where(there, depth[above], 0)
+        above = np.where(there, above[above], -1)
+    return depth
 
 
 def subtree_ends(parents: np.ndarray) -> np.ndarray:
@@ -19,12 +40,14 @@ def subtree_ends(parents: np.ndarray) -> np.ndarray:
 
     ``parents``: row of each node's parent, -1 for a root. int64, exclusive.
     """
-    size = [1] * len(parents)
-    above = parents.tolist()
-    for row in range(len(size) - 1, -1, -1):
-        if above[row] >= 0:
-            size[above[row]] += size[row]
-    return np.arange(len(size), dtype=np.int64) + np.array(size, dtype=np.int64)
+    depth = depths(parents)
+    size = np.ones(len(parents), dtype=np.int64)
+    by_depth = np.argsort(depth, kind="stable")
+    edges = np.append(0, np.cumsum(np.bincount(depth)))
+    for level in range(len(edges) - 2, 0, -1):
+        rows = by_depth[edges[level] : edges[level + 1]]
+        np.add.at(size, parents[rows], size[rows])
+    return np.arange(len(size), dtype=np.int64) + size
 
 
 def parents_of(tree: pd.DataFrame) -> np.ndarray:
@@ -51,6 +74,87 @@ def program_cycles(report: Report) -> np.ndarray:
     order = np.argsort(leaf, kind="stable")
     order = order[leaf[order] >= 0]
     return _longest_of_ipus(leaf[order], steps["ipu"][order], spent[order], ends)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of the program tree, depth-first: ``count`` of the whole tree, of which some are here.
+
+    An entry a node: its ``id``, ``depth`` (a root 0), ``below`` (nodes beneath it), ``ipu`` and
+    ``position`` of its step (-1: it is none), `program_cycles`, and its ``name, type, repeat``.
+    """
+
+    count: int
+    id: np.ndarray
+    depth: np.ndarray
+    below: np.ndarray
+    ipu: np.ndarray
+    position: np.ndarray
+    cycles: np.ndarray
+    repeat: np.ndarray
+    name: np.ndarray
+    type: np.ndarray
+
+    def where(self, rows: np.ndarray) -> Nodes:
+        """Some of the nodes."""
+        return Nodes(self.count, **{name: getattr(self, name)[rows] for name in _OF_NODES})
+
+
+def nodes(report: Report) -> Nodes:
+    """All nodes of the program tree."""
+    import pandas as pd
+
+    tree = report.program
+    parents = parents_of(tree)
+    rows = np.arange(len(tree))
+    node = pd.Index(tree["id"]).get_indexer(report.steps_in_order("program"))
+    ipu, position = np.full((2, len(tree)), -1)
+    for values, name in ((ipu, "ipu"), (position, "position")):
+        values[node[node >= 0]] = report.steps_in_order(name)[node >= 0]
+    return Nodes(
+        count=len(tree),
+        id=tree["id"].to_numpy(),
+        depth=depths(parents),
+        below=subtree_ends(parents) - rows - 1,
+        ipu=ipu,
+        position=position,
+        cycles=program_cycles(report),
+        repeat=tree["repeat"].to_numpy(),
+        name=tree["name"].to_numpy(),
+        type=tree["type"].to_numpy(),
+    )
+
+
+def top_nodes(report: Report) -> Nodes:
+    """The first `MOST_OPENED` nodes that have fewer than `OPENED` above them, or as many.
+
+    They are what is seen of a tree before a node is opened or closed. A large profile has them
+    worked out.
+    """
+    columns = report.answered_columns(TOP, _KINDS, lambda: _top(report), _sound)
+    count = columns["count"][:1].sum()  # of a tree without nodes 0
+    return Nodes(int(count), **{name: columns[name] for name in _OF_NODES})
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    return {TOP: held.plain(_top(report))}
+
+
+def _top(report: Report) -> dict[str, np.ndarray]:
+    every = nodes(report)
+    top = every.where(np.flatnonzero(every.depth <= OPENED)[:MOST_OPENED])
+    columns = {name: getattr(top, name) for name in _OF_NODES}
+    return {"count": np.full(len(top.id), top.count), **columns}
+
+
+def _sound(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether these can be nodes."""
+    if not 0 < len(columns["id"]) <= MOST_OPENED:
+        return False
+    least = min(columns[name].min() for name in ("id", "below", "cycles", "repeat", "count"))
+    deep = 0 <= columns["depth"].min() <= columns["depth"].max() <= OPENED
+    return deep and least >= 0 and min(columns[name].min() for name in ("ipu", "position")) >= -1
 
 
 def _longest_of_ipus(

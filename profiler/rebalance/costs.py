@@ -9,6 +9,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import BodyTask, Direction, Purpose
+from profiler.rebalance import known_memory
 from profiler.rebalance.all_reduce import gradient_bytes
 from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
@@ -50,9 +51,10 @@ class Costs(BlockCosts):
 
     @classmethod
     def _read(cls, report: Report) -> Costs:
-        _check(report, len(report.blocks))
-        costs = cls._read_blocks(report)
-        return costs._with_measured_stash(report)._with_residual(report)
+        check(report)
+        costs = cls._read_blocks(report)._with_measured_stash(report)
+        known = len(costs.memory.residual) > 0  # the file has them
+        return replace(costs, measured=True) if known else costs._with_residual(report)
 
     @classmethod
     def _read_blocks(cls, report: Report, tiles: bool = True) -> Costs:
@@ -66,20 +68,21 @@ class Costs(BlockCosts):
         meeting, met = _meeting(report, machine, len(blocks))
         update = blocks["update_cycles"].to_numpy() - met
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
-        pipelined = _pipelined(report)
+        in_pipeline = pipelined(report)
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
         iterations = int(number(options, "deviceIterations", 1)) or 1
         automatic = options.get("_Popart.autoRecomputation")
-        again = recomputes(report, pipelined and training)
+        again = recomputes(report, in_pipeline and training)
         off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
-        choices = _choices(report, pipelined and training)
+        choices = _choices(report, in_pipeline and training)
         if choices:
             off_chip = any(choice.offload for choice in choices)
         if len(set(choices)) > 1:
             again = any(choice.recompute for choice in choices)
         memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
         if tiles:
-            memory = BlockMemory.from_report(report, stage, ties, tied)
+            known = known_memory.read(report, stage, len(ties))
+            memory = known or BlockMemory.from_report(report, stage, ties, tied)
             skips = memory.carried.skips(ties)
         costs = cls(
             names=tuple(blocks["name"]),
@@ -100,9 +103,9 @@ class Costs(BlockCosts):
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             training=training,
-            pipelined=pipelined,
+            pipelined=in_pipeline,
             recompute=again,
-            recompute_alone=not pipelined or automatic is not None,
+            recompute_alone=not in_pipeline or automatic is not None,
             offload=off_chip,
             choices=choices if len(set(choices)) > 1 else (),
             proportions=_proportions(options),
@@ -200,8 +203,9 @@ class Costs(BlockCosts):
         return beyond
 
 
-def _check(report: Report, blocks: int) -> None:
-    if not blocks:
+def check(report: Report) -> None:
+    """ValueError where a profile has no Blocks to move, or how they share IPUs is not known."""
+    if not len(report.blocks):
         raise ValueError(
             f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
             ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
@@ -215,7 +219,7 @@ def _check(report: Report, blocks: int) -> None:
         )
 
 
-def _pipelined(report: Report) -> bool:
+def pipelined(report: Report) -> bool:
     """Whether stages are a pipeline. One stage is none, but more of them would be."""
     if len(report.stages) == 1:
         strategy = str(report.options.get("executionStrategy", "Pipelined"))

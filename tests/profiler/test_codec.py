@@ -27,6 +27,45 @@ def test_any_integers_come_back_as_they_were(values):
     np.testing.assert_array_equal(decoded, array)
 
 
+@given(st.lists(st.lists(st.one_of(INT64, st.integers(-300, 300)), max_size=9), max_size=20))
+def test_many_come_back_as_one_by_one(many):
+    coded = [codec.encode(np.array(values, dtype=np.int64)) for values in many]
+    arrays = codec.decode_all([(one.dtype, one.length, one.data) for one in coded])
+    assert [array.tolist() for array in arrays] == many
+    assert all(array.dtype == np.int64 for array in arrays)
+
+
+@given(
+    st.integers(0, 7).flatmap(
+        lambda length: st.lists(
+            st.lists(st.one_of(INT64, st.integers(-300, 300)), min_size=length, max_size=length),
+            min_size=1,
+            max_size=20,
+        )
+    )
+)
+def test_many_of_one_length_come_back_as_rows(rows):
+    coded = [codec.encode(np.array(values, dtype=np.int64)) for values in rows]
+    table = np.full((len(rows), len(rows[0])), 7)
+    codec.decode_into(table, [(one.dtype, one.data) for one in coded])
+    assert table.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("<f8", 3, b""), ("<i1", 4, None), ("<i1", 3, b"junk"), ("<i1", "3", None), (None,) * 3],
+)
+def test_one_wrong_vector_among_many_is_found(wrong):
+    right = codec.encode(np.array([1, 2, 3]))
+    dtype, length, data = wrong
+    coded = [(right.dtype, right.length, right.data), (dtype, length, data or right.data)]
+    with pytest.raises(ValueError):
+        codec.decode_all(coded)
+    if length == 3:
+        with pytest.raises(ValueError):
+            codec.decode_into(np.zeros((2, 3), dtype=np.int64), [(one[0], one[2]) for one in coded])
+
+
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", ">i4", "uint32", "uint64"])
 def test_any_integer_type_is_taken(dtype):
     array = np.array([1, 0, 1, 1], dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from viewer import answers
 from viewer.app import PAGES, create_app
 from viewer.first_answers import FirstAnswers
 from viewer.pages import rebalance, summary
+from viewer.process import settle
 
 WHERE = {"theme": "light", "width": 1000}
 
@@ -120,3 +122,11 @@ def test_a_page_that_cannot_be_prepared_keeps_none_from_being() -> None:
     assert preparation._thread is not None
     preparation._thread.join()
     assert preparation.words == ""
+
+
+def test_what_is_loaded_is_left_alone_by_the_collector() -> None:
+    try:
+        settle()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()

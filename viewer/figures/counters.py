@@ -47,9 +47,7 @@ def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
         here = rows.rows.of(row)
         start, end = rows.rows.start[here], rows.rows.end[here]
         step = rows.step[rows.rows.source[here]]
-        live, tiles, sent = (
-            counters.at_slices(of_ipu, step, name) for name in ("live", "tiles", "link")
-        )
+        live, tiles, sent = counters.at_slices(of_ipu, step)
         drawn_tracks.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
     return drawn_tracks
 

@@ -7,18 +7,20 @@ Arrays are int64 bytes unless noted; figures show KiB per tile and MiB per IPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from profiler.held_memory import FIRST_SHAPE
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
 from viewer.figures.legend import legend_above
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
-from viewer.figures.units import plain
+from viewer.figures.units import as_array, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +31,7 @@ MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#cc4f8f"  # what is of the other of two profiles
 MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
-HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
+HEAT_SHAPE = FIRST_SHAPE  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 
@@ -71,7 +73,7 @@ def heat_map(
     values: np.ndarray,
     steps: tuple[int, int],
     tiles: tuple[int, int],
-    program: pd.DataFrame,
+    program: Mapping[str, np.ndarray] | pd.DataFrame,
     limit: int,
     theme: Theme,
     to_limit: bool = False,
@@ -80,8 +82,9 @@ def heat_map(
     """Live bytes over tiles and program steps, with the purpose of the steps beneath.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale`` is the minimum and
-    maximum in bytes over all maps that are compared (default: this map's own).
+    resampled or not; ``program`` has ``position`` and ``direction`` of the IPU's steps, as a frame
+    or a mapping. ``scale`` is the minimum and maximum in bytes over all maps that are compared
+    (default: this map's own).
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
@@ -186,7 +189,7 @@ def liveness(
     source = source.iloc[extremes(source[column].to_numpy(), MOST_POINTS)]
     frame = frame.iloc[extremes(frame["total"].to_numpy(), MOST_POINTS)]
     position = frame["position"].to_numpy()
-    names = [plain(units.shortened(name)) for name in frame["name"]]
+    names = as_array([plain(units.shortened(name)) for name in frame["name"].tolist()])
     always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
     colours = ("#7a8696", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
     for label, values, colour in (
@@ -212,7 +215,7 @@ def liveness(
             col=1,
         )
     which = source["max_tile"] if tile is None else source["tile"]
-    words = [plain(units.shortened(name)) for name in source["name"]]
+    words = [plain(units.shortened(name)) for name in source["name"].tolist()]
     figure.add_trace(
         go.Scatter(
             x=source["position"],
@@ -220,7 +223,7 @@ def liveness(
             name=drawn_name,
             mode="lines",
             line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=list(zip(which.tolist(), words, strict=True)),
+            customdata=np.column_stack([as_array(which.tolist()), as_array(words)]),
             hovertemplate=(
                 "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
             ),
@@ -240,7 +243,7 @@ def liveness(
                     showlegend=row == 1,
                     mode="lines",
                     line={"width": 1.5, "shape": "hv", "color": OTHER},
-                    customdata=[plain(units.shortened(name)) for name in theirs["name"]],
+                    customdata=as_array([plain(units.shortened(name)) for name in theirs["name"]]),
                     hovertemplate=(
                         "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
                     ),
@@ -409,7 +412,7 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
             x=values / MIB,
             orientation="h",
             marker={"color": fill(at, theme), "line": {"width": 0}},
-            customdata=[units.size(value) for value in values],
+            customdata=as_array([units.size(value) for value in values]),
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
     rows = -(-len(figure.data) // columns)
@@ -626,14 +629,17 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
     )
 
 
-def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> list[go.Bar]:
+def _directions(
+    program: Mapping[str, np.ndarray] | pd.DataFrame, steps: tuple[int, int], theme: Theme
+) -> list[go.Bar]:
     """Runs of steps of the same direction, as bars of height 1."""
-    shown = program[(program["position"] >= steps[0]) & (program["position"] < steps[1])]
-    code = np.array([BY_DIRECTION.get(name, -1) for name in shown["direction"]], dtype=np.int64)
+    position = np.asarray(program["position"])
+    shown = (position >= steps[0]) & (position < steps[1])
+    position, directions = position[shown], np.asarray(program["direction"])[shown].tolist()
+    code = np.array([BY_DIRECTION.get(name, -1) for name in directions], dtype=np.int64)
     if not len(code):
         return []
     first = np.flatnonzero(np.append(True, np.diff(code) != 0))
-    position = shown["position"].to_numpy()
     start = position[first].astype(np.float64)
     stop = np.append(start[1:], position[-1] + 1)
     bars: list[go.Bar] = []

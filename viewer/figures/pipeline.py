@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.analysis import critical_path
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed
@@ -56,6 +57,7 @@ _BOLD, _SMALL = 8.0, 6.0  # pixels of a character in a lane's name, and in the l
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
 _WHOLE_LABELS = 0.3  # of the figure's width at most
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
+_JUDGED_BY, _MANY_SLICES = 4, 100_000  # of so many lanes one is drawn first, of so many slices
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
@@ -74,13 +76,8 @@ class CriticalPath:
 
 
 def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
-    """Where the chain runs (`analysis.critical_path.chain_of`), pieces on one IPU as one."""
-    known = chain.task >= 0
-    ipu = tasks["ipu"].to_numpy()[chain.task[known]]
-    start, end = chain.start[known], chain.end[known]
-    first = np.flatnonzero(np.append([True], ipu[1:] != ipu[:-1])[: len(ipu)])
-    last = np.append(first[1:], len(ipu))[: len(first)] - 1
-    return CriticalPath(ipu[first], start[first], end[last])
+    """Where the chain runs (`critical_path.on_ipus`)."""
+    return CriticalPath(*critical_path.on_ipus(tasks, chain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +174,11 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 
     The former with ``by_direction``.
     """
+    if by_direction and "body" in frame and len(frame):
+        # all tasks of a body are of its kind and direction
+        first, body = first_of_each(frame["body"].to_numpy())
+        if len(first) < len(frame):
+            return codes(frame.iloc[first], by_direction)[body]
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
     if by_direction:
@@ -185,6 +187,16 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
         moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
         code = np.where(moving, of, code)
     return code
+
+
+def first_of_each(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of some numbers, 0 or more, comes first, in order; and which of them each is."""
+    first = np.full(int(values.max(initial=-1)) + 1, -1)
+    first[values[::-1]] = np.arange(len(values))[::-1]  # the last that is written stays
+    rows = np.sort(first[first >= 0])
+    rank = np.zeros(len(first), dtype=np.int64)
+    rank[values[rows]] = np.arange(len(rows))
+    return rows, rank[values]
 
 
 def lanes(
@@ -633,7 +645,7 @@ def _traces(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int
 ) -> list[Any]:
     """The tasks and, beneath them, the steps of all lanes."""
-    finest = float(FINEST)
+    finest = _likely_level(lanes, clock, low, high, pixels)
     tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
     for _ in range(_ATTEMPTS):
         coarser = max(tasks.coarser(finest), steps.coarser(finest))
@@ -652,16 +664,32 @@ def _traces(
     return sorted(traces, key=lambda trace: order[trace.name])
 
 
+def _likely_level(lanes: Lanes, clock: Clock, low: float, high: float, pixels: int) -> float:
+    """A level of detail that is light enough, judged by one of a few lanes where they have many."""
+    finest, count = float(FINEST), len(lanes.task_rows)
+    if count <= _JUDGED_BY or len(lanes.step_rows.start) < _MANY_SLICES:
+        return finest
+    some = range(_JUDGED_BY // 2, count, _JUDGED_BY)
+    canvases = _drawn(lanes, clock, low, high, pixels, finest, some)
+    return max(canvas.coarser(finest, count / len(some)) for canvas in canvases)
+
+
 def _drawn(
-    lanes: Lanes, clock: Clock, low: float, high: float, pixels: int, finest: float
+    lanes: Lanes,
+    clock: Clock,
+    low: float,
+    high: float,
+    pixels: int,
+    finest: float,
+    some: Iterable[int] | None = None,
 ) -> tuple[Canvas, Canvas]:
-    """Tasks, steps and I/O tile work at a level of detail."""
+    """Tasks, steps and I/O tile work at a level of detail, of all lanes or of ``some``."""
     few = (
         _shown_tasks(lanes, low, high) <= _MOST_BARS
     )  # then narrow ones have their hatching and their numbers, too
     tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
-    for lane in range(len(lanes.task_rows)):
+    for lane in range(len(lanes.task_rows)) if some is None else some:
         rows = lanes.task_rows
         pieces, shown = rows.around(lane, low, high, pixels, finest=finest)
         wide = tasks.add(rows, pieces, lane + _TASK[0], _TASK[1])
@@ -814,33 +842,30 @@ def _phases(
 ) -> None:
     """Shade ramp-up and ramp-down; number the pipeline cycles and separate them by thin lines."""
     cycles = lanes.cycles
-    change = (cycles["phase"] != cycles["phase"].shift()).cumsum()
+    phases, starts, stops = (cycles[name].tolist() for name in ("phase", "start", "end"))
+    first = [at for at, phase in enumerate(phases) if not at or phase != phases[at - 1]]
     cycles_a_pixel = (high - low) / pixels
-    shapes, notes = [], []
-    for _, part in cycles.groupby(change):
-        phase, start, end = (
-            part["phase"].iloc[0],
-            int(part["start"].iloc[0]),
-            int(part["end"].iloc[-1]),
-        )
+    shades, notes = list[tuple[float, float]](), []
+    for at, behind in zip(first, [*first[1:], len(phases)], strict=True):
+        phase, start, end = phases[at], starts[at], stops[behind - 1]
         left, right = (
             (max(start, low) - lanes.origin) * clock.scale,
             (min(end, high) - lanes.origin) * clock.scale,
         )
         if right <= left:
             continue
-        span = {
-            "x0": (start - lanes.origin) * clock.scale,
-            "x1": (end - lanes.origin) * clock.scale,
-        }
         if phase != PipelinePhase.STEADY:
-            shapes.append(_rectangle(span, theme.shade))
+            span = (start - lanes.origin) * clock.scale, (end - lanes.origin) * clock.scale
+            if shades and shades[-1][1] == span[0]:  # one ends where the next begins
+                span = shades.pop()[0], span[1]
+            shades.append(span)
         room = (right - left) / clock.scale / cycles_a_pixel
         label = f"<b>{phase}</b> {clock.short(end - start)}"
         if room > 7 * (len(label) - 7):
             notes.append(_note((left + right) / 2, 1.0, label, theme.text, 22, 12))
         elif room > 7 * len(phase):
             notes.append(_note((left + right) / 2, 1.0, f"<b>{phase}</b>", theme.text, 22, 12))
+    shapes = [_rectangle({"x0": left, "x1": right}, theme.shade) for left, right in shades]
     shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
     if len(shown) <= pixels // 24:
         for row in rows_of(shown):

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from viewer.figures.memory import colours_to
 from viewer.figures.theme import Theme, between, text_on
-from viewer.figures.units import percent, rows_of, shortened, size
+from viewer.figures.units import as_array, percent, rows_of, shortened, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,8 @@ def _cells(
             "outlinewidth": 0,
         },
     )
-    return [between(colours, one / most) for one in share.tolist()]
+    known = {one: between(colours, one / most) for one in set(share.tolist())}  # IPUs are alike
+    return [known[one] for one in share.tolist()]
 
 
 def _numbers(
@@ -119,7 +120,7 @@ def _numbers(
     figure.add_scatter(
         x=x,
         y=row + 0.5,
-        text=[f"{100 * one:.0f}" for one in share],
+        text=as_array([f"{100 * one:.0f}" for one in share]),
         mode="text",
         textfont={"size": 12, "color": [text_on(fill) for fill in fills]},
         hoverinfo="skip",
@@ -160,17 +161,21 @@ def _machines(
 
 
 def _racks(figure: go.Figure, racks: int, width: float, left: float, theme: Theme) -> None:
-    for rack in range(racks):
-        figure.add_annotation(
-            x=rack * width + left,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            xanchor="left",
-            text=f"<b>rack {rack}</b>",
-            showarrow=False,
-            font={"color": theme.text, "size": 13},
-        )
+    figure.update_layout(
+        annotations=[
+            {
+                "x": rack * width + left,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "xanchor": "left",
+                "text": f"<b>rack {rack}</b>",
+                "showarrow": False,
+                "font": {"color": theme.text, "size": 13},
+            }
+            for rack in range(racks)
+        ]
+    )
 
 
 def _outlines(
@@ -180,12 +185,19 @@ def _outlines(
     placed = ipus.assign(x=x, row=row)
     if placed.groupby("machine")["replica"].nunique().max() > 1 or placed["replica"].nunique() < 2:
         return
-    for _, block in placed.groupby(["rack", "replica"]):
-        figure.add_shape(
-            type="rect",
-            x0=block["x"].min() - 0.5,
-            x1=block["x"].max() + 0.5,
-            y0=block["row"].min(),
-            y1=block["row"].max() + 1,
-            line={"color": theme.text, "width": 1.5},
-        )
+    ends = placed.groupby(["rack", "replica"]).agg(
+        left=("x", "min"), right=("x", "max"), top=("row", "min"), bottom=("row", "max")
+    )
+    figure.update_layout(
+        shapes=[
+            {
+                "type": "rect",
+                "x0": one.left - 0.5,
+                "x1": one.right + 0.5,
+                "y0": one.top,
+                "y1": one.bottom + 1,
+                "line": {"color": theme.text, "width": 1.5},
+            }
+            for one in rows_of(ends)
+        ]
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -9,10 +11,10 @@ from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
-from viewer.figures.pipeline import FEW, Lanes, lanes
+from viewer.figures.pipeline import FEW, Lanes, first_of_each, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
-from viewer.figures.units import Clock, plain, shortened
+from viewer.figures.units import Clock, as_array, plain, shortened
 
 _SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
@@ -44,54 +46,33 @@ def stages(
     spans = prediction.assignment.spans(len(costs))
     shown = _alike(costs, prediction) if len(spans) > FEW else [[k] for k in range(len(spans))]
     labels = [_label(prediction, group) for group in shown]
-    figure = go.Figure()
+    # a trace a shade, not one a Block: plotly takes a millisecond for each
+    bars: tuple[list[Any], ...] = ([], [])
+    rests = []
     own = costs.cycles.work
     for label, group in zip(labels, shown, strict=True):
         k, (first, last) = group[0], spans[group[0]]
         done = 0
         for block in range(first, last + 1):
             cycles = int(own[block])
-            figure.add_bar(
-                y=[label],
-                x=[cycles * clock.scale],
-                base=[done * clock.scale],
-                orientation="h",
-                marker={
-                    "color": _SHADES[theme.name][block % 2],
-                    "line": {"width": 1, "color": theme.card},
-                },
-                text=[plain(_name(costs, spans, group, block))],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                textfont={"color": text_on(_SHADES[theme.name][block % 2]), "size": 12},
-                hovertemplate=(
-                    f"<b>{plain(_name(costs, spans, group, block, 60))}</b><br>"
-                    f"forward {costs.cycles.forward[block]:,},"
-                    f" backward {costs.cycles.backward[block]:,} cycles<extra></extra>"
-                ),
-                showlegend=False,
+            hover = (
+                f"<b>{plain(_name(costs, spans, group, block, 60))}</b><br>"
+                f"forward {costs.cycles.forward[block]:,},"
+                f" backward {costs.cycles.backward[block]:,} cycles"
             )
+            name = plain(_name(costs, spans, group, block))
+            bars[block % 2].append((label, cycles, done, name, hover))
             done += cycles
         rest = int(prediction.stage_cycles[k]) - done
         if rest > 0:
-            figure.add_bar(
-                y=[label],
-                x=[rest * clock.scale],
-                base=[done * clock.scale],
-                orientation="h",
-                marker={
-                    "color": theme.line,
-                    "pattern": {
-                        "shape": "/",
-                        "fgcolor": theme.muted,
-                        "bgcolor": theme.line,
-                        "size": 6,
-                    },
-                },
-                hovertemplate=f"recomputation and stash<br>{clock.both(rest)}<extra></extra>",
-                showlegend=False,
-            )
+            hover = f"recomputation and stash<br>{clock.both(rest)}"
+            rests.append((label, rest, done, "", hover))
+    figure = go.Figure()
+    for colour, several in zip(_SHADES[theme.name], bars, strict=True):
+        line = {"width": 1, "color": theme.card}
+        _add_bars(figure, several, {"color": colour, "line": line}, clock, text_on(colour))
+    stroke = {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6}
+    _add_bars(figure, rests, {"color": theme.line, "pattern": stroke}, clock)
     if costs.pipelined:
         figure.add_vline(
             x=profiled * clock.scale,
@@ -115,10 +96,47 @@ def stages(
                 "title": {"text": f"{clock.unit} a micro-batch"},
                 "range": [0, top],
             },
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+            yaxis={
+                "autorange": "reversed",
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": labels,
+                "showgrid": False,
+            },
         )
     )
     return figure
+
+
+def _add_bars(
+    figure: go.Figure,
+    bars: list[tuple[str, int, int, str, str]],
+    marker: dict[str, Any],
+    clock: Clock,
+    colour: str = "",
+) -> None:
+    """Bars of one look: the label, cycles, where they begin, the text on them and for hovering."""
+    if not bars:
+        return
+    labels, cycles, begin, text, hover = zip(*bars, strict=True)
+    written = {
+        "text": as_array(text),
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "textfont": {"color": colour, "size": 12},
+    }
+    figure.add_bar(
+        y=as_array(labels),
+        x=np.array(cycles) * clock.scale,
+        base=np.array(begin) * clock.scale,
+        orientation="h",
+        marker=marker,
+        customdata=as_array(hover),
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+        **(written if colour else {}),
+    )
 
 
 def _alike(costs: Costs, prediction: Prediction) -> list[list[int]]:
@@ -159,23 +177,30 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     import pandas as pd
 
     schedule = prediction.schedule
-    phases = np.array([*schedule.phases, ""], dtype=object)
-    kind = [_KIND.get(code, "task") for code in schedule.kind.tolist()]
-    direction = [_DIRECTION.get(code, "") for code in schedule.kind.tolist()]
-    stage = schedule.stage.tolist()
+    # what tasks of one kind and stage are: as the bodies of a profile
+    stages = int(schedule.stage.max(initial=-1)) + 2
+    first, body = first_of_each(schedule.kind * stages + schedule.stage + 1)
+    of_body = [(int(schedule.kind[row]), int(schedule.stage[row])) for row in first.tolist()]
+    kind = [_KIND.get(code, "task") for code, _ in of_body]
+    direction = [_DIRECTION.get(code, "") for code, _ in of_body]
     names = [
         f"stage {k} {d}" if d and k >= 0 else (d or what)
-        for k, d, what in zip(stage, direction, kind, strict=True)
+        for (_, k), d, what in zip(of_body, direction, kind, strict=True)
     ]
+    kinds, directions, named = (
+        pd.array([*words, ""], dtype="str").take(body) for words in (kind, direction, names)
+    )
+    phase = pd.array([*schedule.phases, ""], dtype="str")
     tasks = pd.DataFrame(
         {
             "iteration": 0,
             "pipeline_cycle": schedule.cycle,
-            "phase": phases[schedule.cycle],
+            "phase": phase.take(schedule.cycle),
             "ipu": schedule.ipu,
-            "name": names,
-            "kind": kind,
-            "direction": direction,
+            "body": body,
+            "name": named,
+            "kind": kinds,
+            "direction": directions,
             "stage": schedule.stage,
             "micro_batch": schedule.micro_batch,
             "start": schedule.start,

@@ -147,12 +147,12 @@ class Canvas:
         bottom, top = stretched(below), stretched(below + share)
         return piece, of, np.where(low, bottom, below), np.where(low, top - bottom, share)
 
-    def coarser(self, finest: float) -> float:
+    def coarser(self, finest: float, times: float = 1.0) -> float:
         """The length in pixels below which pieces must be merged to keep the figure light.
 
-        Returns ``finest`` if the figure is light enough as it is.
+        Returns ``finest`` if the figure is light enough as it is. It has ``times`` as many pieces.
         """
-        count = sum(len(columns[0]) for columns in self._narrow)
+        count = sum(len(columns[0]) for columns in self._narrow) * times
         return finest if count <= _MOST_NARROW else 1.2 * finest * count / _MOST_NARROW
 
     def add_narrow(self, found: Pieces, y: float, height: float) -> None:
@@ -223,7 +223,7 @@ class Canvas:
             textangle=0,
             constraintext="none",
             textfont={"color": look.text, "size": 12},
-            customdata=[list(pair) for pair in hover] if pairs else hover,
+            customdata=np.array([*map(list, hover)], dtype=object) if pairs else hover,
             hovertemplate=("%{customdata[0]}" if pairs else "%{customdata}") + "<extra></extra>",
         )
 

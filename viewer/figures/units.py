@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Clock",
+    "as_array",
     "count",
     "cycles",
     "ends_of",
@@ -32,6 +35,13 @@ __all__ = [
 def plain(words: object) -> str:
     """A name escaped for plotly, which would take ``<`` and ``&`` for markup."""
     return str(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def as_array(values: Sequence[Any]) -> np.ndarray:
+    """Texts and the like for plotly, which looks at each entry of a list, and copies it."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def minus(number: str) -> str:

@@ -9,7 +9,7 @@ from dash.exceptions import PreventUpdate
 
 from profiler import Report, records
 from profiler.analysis import hierarchy
-from profiler.analysis.hierarchy import Node, Path
+from profiler.analysis.hierarchy import Look, Node, Path
 from viewer.figures import flame as figures
 from viewer.figures import units
 from viewer.figures.units import Clock
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "flame"
-_LEAST = 1 / 1400  # of the width: less than a pixel
 _MOST_ROWS = 30
 _ORDERS = (
     ("module", "module, operator, stage"),
@@ -146,10 +145,14 @@ def register(app: Dash, profiles: Profiles) -> None:
         bytes_of = measure == "bytes" or not len(report.runs)
         second = common.other_of(profiles, profile, other)
         what = ("bytes" if bytes_of else "cycles", order, layers == "together")
-        nodes = tree_of(profiles, report, second, *what)
         here = figures.path_of(str(at or ""))
-        here = here if here in nodes else ()
-        shown = hierarchy.visible(nodes, here, _LEAST)
+        if second is None and not here and what == ("cycles", "module", True):
+            seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
+        else:
+            nodes = tree_of(profiles, report, second, *what)
+            here = here if here in nodes else ()
+            seen = hierarchy.look(nodes, here)
+        shown = seen.shown
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
         words = units.size if bytes_of else clock.both
         which = form if form in figures.FORMS else figures.FORMS[0]
@@ -157,16 +160,13 @@ def register(app: Dash, profiles: Profiles) -> None:
         figure = figures.drawn(shown, here, which, words, theme, bytes_of, compared)
         legend = [] if compared else figures.legend(shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
-        return figure, named, _parts(nodes, here, words, compared)
+        return figure, named, _parts(seen, here, words, compared)
 
 
-def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any:
+def _parts(seen: Look, at: Path, words: Any, compared: bool) -> Any:
     """The current node and its children, widest first; each is a button that opens it."""
-    inside = [node for path, node in nodes.items() if len(path) == len(at) + 1]
-    inside = [node for node in inside if node.path[: len(at)] == at and node.width]
-    inside.sort(key=lambda one: -one.width)
-    whole = max(1, nodes[at].value)
-    above = {path[:-1] for path in nodes if path}
+    inside = seen.inside
+    whole = max(1, seen.shown[len(at)].value)
     heads = ["", "this profile", "share", "the other", "difference"]
     heads = heads if compared else ["", "in sum", "share"]
     rows = []
@@ -174,7 +174,7 @@ def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any
         cells = [words(node.value), units.percent(node.value / whole)]
         if compared:
             cells += [words(node.before), figures.signed(node.value - node.before, words)]
-        name = _button(node.path, node.path[-1]) if node.path in above else node.path[-1]
+        name = _button(node.path, node.path[-1]) if node.path in seen.opens else node.path[-1]
         rows.append(html.Tr([html.Td(name), *(html.Td(one, className="n") for one in cells)]))
     if len(inside) > _MOST_ROWS:
         rest = html.Td(f"and {len(inside) - _MOST_ROWS:,} smaller", colSpan=len(heads))

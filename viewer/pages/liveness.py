@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
-from profiler import Report, analysis
+from profiler import Report, analysis, records
 from viewer.figures import counters as counter_figures
 from viewer.figures import lod, units
 from viewer.figures import memory as figures
@@ -158,9 +158,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         where: Any,
     ) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
-        program = report.program_steps(ipu)
-        tile_count = report.target.tiles_per_ipu
-        steps = _bounds(common.window(left, right, len(program)), len(program))
+        tile_count, count = report.target.tiles_per_ipu, int(report.steps_of_ipus[ipu])
+        steps = _bounds(common.window(left, right, count), count)
         tiles = _bounds(common.window(low, high, tile_count), tile_count)
         values = report.liveness_map(
             ipu,
@@ -170,11 +169,12 @@ def register(app: Dash, profiles: Profiles) -> None:
             what="not_always_live" if what == "not_always_live" else "total",
         )
         limit = report.target.bytes_per_tile
+        program = report.steps_of_ipu(ipu, "position", "direction")
         figure = figures.heat_map(
             values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
         )
         key = f"{ipu}{steps}{tiles}"
-        common.zoomable(figure, NAME, y=True, x=("first", "last"), end=len(program)).update_layout(
+        common.zoomable(figure, NAME, y=True, x=("first", "last"), end=count).update_layout(
             uirevision="same",
             **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
         )
@@ -213,32 +213,33 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def live(profile: Any, ipu: Any, step: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
-        program = report.program_steps(ipu)
-        if not len(program):
+        count = int(report.steps_of_ipus[ipu])
+        if not count:
             return no_update
         on, at = point(report, ipu, tile, step)
         theme = common.theme_of(where)
         variables = described(report, report.live_variables(ipu, at, on))
         words = (
-            f"IPU {ipu}, tile {on}, step {at} ({program['name'].iloc[at]}):"
+            f"IPU {ipu}, tile {on}, step {at} ({name_of_step(report, ipu, at)}):"
             f" {units.size(int(variables['bytes'].sum()))} of"
             f" {units.size(report.target.bytes_per_tile)} are live,"
             f" in {len(variables):,} variables."
         )
-        lives = report.variables.loc[
-            variables["variable"], ["start", "stop", "always_live"]
-        ].reset_index(drop=True)
+        columns = report.columns_of(records.Variable)
+        rows = report.rows_of(records.Variable, variables["variable"].to_numpy())
         both = variables.assign(
-            start=lives["start"], stop=lives["stop"], always=lives["always_live"]
+            start=columns["start"][rows],
+            stop=columns["stop"][rows],
+            always=columns["always_live"][rows],
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
             [
-                *_no_step(step, at, len(program)),
+                *_no_step(step, at, count),
                 html.P(words),
                 common.table("liveness-table", variables, COLUMNS, theme, height=320),
             ],
-            figures.lifetimes(largest, at, len(program), theme, timeline.width(where)),
+            figures.lifetimes(largest, at, count, theme, timeline.width(where)),
         )
 
 
@@ -342,8 +343,15 @@ def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     """
     by_tile = report.tiles(ipu)
     on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
-    steps = len(report.program_steps(ipu))
+    steps = int(report.steps_of_ipus[ipu])
     return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
+
+
+def name_of_step(report: Report, ipu: int, position: int) -> str:
+    """Name of a program step of an IPU, by its position; "" where there is none."""
+    ids = report.steps_of_ipu(ipu, "step")["step"][position : position + 1]
+    names = report.names_at(records.Step, report.rows_of(records.Step, ids)).tolist()
+    return str(names[0]) if names else ""
 
 
 def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
@@ -351,7 +359,7 @@ def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     blocks = report.blocks.set_index("block")["name"]
     return variables.assign(
         block_name=variables["block"].map(blocks).fillna(""),
-        op_name=variables["op"].map(report.ops["name"]).fillna(""),
+        op_name=report.op_names(variables["op"].to_numpy()),
     )
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from dash import Dash, Input, Output, html
 
-from profiler import Report, analysis
+from profiler import Report, analysis, records
 from viewer.figures import memory as figures
 from viewer.figures import units
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import Theme
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.liveness import described
+from viewer.pages.liveness import described, name_of_step
 from viewer.profiles import Profiles
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NAME = "memory"
 MOST_VARIABLES = 1000  # rows of the table
@@ -195,9 +193,8 @@ def _tile(report: Report, ipu: int, tile: Any) -> int:
 def _facts(report: Report, ipu: int, tile: int) -> Any:
     row = report.tiles(ipu).iloc[tile]
     target = report.target
-    program = report.program_steps(ipu)
     step = int(row["peak_step"])
-    name = program["name"].iloc[step] if len(program) else ""
+    name = name_of_step(report, ipu, step)
     over = int(row["overflow"])
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
@@ -229,28 +226,36 @@ def _kinds(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
 
 
 def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
-    here = report.variables[report.variables["ipu"] == ipu]
-    size = np.array([report.variable_tiles(int(id))[tile] for id in here.index], dtype=np.int64)
-    chosen = (
-        here[size > 0]
-        .assign(bytes=size[size > 0])
-        .sort_values("bytes", ascending=False, kind="stable")
-    )
-    largest = chosen.head(MOST_VARIABLES)
-    always = largest["always_live"].to_numpy() != 0
+    rows, size = report.bytes_of_variables(ipu, tile)
+    there = np.flatnonzero(size > 0)
+    there = there[np.argsort(-size[there], kind="stable")]
+    rows, size, every = rows[there][:MOST_VARIABLES], size[there][:MOST_VARIABLES], size[there]
+    columns = report.columns_of(records.Variable)
+    texts = ("category", "role")
+    columns.read(*texts, "block", "op", "always_live", "start", "stop", "interleaved")
     lives = [
         "always" if forever else f"{start} to {stop - 1}"
-        for forever, start, stop in zip(always, largest["start"], largest["stop"], strict=True)
+        for forever, start, stop in zip(
+            *(columns[name][rows].tolist() for name in ("always_live", "start", "stop")),
+            strict=True,
+        )
     ]
-    frame = described(report, largest).assign(
-        live=lives, region=np.where(largest["interleaved"] != 0, "1", "0")
+    frame = pd.DataFrame(
+        {
+            "name": report.names_at(records.Variable, rows),
+            **{name: columns[name][rows] for name in (*texts, "block", "op")},
+            "bytes": size,
+            "live": lives,
+            "region": np.where(columns["interleaved"][rows] != 0, "1", "0"),
+        }
     )
+    frame = described(report, frame)
     table = common.table("memory-variable-table", frame, _VARIABLES, theme, height=360)
-    if len(largest) == len(chosen):
+    if len(rows) == len(every):
         return table
-    share = units.percent(float(largest["bytes"].sum() / chosen["bytes"].sum()))
+    share = units.percent(float(size.sum() / every.sum()))
     words = (
-        f"The {len(largest):,} largest of {len(chosen):,}, {share} of their bytes;"
+        f"The {len(rows):,} largest of {len(every):,}, {share} of their bytes;"
         f" ipu-report tile --ipu {ipu} --tile {tile} --top 0 lists all."
     )
     return [html.P(words, className="note"), table]

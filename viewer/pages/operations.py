@@ -8,6 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report, analysis, records
+from profiler.analysis.operators import by_aten, grouped, named
 from profiler.enums import Direction
 from viewer.figures import tiles as tile_figures
 from viewer.figures import units
@@ -178,12 +179,17 @@ def register(app: Dash, profiles: Profiles) -> None:
         where: Any,
     ) -> Any:
         report = profiles.get(common.whole(profile, 0))
+        second, words = common.other_of(profiles, profile, other), str(find or "").strip()
+        fewer = direction in _SHOWN or common.whole(stage, -1) >= 0 or words or within
+        if group == "aten" and second is None and not fewer:
+            groups = by_aten(report)
+            if len(groups):
+                columns: tuple[Column, ...] = (_group_column(group), *_GROUPED)
+                return _rows(groups, columns, common.theme_of(where))
         frame = profiles.made(report, "operators", lambda: analysis.operators(report))
-        second = common.other_of(profiles, profile, other)
-        columns: tuple[Column, ...] = _COLUMNS
+        columns = _COLUMNS
         if second is not None:
             frame, columns = _beside(frame, second), (*_COLUMNS[:6], *_OTHER, *_COLUMNS[6:])
-        words = str(find or "").strip()
         frame = _filtered(frame, direction, common.whole(stage, -1), words)
         if not len(frame):
             return common.message(
@@ -199,7 +205,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def chosen(profile: Any, op: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         number = common.whole(op, -1)
-        if number not in report.ops.index:
+        if number < 0 or number not in report.ops.index:
             return common.message("Click an operator in the table.")
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
         row: Any = report.ops.loc[number]
@@ -247,12 +253,17 @@ def _table(
     """The operators, or their groups, or those of the group that is open."""
     trail: list[Any] = []
     if group in dict(_GROUPS[1:]):
-        one = _names(frame, group) == within
+        one = named(frame, group) == within
         if one.any():
             frame, trail = frame[one], [_trail(group, within)]
         else:
             frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
-    rows = frame.head(MOST_ROWS)
+    return [*trail, *_rows(frame, columns, theme)]
+
+
+def _rows(frame: pd.DataFrame, columns: tuple[Column, ...], theme: Theme) -> list[Any]:
+    """The table, of as many rows as it has room for."""
+    trail, rows = [], frame.head(MOST_ROWS)
     if len(rows) < len(frame):
         words = (
             f"The {len(rows):,} of most cycles, of {len(frame):,}: choose a stage, a group or"
@@ -307,26 +318,8 @@ def _trail(group: str, within: str) -> Any:
     return html.P([back, " › ", html.B(within)], className="trail")
 
 
-def _names(operators: pd.DataFrame, by: str) -> pd.Series:
-    """The group of each operator."""
-    return operators[by].astype(str).replace("", "none")
-
-
 def _group_column(group: str) -> Column:
     return Column(group, dict(_GROUPS)[group])
-
-
-def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Operators (`analysis.operators`) summed by a column, most cycles first."""
-    named = operators.assign(**{by: _names(operators, by)})
-    table = named.groupby(by, as_index=False, sort=False).agg(
-        operators=("cycles", "size"),
-        cycles=("cycles", "sum"),
-        share=("share", "sum"),
-        flops=("flops", "sum"),
-        exchanged=("exchanged", "sum"),
-    )
-    return table.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:

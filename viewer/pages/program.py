@@ -13,8 +13,7 @@ import pandas as pd
 from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
-from profiler.analysis import program_cycles
-from profiler.analysis.program import parents_of, subtree_ends
+from profiler.analysis.program import MOST_OPENED, OPENED, Nodes, nodes, parents_of, top_nodes
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
@@ -22,8 +21,7 @@ from viewer.pages.trace import step_details
 from viewer.profiles import Profiles
 
 NAME = "program"
-OPEN_DEPTH = 3  # nodes above it are open unless closed
-MOST = 20_000  # rows
+MOST = MOST_OPENED  # rows
 _COLUMNS = (
     Column("label", "program"),
     Column("type", "type", width=160),
@@ -109,10 +107,15 @@ def register(app: Dash, profiles: Profiles) -> None:
     def rows(profile: Any, ipu: Any, find: Any, toggled: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
+        flipped = {common.whole(id, -1) for id in str(toggled or "").split(",")[:MOST]} - {-1}
+        words = str(find or "").strip().lower()
+        if not (words or flipped or chip >= 0):
+            top = top_nodes(report)
+            shown, hits = rows_of(top, top.depth < OPENED), None
+            return shown, _said(shown, hits, top.count)
         tree = profiles.made(report, "program tree", lambda: Tree(report))
-        flipped = {common.whole(id, -1) for id in str(toggled or "").split(",")[:MOST]}
-        shown, hits = tree.shown(str(find or "").strip().lower(), chip, flipped)
-        return _rows(shown).to_dict("records"), _said(shown, hits, len(tree.frame))
+        shown, hits = tree.shown(words, chip, flipped)
+        return shown, _said(shown, hits, tree.nodes.count)
 
     @app.callback(
         Output("program-step", "children"),
@@ -121,11 +124,12 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def chosen(profile: Any, node: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        steps = report.program_steps()
-        at = np.flatnonzero(steps["program"].to_numpy() == common.whole(node, -2))
+        number = common.whole(node, -1)
+        known = number >= 0  # without one, the steps need not be read
+        at = np.flatnonzero(report.steps_in_order("program") == number) if known else np.zeros(0)
         if not len(at):
             return common.message("Click a step in the tree.")
-        step = steps.iloc[int(at[0])]
+        step = report.program_steps().iloc[int(at[0])]
         links = html.P(
             [
                 dcc.Link(
@@ -161,78 +165,60 @@ def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=pd.Index(names)).astype(object)
 
 
-def _leaves(report: Report, tree: pd.DataFrame) -> np.ndarray:
-    """IPU and position of each node's step, -1 where a node is none: int64[2, node]."""
-    node = pd.Index(tree["id"]).get_indexer(report.steps_in_order("program"))
-    of_nodes = np.full((2, len(tree)), -1)
-    for values, name in zip(of_nodes, ("ipu", "position"), strict=True):
-        values[node[node >= 0]] = report.steps_in_order(name)[node >= 0]
-    return of_nodes
+def rows_of(shown: Nodes, opened: np.ndarray) -> list[dict[str, Any]]:
+    """The rows of the table; ``opened``: whether each node is."""
+    columns = ("id", "depth", "below", "ipu", "position", "cycles", "repeat", "name", "type")
+    return [
+        {
+            "id": str(id),
+            "label": " " * 5 * depth
+            + (("▾ " if is_open else "▸ ") if below else "   ")
+            + (name or kind),
+            "type": kind,
+            "repeat": repeat if repeat != 1 else None,
+            "below": below or None,
+            "ipu": ipu if ipu >= 0 else None,
+            "position": position if ipu >= 0 else None,
+            "cycles": cycles or None,
+        }
+        for is_open, id, depth, below, ipu, position, cycles, repeat, name, kind in zip(
+            opened.tolist(), *(getattr(shown, name).tolist() for name in columns), strict=True
+        )
+    ]
 
 
 class Tree:
-    """The program tree with the costs of its nodes. ``frame`` is `Report.program`, depth-first."""
+    """The program tree, to be searched, opened and closed."""
 
     def __init__(self, report: Report) -> None:
-        self.frame = report.program
-        self.ids: list[int] = self.frame["id"].tolist()
-        parents = parents_of(self.frame)
-        self.parent: list[int] = parents.tolist()
-        columns = (self.frame[name].tolist() for name in ("name", "type", "repeat"))
-        self.names: list[tuple[str, str, int]] = list(zip(*columns, strict=True))
-        self.ipu, self.position = _leaves(report, self.frame)
-        self.cycles = program_cycles(report)
-        self.depth = [0] * len(self.ids)
-        for row, above in enumerate(self.parent):  # parents come first
-            if above >= 0:
-                self.depth[row] = self.depth[above] + 1
-        below = subtree_ends(parents) - np.arange(len(parents)) - 1
-        self.below: list[int] = below.tolist()
+        self.nodes = nodes(report)
+        self.names = report.program["name"]
+        self.parent: list[int] = parents_of(report.program).tolist()
 
     def shown(
         self, find: str, ipu: int, toggled: set[int]
     ) -> tuple[list[dict[str, Any]], int | None]:
         """The visible rows, and the number of search hits (None without a search)."""
-        count = len(self.ids)
+        count = self.nodes.count
         hit = np.ones(count, dtype=bool)
         if find:
-            hit &= (
-                self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
-            )
+            hit &= self.names.str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
         if ipu >= 0:
-            hit &= self.ipu == ipu
+            hit &= self.nodes.ipu == ipu
         looking = bool(find) or ipu >= 0
         inside = hit.tolist()
         if looking:
             for row in range(count - 1, -1, -1):  # what contains a found node
                 if inside[row] and self.parent[row] >= 0:
                     inside[self.parent[row]] = True
-        deep = OPEN_DEPTH if not find else count
-        opened = [
-            (depth < deep) != (id in toggled)
-            for depth, id in zip(self.depth, self.ids, strict=True)
-        ]
+        deep = OPENED if not find else count
+        opened = (self.nodes.depth < deep) != np.isin(self.nodes.id, list(toggled))
+        is_open = opened.tolist()
         seen = [False] * count
         for row, above in enumerate(self.parent):
-            seen[row] = inside[row] and (above < 0 or (seen[above] and opened[above]))
-        rows = [self._row(row, opened[row]) for row in np.flatnonzero(seen)[:MOST].tolist()]
-        return rows, int(hit.sum()) if looking else None
-
-    def _row(self, row: int, opened: bool) -> dict[str, Any]:
-        id, below = self.ids[row], self.below[row]
-        mark = ("▾ " if opened else "▸ ") if below else "   "
-        leaf = self.ipu[row] >= 0
-        name, kind, repeat = self.names[row]
-        return {
-            "id": str(id),
-            "label": " " * 5 * self.depth[row] + mark + (name or kind),
-            "type": kind,
-            "repeat": repeat if repeat != 1 else None,
-            "below": below or None,
-            "ipu": int(self.ipu[row]) if leaf else None,
-            "position": int(self.position[row]) if leaf else None,
-            "cycles": int(self.cycles[row]) or None,
-        }
+            seen[row] = inside[row] and (above < 0 or (seen[above] and is_open[above]))
+        rows = np.flatnonzero(seen)[:MOST]
+        return rows_of(self.nodes.where(rows), opened[rows]), int(hit.sum()) if looking else None
 
 
 PAGE = Page("/program", "Program", layout, register, "What the machine runs, in order")

@@ -13,9 +13,9 @@ import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report, analysis, confidence
-from profiler.advise import Advice, Advised, Basis, advise_on
-from profiler.advise.phases import basis_of
+from profiler.advise import Advice, Advised, advise
 from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
+from profiler.rebalance.costs import check, pipelined
 from profiler.rebalance.known_split import known_split
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import Split, quickest
@@ -37,19 +37,20 @@ MOST_LEVERS = 4
 
 def layout(view: View) -> Any:
     """The page; its callbacks fill it."""
+    report = view.report
     try:
-        costs = costs_of(view.profiles, view.report)
+        check(report)
     except ValueError as error:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
             common.card("Rebalance", common.message(sentence(str(error)))),
             _levers_card("What else gains, each alone and several together."),
         ]
-    counts = [(str(n), str(n)) for n in range(1, min(len(costs), MOST_STAGES) + 1)]
+    counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
     return [
         common.controls(
             view,
-            common.control("stages to propose", _stage_count(len(costs.ipus), counts)),
+            common.control("stages to propose", _stage_count(len(report.stages), counts)),
             common.control(
                 "propose",
                 html.Div(
@@ -71,7 +72,7 @@ def layout(view: View) -> Any:
             "Stages and their Blocks",
             "rebalance-stages",
             note="Predicted cycles of a micro-batch; hatched: recomputation and stash."
-            f" {_pace(costs)}",
+            f" {_pace(report)}",
             height=240,
         ),
         html.Div(
@@ -86,7 +87,7 @@ def layout(view: View) -> Any:
             className="row",
         ),
         common.figure_card(
-            f"The {'pipeline' if costs.pipelined else 'schedule'}, predicted",
+            f"The {'pipeline' if pipelined(report) else 'schedule'}, predicted",
             "rebalance-lanes",
             height=420,
         ),
@@ -108,8 +109,8 @@ def _levers_card(note: str) -> Any:
     return common.card("All levers", common.filled("rebalance-levers", awaited=True), note=note)
 
 
-def _pace(costs: Costs) -> str:
-    if costs.pipelined or len(set(costs.stage.tolist())) == 1:
+def _pace(report: Report) -> str:
+    if pipelined(report) or report.blocks["stage"].nunique() == 1:
         return "The longest bar sets the pace."
     return "Stages work one after another: their sum sets the pace."
 
@@ -209,7 +210,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         costs = costs_of(profiles, report)
         clock = Clock(costs.machine.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
-        now, wanted = what_if(costs, profiled(costs)), what_if(costs, asked(costs, starts))
+        now, split = what_if(costs, profiled(costs)), asked(costs, starts)
+        wanted = now if split == now.assignment else what_if(costs, split)
         slowest = int(now.stage_cycles.max())
         lanes = figures.predicted_lanes(costs, wanted)
         return (
@@ -227,7 +229,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def levers(profile: Any, _: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         try:
-            advised = profiles.made(report, "advised", lambda: advise_on(_basis(profiles, report)))
+            advised = profiles.made(report, "advised", lambda: advise(report))
         except ValueError as error:
             return common.message(sentence(str(error)))
         return _levers(report, advised)
@@ -262,15 +264,6 @@ def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
     shown = memory_figures.fullest_ipus(extents)
     limit = costs.machine.bytes_per_tile
     return memory_figures.headroom(extents[shown], limit, theme, shown, "largest extent")
-
-
-def _basis(profiles: Profiles, report: Report) -> Basis:
-    """What levers are judged by, of a model without Blocks or in phases too."""
-    try:
-        costs = costs_of(profiles, report)
-    except ValueError:
-        return basis_of(report)
-    return Basis(report, costs)
 
 
 def _levers(report: Report, advised: Advised) -> Any:

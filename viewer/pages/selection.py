@@ -10,6 +10,7 @@ from dash import html
 
 from profiler import Report
 from profiler.analysis.host import streaming_steps
+from profiler.analysis.kinds import spent_by_kind
 from profiler.executed import Spent
 from viewer.figures import trace as figures
 from viewer.figures import units
@@ -90,11 +91,11 @@ def table(
         words = f"Of the selection: {clock.both(selection.high - selection.low)} on {many}{more}"
     run, iteration, origin = executed
     between = (window[0] + origin, window[1] + origin)
-    spent = report.spent(run, lanes if selected is None else selected, iteration, between)
+    of = (report, run, lanes if selected is None else selected, iteration, between)
     if by in dict(BY[1:]):
-        sums = aggregated(report, spent, str(by))
+        sums = aggregated(report, Report.spent(*of), str(by))
     else:
-        sums = figures.by_activity(spent, streaming_steps(report))
+        sums = figures.by_activity(spent_by_kind(*of), streaming_steps(report))
     return [html.P(words, className="note"), _table(sums, clock)]
 
 

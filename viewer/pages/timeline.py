@@ -220,12 +220,23 @@ def _tasks_as_steps(report: Report, run: int, iteration: int | None, ipus: Ipus)
     """The tasks of IPUs, for where their steps are too many."""
     import pandas as pd
 
-    tasks = pd.concat([report.tasks(run, int(ipu), iteration) for ipu in ipus])
-    (what, names), (kind, kinds) = (pd.factorize(tasks[name]) for name in ("name", "kind"))
+    if iteration is None:
+        tasks = pd.concat([report.tasks(run, int(one)) for one in ipus])
+        rows = np.arange(len(tasks))
+    else:
+        tasks = report.tasks(run, iteration=iteration)
+        every = tasks["ipu"].to_numpy()
+        rows = np.concatenate([np.flatnonzero(every == one) for one in ipus])
+    ipu, start, end, body = (
+        tasks[name].to_numpy()[rows] for name in ("ipu", "start", "end", "body")
+    )
+    first, of_body = pipeline_figures.first_of_each(body)  # all tasks of a body are named alike
+    (what, names), (kind, kinds) = (
+        pd.factorize(tasks[name].iloc[rows[first]]) for name in ("name", "kind")
+    )
     none = np.zeros(0, dtype=np.int64)
     named = Named(names.to_numpy(dtype=object), none, tuple(kinds), none, none)
-    ipu, start, end = (tasks[name].to_numpy() for name in ("ipu", "start", "end"))
-    return Executed(ipu, np.full(len(tasks), -1), what, kind, start, end, named)
+    return Executed(ipu, np.full(len(rows), -1), what[of_body], kind[of_body], start, end, named)
 
 
 def as_tasks(

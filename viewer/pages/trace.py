@@ -363,10 +363,10 @@ def _details(app: Dash, profiles: Profiles) -> None:
         details: list[Any] = [_slice(profiles, it, position)] if here else []
         if here and number < 0:  # an address with a point only
             number = common.whole(_step_of(it.rows, position), -1)
-        frame = it.report.program_steps()
-        row = np.flatnonzero(frame["step"].to_numpy() == number)
+        known = number >= 0  # reading the steps to find none takes as long as finding one
+        row = np.flatnonzero(it.report.steps_in_order("step") == number) if known else np.zeros(0)
         if len(row):
-            theme = common.theme_of(where)
+            theme, frame = common.theme_of(where), it.report.program_steps()
             details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
         return details or common.message("Click a step in the trace.")
 

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from profiler import Report
-from profiler.analysis.critical_path import chain_of
-from viewer.figures.pipeline import CriticalPath, on_ipus
+from profiler.analysis.critical_path import path_on_ipus
+from viewer.figures.pipeline import CriticalPath
 from viewer.profiles import Profiles
 
 
@@ -15,7 +15,7 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
     """The critical path over the IPUs in a device iteration, as figures draw it."""
 
     def make() -> CriticalPath:
-        return on_ipus(*chain_of(report, run, iteration))
+        return CriticalPath(*path_on_ipus(report, run, iteration))
 
     return profiles.made(report, ("path", run, iteration), make)
 

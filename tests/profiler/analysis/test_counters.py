@@ -56,18 +56,31 @@ def test_steps_hold_what_the_report_says_and_waits_keep_it(report: Report) -> No
     program, live = report.program_steps(1), report.liveness(1)["total"].to_numpy()
     first, second = program["step"].iloc[3], program["step"].iloc[7]
     step = np.array([-1, first, -1, -1, second, -1])
-    held = counters.at_slices(known, step, "live").tolist()
+    held, tiles, _ = (values.tolist() for values in counters.at_slices(known, step))
     assert held == [live[3], live[3], live[3], live[3], live[7], live[7]]
-    tiles = counters.at_slices(known, step, "tiles").tolist()
     active = program["active_tiles"].tolist()
     assert tiles == [0, active[3], 0, 0, active[7], 0]
+
+
+@pytest.mark.parametrize("ids", [[4, 5, 6], [2, 5, 9]])
+def test_steps_whose_ids_count_or_do_not(ids: list[int]) -> None:
+    known = counters.OfSteps(*map(np.array, (ids, [10, 20, 30], [1, 2, 3], [7, 0, 9])))
+    step = np.array([-1, 3, ids[1], -1, ids[0], ids[2], 1 << 40])
+    live, tiles, link = (values.tolist() for values in counters.at_slices(known, step))
+    assert live == [20, 20, 20, 20, 10, 30, 30]
+    assert tiles == [0, 0, 2, 0, 1, 3, 0]
+    assert link == [0, 0, 0, 0, 7, 9, 0]
+    live, tiles, link = (values.tolist() for values in counters.at_slices(known, np.array([-1])))
+    assert live == tiles == link == [0]
+    whole = counters.at_slices(known, np.array(ids)[[2, 0]])
+    assert [values.tolist() for values in whole] == [[30, 10], [3, 1], [9, 7]]
 
 
 def test_links_carry_what_the_exchanges_between_ipus_send(report: Report) -> None:
     steps = report.steps(0, 1, 0)
     known = counters.of_steps(report, 1)
     step, start, end = (steps[name].to_numpy() for name in ("step", "start", "end"))
-    sent = counters.at_slices(known, step, "link")
+    _, _, sent = counters.at_slices(known, step)
     program = report.program_steps(1).set_index("step")
     across = steps[steps["kind"] == "global exchange"]["step"]
     assert sent.sum() == program.loc[across, "bytes_out"].sum()

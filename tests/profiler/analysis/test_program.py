@@ -7,7 +7,7 @@ import pytest
 
 from profiler import open_report
 from profiler.analysis import program_cycles
-from profiler.analysis.program import subtree_ends
+from profiler.analysis.program import depths, subtree_ends
 from tests.synthetic import synthetic_profile
 
 
@@ -47,3 +47,11 @@ def test_a_compiled_model_has_the_cycles_of_its_schedule(path, tmp_path):
 def test_ends_of_subtrees_by_hand():
     parents = np.array([-1, 0, 1, 1, 0, -1])
     assert subtree_ends(parents).tolist() == [5, 4, 3, 4, 5, 6]
+
+
+def test_depths_by_hand():
+    assert depths(np.array([-1, 0, 1, 1, 0, -1])).tolist() == [0, 1, 2, 2, 1, 0]
+    assert depths(np.zeros(0, dtype=np.int64)).tolist() == []
+    chain = np.arange(-1, 999)
+    assert depths(chain).tolist() == list(range(1000))
+    assert subtree_ends(chain).tolist() == [1000] * 1000

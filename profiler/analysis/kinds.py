@@ -1,0 +1,90 @@
+"""What IPUs spend their cycles on, by kind: `Report.spent` in short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from profiler import held
+from profiler.analysis.host import streaming_steps
+from profiler.executed import Spent
+from profiler.held import INT, TEXT
+from profiler.report import Report
+
+NAME = "cycles by kind"  # name of the answer
+_NUMBERS = ("ipu", "streams", "cycles", "count", "first", "last")
+_COLUMNS = {"kind": TEXT, **dict.fromkeys(_NUMBERS, INT)}
+
+
+def spent_by_kind(
+    report: Report,
+    run: int,
+    ipus: Sequence[int],
+    iteration: int | None,
+    window: tuple[float, float],
+) -> Spent:
+    """`Report.spent`, the steps of each kind as one: -1, or one of `streaming_steps` for these.
+
+    Device iterations are alike; a large profile has those of its first run worked out, for windows
+    in which all of one lies.
+    """
+    if iteration is None or run:
+        return report.spent(run, ipus, iteration, window)
+    columns = report.answered_columns(NAME, _COLUMNS, lambda: _by_kind(report), _sound)
+    runs = report.runs
+    length = int(runs["cycles"].iloc[run]) // max(1, int(runs["iterations"].iloc[run]))
+    begin = int(runs["start"].iloc[run]) + iteration * length
+    wanted = np.isin(columns["ipu"], ipus)
+    first, last = (columns[name][wanted] + begin for name in ("first", "last"))
+    if (first < window[0]).any() or (last > window[1]).any():
+        return report.spent(run, ipus, iteration, window)
+    streaming = streaming_steps(report)
+    kinds = tuple(dict.fromkeys(columns["kind"].tolist()))
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    kind = np.array([numbers[word] for word in columns["kind"][wanted]], dtype=np.int64)
+    streams = (columns["streams"][wanted] != 0) & bool(len(streaming))
+    step = np.where(streams, streaming[:1].sum(), -1)
+    return Spent(step, kind, columns["cycles"][wanted], columns["count"][wanted], kinds)
+
+
+def worked_out(report: Report) -> dict[str, Any]:
+    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    return {NAME: held.plain(_by_kind(report))}
+
+
+def _sound(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether these can be sums."""
+    return all(columns[name].min(initial=0) >= 0 for name in _NUMBERS)
+
+
+def _by_kind(report: Report) -> dict[str, np.ndarray]:
+    """A row for each IPU and kind of the first run's device iteration, without I/O tiles' work.
+
+    ``first`` and ``last``: the cycles, from its start, between which all of the IPU's tasks lie.
+    """
+    tasks = report.tasks(0, iteration=0)
+    start = int(report.runs["start"].iloc[0])
+    spans = tasks.groupby("ipu").agg(first=("start", "min"), last=("end", "max")) - start
+    ipus = spans.index.to_numpy()
+    parts = [report.spent(0, [int(ipu)], 0) for ipu in ipus]
+    rows = []
+    streaming = streaming_steps(report)
+    for ipu, of_ipu, (first, last) in zip(ipus.tolist(), parts, spans.to_numpy(), strict=True):
+        streams = np.isin(of_ipu.step, streaming)
+        for flag in (False, True):
+            chosen = of_ipu.kind[streams == flag]
+            cycles, count = (
+                np.bincount(chosen, weights=values[streams == flag], minlength=len(of_ipu.kinds))
+                for values in (of_ipu.cycles, of_ipu.count)
+            )
+            rows += [
+                (of_ipu.kinds[at], ipu, flag, int(cycles[at]), int(count[at]), first, last)
+                for at in np.flatnonzero(count).tolist()
+            ]
+    columns = zip(*rows, strict=True) if rows else ((),) * len(_COLUMNS)
+    return {
+        name: np.array(values, dtype=object if kind == TEXT else np.int64)
+        for (name, kind), values in zip(_COLUMNS.items(), columns, strict=True)
+    }
