@@ -327,7 +327,7 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
         always = tiles.code.of(set(tiles.program[here].tolist()), ipu)
         counts = np.bincount(kinds, minlength=len(tiles.always))
         always = always + counts @ tiles.always
-        plain = updates[kinds].max(axis=0)
+        running = updates[kinds].max(axis=0)
         interleaved = np.zeros_like(always)
         for stage in np.flatnonzero(ipus == ipu).tolist():
             blocks = np.arange(cut.starts[stage], ends[stage])
@@ -335,17 +335,17 @@ def fullest_tile(costs: PhasedCosts, cut: Cut, replicas: int) -> int:
             if of_kinds not in alike:
                 alike[of_kinds] = _peak(tiles, blocks, kept)
             mine, mine_interleaved = alike[of_kinds]
-            plain, interleaved = (
-                np.maximum(plain, mine),
+            running, interleaved = (
+                np.maximum(running, mine),
                 np.maximum(interleaved, mine_interleaved),
             )
-        total = including_gaps(always + plain, interleaved, costs.machine.region0_bytes)
+        total = including_gaps(always + running, interleaved, costs.machine.region0_bytes)
         most = max(most, int(total.max()))
     return most
 
 
 def _peak(tiles: BlockTiles, blocks: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most that a stage holds: int64[tile] of region 0 and of region 1.
+    """The most that a stage holds, and the most of that in region 1: int64[tile] each.
 
     While a Block runs, those that did hold what is left behind them, the others what they come
     with.

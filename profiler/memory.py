@@ -219,16 +219,15 @@ class IpuVariables:
         return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
 
 
-def including_gaps(
-    non_interleaved: np.ndarray, interleaved: np.ndarray, region0_bytes: int
-) -> np.ndarray:
+def including_gaps(used: np.ndarray, interleaved: np.ndarray, region0_bytes: int) -> np.ndarray:
     """Bytes a tile takes with gaps: one that uses region 1 counts all of region 0 below it.
 
-    [TUT4]: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What
-    does not fit into region 0 goes on above it.
+    ``used``: the most that is live at one step; ``interleaved``: the most of that in region 1.
+    [TUT4]: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What does not fit
+    into region 0 goes on above it, among what is interleaved: variables that are not live at one
+    time share addresses, whichever region they need (docs/memory-model.md#gaps).
     """
-    below = np.maximum(non_interleaved, region0_bytes)
-    return np.where(interleaved > 0, below + interleaved, non_interleaved)
+    return np.maximum(used, np.where(interleaved > 0, region0_bytes + interleaved, 0))
 
 
 def tile_totals(
@@ -244,10 +243,9 @@ def tile_totals(
     tile has beyond what it uses. ``peaks``: `IpuVariables.peaks`, where they are known already.
     """
     peaks = peaks or variables.peaks
-    plain, interleaved = peaks(False), peaks(True)
-    both = peaks(None) if interleaved.tile_peak.any() else plain
+    both, interleaved = peaks(None), peaks(True)
     always = variables.always()
-    total = including_gaps(plain.tile_peak, interleaved.tile_peak, region0_bytes)
+    total = including_gaps(both.tile_peak, interleaved.tile_peak, region0_bytes)
     return columns_of_tiles(total, both.tile_peak, always, both.tile_peak_step, bytes_per_tile)
 
 

@@ -1,9 +1,9 @@
 """Memory of the one IPU of a compiled case, as the rows of the vendor's memory report name it.
 
-Total: each tile's always-live bytes and its own peak of the rest, by region, without gaps, over all
-tiles. The peak of what is not always live is that of the whole chip at one step, as the liveness
-report draws it. Stacks count in none: [TUT4]'s report has no room for them (1.9 kB in all on a tile
-without work, where six stacks alone are 3.2 kB).
+Total: each tile's always-live bytes and its own peak of the rest, without gaps, over all tiles. The
+peak of what is not always live is that of the whole chip at one step, as the liveness report draws
+it. Stacks count in none: [TUT4]'s report has no room for them (1.9 kB in all on a tile without
+work, where six stacks alone are 3.2 kB).
 
 poplibs' benchmarks [PLB, tools/bench.py] add up what the liveness report lists, and the fullest
 tile of byTile with gaps: on a tile that uses region 1 all of region 0 lies below it
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from profiler.enums import Role
+from profiler.memory import including_gaps
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,15 @@ def read(part: str, executable: Any, tool: Tool | None = None) -> float:
     ):  # maxBytesByTile of the report: of both regions at once
         moving = [v for v in counted if not v.always_live]
         return float((always + _peaks(moving, [v.tile_bytes for v in moving], tiles)).sum())
-    region0, region1 = (
+    moving = [v for v in counted if not v.always_live]
+    used, region1 = (
         _peaks(chosen, [v.tile_bytes for v in chosen], tiles)
-        for chosen in (
-            [v for v in counted if not v.always_live and bool(v.interleaved) == interleaved]
-            for interleaved in (False, True)
-        )
+        for chosen in (moving, [v for v in moving if v.interleaved])
     )
     if part == "fullest tile":
-        below = np.where(region1 > 0, executable.target.region0_bytes, 0)
-        return float((np.maximum(always + region0, below) + region1).max())
-    return float((always + region0 + region1).sum())
+        region0 = executable.target.region0_bytes
+        return float(including_gaps(always + used, region1, region0).max())
+    return float((always + used).sum())
 
 
 def _peaks(variables: Sequence[Any], sizes: Sequence[np.ndarray], tiles: int) -> np.ndarray:

@@ -18,26 +18,20 @@ class TileBytes:
 
     ipu: int
     variables: Sequence[records.Variable]
-    plain: np.ndarray
-    plain_at: np.ndarray
-    interleaved: np.ndarray
-    interleaved_at: np.ndarray
     used: np.ndarray  # of both regions together
     used_at: np.ndarray
     total: np.ndarray  # the extent, including gaps (`profiler.memory`)
 
 
 def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
-    """Peak bytes by IPU that has variables. Each region is packed at its own worst step."""
+    """Peak bytes by IPU that has variables."""
     per_ipu = []
     for ipu in sorted({variable.ipu for variable in variables}):
         here = [variable for variable in variables if variable.ipu == ipu]
-        plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
-        interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
-        total = including_gaps(plain, interleaved, target.region0_bytes)
-        both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
-        regions = (plain, plain_at, interleaved, interleaved_at)
-        per_ipu.append(TileBytes(ipu, here, *regions, *both, total))
+        used, used_at = _peaks(here, target.tiles)
+        interleaved, _ = _peaks([v for v in here if v.interleaved], target.tiles)
+        total = including_gaps(used, interleaved, target.region0_bytes)
+        per_ipu.append(TileBytes(ipu, here, used, used_at, total))
     return per_ipu
 
 

@@ -277,12 +277,11 @@ class _Reader:
                 always[variable.stage] += variable.tile_bytes
         for ipu, variables in of_ipu.items():
             row_at = self._rows(ipu, _RUNS)
-            for region in (0, 1):
-                there = [v for v in variables if v.interleaved == region]
-                _peaks_of_rows(there, row_at, peaks[region])
+            interleaved = [v for v in variables if v.interleaved]
+            for some, most in zip((variables, interleaved), peaks, strict=True):
+                _peaks_of_rows(some, row_at, most)
             self._around(variables, self._rows(ipu, _COMPUTES), held)
-            plain = [v for v in variables if not v.interleaved]
-            _peaks_by_share(plain, self._update_at(ipu), update)
+            _peaks_by_share(variables, self._update_at(ipu), update)
         by_pass = (_PASSES, self.blocks, target.tiles)
         return self._of_kinds(
             held.reshape(2, *by_pass),

@@ -42,7 +42,7 @@ class BlockMemory:
     """Bytes on each tile, int64[Block, tile]; numbers of tensors, int64[Block]."""
 
     always: np.ndarray  # whatever runs, without stash, optimiser state and ``code``
-    # In region 0 while the Block runs, of what it touches: int64[`Pass`, Block, tile]. Of the
+    # While the Block runs, of what it touches: int64[`Pass`, Block, tile]. Of the
     # backward without what its own forward has saved, as a stage may save otherwise.
     peak: np.ndarray
     # ... with what was saved, as it comes and goes in stages that run a Block's forward again, or
@@ -55,7 +55,7 @@ class BlockMemory:
     peak_of_copies: np.ndarray
     copies: np.ndarray
     updating: np.ndarray  # that a Block's weight update leaves until the others' are through
-    peak_interleaved: np.ndarray  # the most in region 1
+    peak_interleaved: np.ndarray  # the most of that in region 1
     saved: np.ndarray  # that the Block's forward leaves for its backward
     saved_tensors: np.ndarray
     state: np.ndarray  # of optimiser state

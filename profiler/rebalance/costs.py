@@ -137,22 +137,22 @@ class Costs(BlockCosts):
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         nothing = np.zeros(0, dtype=np.int64)
-        held = [self._region0(report, nothing)]
+        held = [self._used(report, nothing)]
         copied = self._copies_of_ties(report) if len(self.cuts.ties) else nothing
         if len(copied):
-            held.append(self._region0(report, copied))
+            held.append(self._used(report, copied))
         (residual, *at_home), ran_by = residuals(self, *held)
         memory = replace(self.memory, residual=residual, residual_of=ran_by)
         if at_home:
             memory = replace(memory, residual_at_home=at_home[0])
         return replace(self, memory=memory, measured=bool(len(residual)))
 
-    def _region0(self, report: Report, without: np.ndarray) -> dict[int, np.ndarray]:
-        """Peak bytes in region 0 of each IPU's tiles, ``without`` the variables of these ids."""
+    def _used(self, report: Report, without: np.ndarray) -> dict[int, np.ndarray]:
+        """Peak bytes of each IPU's tiles, ``without`` the variables of these ids."""
         held = {}
         for ipu in sorted(set(self.ipus)):
             variables = report.ipu_variables(ipu)
-            chosen = ~variables.interleaved & ~np.isin(variables.id, without)
+            chosen = ~np.isin(variables.id, without)
             held[ipu] = report.peaks_of(ipu, chosen).tile_peak
         return held
 

@@ -208,7 +208,7 @@ def _memory(
         # nothing: stages that are too full are not looked at.
         wide = known_width
         if width > known_width:
-            full = table is not None and bool((table.plain[:, -1] >= FULL).all())
+            full = table is not None and bool((table.used[:, -1] >= FULL).all())
             wider = len(costs) if full else 2 * known_width
             wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
         table = interval_memory(roomy, wide, choice, enough, in_company)

@@ -32,31 +32,31 @@ FULL = np.iinfo(np.int64).max // 8
 class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``plain`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
+    It holds max(``used`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
     tile that uses region 1, where the stash fills the gap. ``stash`` is for one micro-batch, over
     all tiles. ``passing``: the bytes while IPUs exchange, tied weights that only pass included, if
     every stage has an IPU of its own; 0 where none passes.
     """
 
-    plain: np.ndarray
+    used: np.ndarray
     passing: np.ndarray
     gapped: np.ndarray
     stash: np.ndarray
     tiles: int
     least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
-    exact: bool = True  # else ``plain`` is an upper bound of itself
+    exact: bool = True  # else ``used`` is an upper bound of itself
 
     def fullest(self, depth: int) -> np.ndarray:
         """Bytes of the fullest tile with this many stashed micro-batches."""
         depth = max(depth, self.least)
-        most = np.maximum(self.plain, self.passing)
+        most = np.maximum(self.used, self.passing)
         return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
 
     def fullest_of(self, first: int, last: int, depth: int, passed: bool) -> int:
         """`fullest` for one stage; ``passed``: with what passes it."""
         at = first, last - first
         stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
-        most = max(self.plain[at], self.passing[at]) if passed else self.plain[at]
+        most = max(self.used[at], self.passing[at]) if passed else self.used[at]
         return int(max(most + stash, self.gapped[at]))
 
     @property
@@ -70,7 +70,7 @@ class IntervalMemory:
         return replace(self, **dict(zip(_TABLES, tables, strict=True)))
 
 
-_TABLES = ("plain", "passing", "gapped", "stash")
+_TABLES = ("used", "passing", "gapped", "stash")
 
 
 def interval_memory(
@@ -83,7 +83,7 @@ def interval_memory(
     """Memory of all stages of at most ``width`` Blocks; those beyond the last Block count as full.
 
     ``enough``: the most bytes that any depth of stash adds to a tile. If all stages then certainly
-    fit, ``plain`` is only an upper bound, which avoids computing the vectors over tiles.
+    fit, ``used`` is only an upper bound, which avoids computing the vectors over tiles.
     ``in_company``: of IPUs that may run further stages, which hold no less (`at_least`).
     """
     count = len(costs)
@@ -116,7 +116,7 @@ def interval_memory(
         if final.recompute and not costs.recompute_alone and width == count:
             stash = _write_the_whole(costs, final, grown, stash)
     return IntervalMemory(
-        np.where(inside, grown.plain, FULL),
+        np.where(inside, grown.used, FULL),
         np.where(inside, grown.passing, 0),
         np.where(inside, gapped, FULL),
         stash,
@@ -149,7 +149,6 @@ def _upper_bound(
     most = _running_maximum(passes, first, last)
     most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
     most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
-    most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
     bound: np.ndarray = shared + held[last + 1] - held[first] + most
     return bound
@@ -157,29 +156,29 @@ def _upper_bound(
 
 @dataclass(frozen=True)
 class _Grown:
-    """``plain`` and ``passing`` of `IntervalMemory`, of some first Blocks."""
+    """``used`` and ``passing`` of `IntervalMemory`, of some first Blocks."""
 
-    plain: np.ndarray
+    used: np.ndarray
     passing: np.ndarray
 
     @classmethod
     def full(cls, rows: int, width: int) -> _Grown:
-        plain = np.full((rows, width), FULL, dtype=np.int64)
-        return cls(plain, np.zeros_like(plain))
+        used = np.full((rows, width), FULL, dtype=np.int64)
+        return cls(used, np.zeros_like(used))
 
     def rows(self, begin: int, size: int) -> _Grown:
         """Some of the first Blocks; what is written to it is written here."""
         some = slice(begin, begin + size)
-        return _Grown(self.plain[some], self.passing[some])
+        return _Grown(self.used[some], self.passing[some])
 
     def take(self, other: _Grown, where: np.ndarray) -> None:
         """The other's stages, ``where`` they are to be taken: bool[first, width].
 
         The other may have fewer of either, from the first on.
         """
-        rows, width = other.plain.shape
+        rows, width = other.used.shape
         chosen = where[:rows, :width]
-        for mine, theirs in ((self.plain, other.plain), (self.passing, other.passing)):
+        for mine, theirs in ((self.used, other.used), (self.passing, other.passing)):
             mine[:rows, :width][chosen] = theirs[chosen]
 
 
@@ -205,7 +204,7 @@ def _at_the_end(
     costs: BlockCosts, always: np.ndarray, own: Own, grown: _Grown, in_company: bool
 ) -> None:
     """Write the stages that no other stage follows into ``grown``."""
-    count, width = grown.plain.shape
+    count, width = grown.used.shape
     begin = count - width
     kind = _kind(costs, always, own)
     final, code = _Grown.full(width, width), _code_of_blocks(costs)
@@ -224,7 +223,7 @@ def _write_the_whole(
     """
     end = len(costs) - 1
     alone = Part(0, end, 0, replace(choice, recompute=False))
-    grown.plain[0, end] = ipu_bytes(costs, [alone]).max()
+    grown.used[0, end] = ipu_bytes(costs, [alone]).max()
     others = np.array(stash)
     others[0, end] = 0
     return others
@@ -244,12 +243,12 @@ def _with_readers(
     have these Blocks. Its rows are stages from ``begin`` on.
     """
     ties = costs.cuts.ties.blocks if not in_company else ()
-    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.plain))
+    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.used))
     if rows <= 0:
         return
     kind = _kind(costs, always, own)
     small, always, code = own.some(kind), always.astype(kind), _code_of_blocks(costs)
-    width = grown.plain.shape[1]
+    width = grown.used.shape[1]
     first = begin + np.arange(rows)[:, None]
     last = first + np.arange(width)
     ends = sorted({reader for _, *readers in ties for reader in readers})
@@ -271,7 +270,6 @@ def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
         + own.most.max()
         + memory.updating.sum(axis=0).max()
         + memory.carried.nbytes.sum(axis=0).max(initial=0)
-        + memory.peak_interleaved.max()
         + memory.code.sum(axis=0).max(initial=0) * max(1, len(costs))
         + np.abs(memory.residual).max(initial=0)
         + memory.shared.max()
@@ -301,12 +299,12 @@ def _grow(
 
     ``last``: a Block that all of them have, as far as they begin before it.
     """
-    count, (size, width) = len(costs), grown.plain.shape
+    count, (size, width) = len(costs), grown.used.shape
     kind = always.dtype
     code, apart = code_of_blocks
     pieces = costs.memory.code.astype(kind)
     residual = costs.memory.residual
-    region1, shared = costs.memory.peak_interleaved, costs.memory.shared.astype(kind)
+    shared = costs.memory.shared.astype(kind)
     # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
     smaller = 2 * int(np.abs(residual).max(initial=0))
     smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
@@ -325,7 +323,6 @@ def _grow(
     )
     travels = not in_company and bool(len(costs.cuts.ties) or costs.memory.carried.is_tied.any())
     least_residual = costs.memory.least_residual.astype(kind)
-    interleaved, uses_region1 = np.zeros_like(held), bool(region1.any())
     common = np.zeros((size, len(residual)), dtype=np.int64)
     for step in range(width):
         size = min(size, count - begin - step)
@@ -340,17 +337,13 @@ def _grow(
             held += new_code[here]
         growing.add(size)
         edges, besides = growing.edges(), held
-        if uses_region1:
-            interleaved = interleaved[:size]
-            np.maximum(interleaved, region1[here], out=interleaved, casting="unsafe")
-            besides = besides + interleaved
         common = common[:size]
         if in_company:
             besides = besides + least_residual
         else:
             besides = besides + _with_blocks(costs, common, here, step + 1).astype(kind)
         together = besides + growing.most(edges)
-        grown.plain[:size, step] = fullest = together.max(axis=1)
+        grown.used[:size, step] = fullest = together.max(axis=1)
         if travels:
             passing = passing_alone(costs, first[:size], first[:size] + step)
             through = (besides + edges.in_exchange + passing).max(axis=1)

@@ -16,7 +16,7 @@ from profiler.rebalance.profile_columns import Steps, Variables, rows_of
 from profiler.rebalance.shared_weights import SharedWeight
 from profiler.rebalance.tied_gradients import TiedGradients
 
-_Peak = tuple[np.ndarray, np.ndarray]  # of region 0 and of region 1, int64[tile]
+_Peak = tuple[np.ndarray, np.ndarray]  # all that is live, and region 1 alone: int64[tile]
 # Of variables: start, stop, row in a table of vectors (int64[row, tile]), whether in region 1.
 _Lives = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -119,16 +119,16 @@ def memory_of_passes(touched: Touched, tiles: int) -> PassMemory:
         if kind == Pass.AGAIN:
             memory.ran_again[block] = True
             rows = np.union1d(rows, touched.by.get(Pass.BACKWARD * blocks + block, nothing))
-        plain, region1 = touched.peak(rows, spots)
+        used, region1 = touched.peak(rows, spots)
         np.maximum(memory.peak_interleaved[block], region1, out=memory.peak_interleaved[block])
         if kind != Pass.BACKWARD:
-            memory.peak[kind, block] = plain
+            memory.peak[kind, block] = used
             continue
-        memory.peak_of_backward[block] = plain
+        memory.peak_of_backward[block] = used
         made_here = touched.saved[rows] & (touched.variables.block[rows] == block)
         memory.peak[kind, block] = touched.peak(rows[~made_here], spots)[0]
         memory.peak_if_again[block] = touched.peak(rows, spots, there=made_here)[0]
-        memory.peak_of_copies[block] = _more_with_copies(touched, block, rows, spots, plain)
+        memory.peak_of_copies[block] = _more_with_copies(touched, block, rows, spots, used)
     _add_updating(memory, touched, rows_of_passes)
     return memory
 
@@ -215,17 +215,14 @@ def _with_arrived(
 
 
 def _most_live(here: _Lives, vectors: np.ndarray, spots: np.ndarray) -> _Peak:
-    """The peak of live bytes on each tile at ``spots``, in region 0 and in region 1.
+    """The peak of live bytes on each tile at ``spots``, and of those in region 1.
 
     Other Blocks run between this Block's forward and backward; what only they hold is not part of
     its peak.
     """
     start, stop, vector, region1 = here
-    plain, interleaved = (
-        _most_at(start[chosen], stop[chosen], vector[chosen], vectors, spots)
-        for chosen in (~region1, region1)
-    )
-    return plain, interleaved
+    used = _most_at(start, stop, vector, vectors, spots)
+    return used, _most_at(start[region1], stop[region1], vector[region1], vectors, spots)
 
 
 def _most_at(

@@ -99,16 +99,16 @@ def at_least(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     """
     everywhere = np.ones(len(costs), dtype=bool)
     held, running, interleaved = _held_and_running(costs, parts, here=everywhere)
-    plain = sum(held.values(), start=running) + costs.memory.least_residual
-    return including_gaps(plain, interleaved, costs.machine.region0_bytes)
+    used = sum(held.values(), start=running) + costs.memory.least_residual
+    return including_gaps(used, interleaved, costs.machine.region0_bytes)
 
 
 @dataclass(frozen=True)
 class Held:
     """Bytes that IPUs hold, int64[IPU, tile] each: always live by kind, and live while Blocks run.
 
-    The latter are split into region 0 and region 1, and include what the profile holds beyond the
-    estimate (`residuals`).
+    ``interleaved``: the most of the latter in region 1. ``residual``: what the profile holds beyond
+    the estimate (`residuals`).
     """
 
     always: Mapping[str, np.ndarray]
@@ -120,15 +120,15 @@ class Held:
     @property
     def total(self) -> np.ndarray:
         """All bytes, including gaps."""
-        plain = sum(self.always.values(), start=self.running) + self.residual
-        return including_gaps(plain, self.interleaved, self.region0_bytes)
+        used = sum(self.always.values(), start=self.running) + self.residual
+        return including_gaps(used, self.interleaved, self.region0_bytes)
 
     @property
     def contents(self) -> dict[str, np.ndarray]:
         """Bytes by kind, in words, without gaps."""
         return {
             **self.always,
-            "what a Block holds while it runs": self.running + self.interleaved,
+            "what a Block holds while it runs": self.running,
             "what the profile holds besides": self.residual,
         }
 
@@ -228,16 +228,15 @@ def _running_alone(
     return most
 
 
-def packed(
+def _used(
     costs: BlockCosts, parts: Sequence[Part], passing: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of these stages on each tile, by the costs of their Blocks alone.
+) -> np.ndarray:
+    """Bytes of these stages on each tile, by the costs of their Blocks alone: int64[tile].
 
-    int64[tile] of region 0 and of region 1, without the Blocks' residual. ``passing``: as in
-    `held_by`.
+    Without the Blocks' residual. ``passing``: as in `held_by`.
     """
-    held, running, interleaved = _held_and_running(costs, parts, passing)
-    return sum(held.values(), start=running), interleaved
+    held, running, _ = _held_and_running(costs, parts, passing)
+    return sum(held.values(), start=running)
 
 
 def passing_through(costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int]) -> np.ndarray:
@@ -308,7 +307,7 @@ def _held_and_running(
     passing: np.ndarray | None = None,
     here: np.ndarray | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Bytes held always, by kind; while Blocks run, in region 0; and the same in region 1.
+    """Bytes held always, by kind; while Blocks run; and the most of the latter in region 1.
 
     ``here``, bool[Block]: those that are on the IPU, if not only these stages' are.
     """
@@ -382,15 +381,15 @@ def residuals(
     passing = passing_through(costs, parts, costs.ipus)
     off = []
     for one, passes in zip(held, (passing, None), strict=False):
-        region0 = _region0_of_each(costs, parts, ipus, passes)
-        off.append(np.array([one[ipu] for ipu in ipus]) - region0)
+        used = _used_by_each(costs, parts, ipus, passes)
+        off.append(np.array([one[ipu] for ipu in ipus]) - used)
     return tuple(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
-def _region0_of_each(
+def _used_by_each(
     costs: BlockCosts, parts: Sequence[Part], ipus: Sequence[int], passing: np.ndarray | None
 ) -> np.ndarray:
-    """Bytes in region 0 of each IPU by the costs of its Blocks alone: int64[IPU, tile].
+    """Bytes of each IPU by the costs of its Blocks alone: int64[IPU, tile].
 
     ``passing``: of each stage (`passing_through`).
     """
@@ -402,7 +401,7 @@ def _region0_of_each(
     for ipu in ipus:
         own = [k for k, where in enumerate(costs.ipus) if where == ipu]
         through = passing[own].sum(axis=0) if passing is not None else None
-        held_bytes.append(packed(costs, [parts[k] for k in own], through)[0])
+        held_bytes.append(_used(costs, [parts[k] for k in own], through))
     return np.array(held_bytes)
 
 

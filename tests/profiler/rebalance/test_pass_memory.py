@@ -20,7 +20,9 @@ def test_the_most_that_lives_at_some_steps() -> None:
         spots = np.unique(np.append(0, random.integers(0, steps, 5)))
         alive = [(start <= step) & (step < stop) for step in spots]
         here = (start, stop, np.arange(count), region1)
-        for peak, region in zip(_most_live(here, vectors, spots), (~region1, region1), strict=True):
+        for peak, region in zip(
+            _most_live(here, vectors, spots), (region1 | True, region1), strict=True
+        ):
             most = np.max([vectors[one & region].sum(axis=0) for one in alive], axis=0)
             assert (peak == most).all()
 

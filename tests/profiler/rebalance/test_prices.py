@@ -14,7 +14,7 @@ from tests.profiler.rebalance.test_split import brute_force, splits
 
 
 def test_prices_are_what_brute_force_gains() -> None:
-    random = np.random.default_rng(6)
+    random = np.random.default_rng(7)
     worth = 0
     for _ in range(40):
         stages = int(random.integers(1, 4))
