@@ -384,16 +384,20 @@ def part_of(row: Row, case: Compiled) -> list[Any]:
 
 
 def step_with_exchange(which: str) -> Callable[[Row, Compiled], float]:
-    """Cycles from the end of the step before to the end of the step named so.
+    """Cycles from the end of the compute set before to the end of the one named so.
 
-    PopVision draws an exchange with the compute set that it feeds [TUT4].
+    PopVision draws an exchange with the compute set that it feeds, and what puts an operand in
+    order beforehand on its own [TUT4].
     """
 
     def read(row: Row, case: Compiled) -> float:
-        names = [
-            ("reduce" if "reduce" in s.name else "convolve", s.cycles) for s in part_of(row, case)
-        ]
-        return sum(cycles for name, cycles in names if name == which)
+        found, since = 0, 0
+        for step in part_of(row, case):
+            since += step.cycles
+            if step.vertices:
+                found += since if f"/{which}" in step.name else 0
+                since = 0
+        return float(found)
 
     return read
 

@@ -146,6 +146,10 @@ def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
 # lib/poplin/ConvModel.cpp], addTransformCycleEstimate: poplibs' regression over 10,000 cases)
 _TRANSFORM = {8: 451, 4: 3200, 2: 5271}
 _TRANSFORM_CYCLES = 587
+_CALL_CYCLES, _MOVE_CYCLES = 288, 10  # measured: a call, and an element of 2 bytes on its own [IS]
+
+_LARGEST_STRIDE = 512  # of the transposition's inner loop
+_SPLIT_BLOCKS = 3  # blocks that all workers transpose together
 
 
 def transform_cycles(nbytes: np.ndarray, atom: int) -> np.ndarray:
@@ -155,7 +159,33 @@ def transform_cycles(nbytes: np.ndarray, atom: int) -> np.ndarray:
     """
     nbytes = np.asarray(nbytes, np.int64)
     rate = next((cycles for size, cycles in _TRANSFORM.items() if atom % size == 0), _TRANSFORM[2])
-    return np.where(nbytes > 0, _TRANSFORM_CYCLES + rate * nbytes // 1024, 0)
+    cycles = _TRANSFORM_CYCLES + rate * nbytes // 1024
+    return np.where(nbytes > 0, np.minimum(cycles, _CALL_CYCLES + _MOVE_CYCLES * nbytes // 2), 0)
+
+
+def transpose_cycles(blocks: np.ndarray, rows: int, columns: int, item_bytes: int) -> np.ndarray:
+    """Cycles of transposing so many blocks of ``rows`` x ``columns`` elements on each tile.
+
+    Workers take whole blocks, but share those of 2-byte elements where there are at most three. The
+    loop of 4-byte elements is short only where its stride fits its instruction ([PL,
+    lib/popops/popopsCycleEstimators.cpp] until February 2022, Transpose2D, Transpose1D and
+    SplitTranspose1D).
+    """
+    blocks = np.asarray(blocks, np.int64)
+    each = ceil_div(blocks, WORKERS)
+    if item_bytes == 2 and rows % 4 == columns % 4 == 0:
+        pairs = max(columns // 4 - 2, 0)
+        together = 29 + each * (18 + rows // 4 * (12 + 4 * pairs))
+        sharing = np.maximum(WORKERS // np.maximum(blocks, 1), 1)
+        apart = 27 + ceil_div(rows // 4, sharing) * (12 + 4 * pairs)
+        worker = np.where(blocks <= _SPLIT_BLOCKS, apart, together)
+    elif item_bytes == 2:
+        worker = 15 + each * (8 + columns * (5 + rows * 5 // 2))
+    elif rows % 2 == columns % 2 == 0 and rows * (columns - 2) // 2 < _LARGEST_STRIDE:
+        worker = 27 + each * (11 + rows // 2 * (6 + 3 * (columns // 2 - 1)))
+    else:
+        worker = 13 + each * (8 + columns * (5 + rows * 2))
+    return np.where(blocks > 0, WORKERS * worker, 0)
 
 
 def copy_cycles(nbytes: np.ndarray) -> np.ndarray:

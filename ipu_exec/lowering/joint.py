@@ -3,9 +3,10 @@
 poplin plans the passes of a fully connected layer each on its own, and all three on one division of
 the weights, each of whose elements is on one tile: parts of the outputs by parts of the inputs. The
 outputs are the field of the forward pass and of the weights' update and the input channels of the
-pass back, the inputs the other way round. Nothing of the weights is then put in order, and their
-gradient lies where they do. What is quicker in all is taken ([PL, lib/poplin/ConvPlan.cpp],
-createPlan; [PL, lib/poplin/ConvModel.cpp], addBwdEstimates and addWuEstimates).
+pass back, the inputs the other way round. Nothing of the weights is then exchanged, and their
+gradient lies where they do; the pass back transposes them on their tiles. What is quicker in all is
+taken ([PL, lib/poplin/ConvPlan.cpp], createPlan; [PL, lib/poplin/ConvModel.cpp], addBwdEstimates
+and addWuEstimates).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
 from ipu_exec.lowering import amp
-from ipu_exec.lowering.layouts import ceil_div, digest
+from ipu_exec.lowering.layouts import ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.lowering.product import (
     Candidates,
@@ -28,6 +30,7 @@ from ipu_exec.lowering.product import (
     grains,
     unit_for,
 )
+from ipu_exec.lowering.turned import Blocks
 from ipu_exec.machine import Machine
 
 Array = np.ndarray
@@ -83,6 +86,18 @@ def grains_of(grid: Grid, machine: Machine, dtype: str) -> int:
     """Elements of a weight that stay together."""
     problem, splits = grid.forward
     return grains(problem, unit_for(problem, machine, dtype), splits.method, 1)[0]
+
+
+def blocks_to_turn(
+    layer: Layer, grid: Grid, machine: Machine, dtype: str, weights: Operand
+) -> Blocks | None:
+    """What the pass back transposes of the weights on each tile; None if elements are copied."""
+    grain = grains_of(grid, machine, dtype)
+    inputs, outputs = gcd(grain, layer.inputs), gcd(grain, layer.outputs)
+    if min(inputs, outputs) == 1:
+        return None
+    held = spread_of(weights, machine.tiles).elements
+    return Blocks(outputs, inputs, ceil_div(held, inputs * outputs))
 
 
 def view_strides(operand: Operand, transposed: bool) -> tuple[int, int]:

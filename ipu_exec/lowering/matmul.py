@@ -15,9 +15,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from ipu_exec.lowering import amp, joint
+from ipu_exec.lowering import amp, joint, turned
 from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.costs import transform_cycles
 from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import (
@@ -34,6 +36,7 @@ from ipu_exec.lowering.product import (
     unit_for,
 )
 from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import INFERENCE, TRAINING, Machine
 from profiler.enums import Role
 
@@ -100,11 +103,13 @@ def multiply(
     grid = layer_grid(build.machine, dtype, shape, purpose)
     given = Given()
     if grid is not None:
-        way, given = _on_grid(build, sides, dtype, purpose, grid)
+        way, given = _on_grid(build, name, sides, dtype, purpose, grid)
     elif way.swapped:
         sides = sides.transposed()
+    else:
+        sides = _with_turned_weights(build, name, sides, dtype, purpose, way)
     strides = sides.right_k_stride, sides.left_k_stride
-    turned = [
+    order = [
         sides.k > 1 and stride != grouped_stride(_operand(build, side))
         for side, stride in zip((sides.right, sides.left), strides, strict=True)
     ]
@@ -117,8 +122,8 @@ def multiply(
         sides.left,
         dtype,
         sides.by_rows,
-        (turned[0], turned[1]),
-        replace(given, channel_strides=strides),
+        (order[0], order[1]),
+        replace(given, channel_strides=strides, matrices=True),
     )
     if not sides.by_rows:
         return done
@@ -164,7 +169,7 @@ def layer_grid(
 
 
 def _on_grid(
-    build: Builder, sides: Sides, dtype: str, purpose: Pass, grid: joint.Grid
+    build: Builder, name: str, sides: Sides, dtype: str, purpose: Pass, grid: joint.Grid
 ) -> tuple[Way, Given]:
     """A pass on the grid that all three share, where its weights or their gradient lie."""
     shape = sides.groups, sides.m, sides.k, sides.n
@@ -180,7 +185,50 @@ def _on_grid(
         right = _operand(build, sides.right)
         strides = joint.view_strides(right, transposed=purpose is Pass.BACKWARD)
     key = joint.key_of(layer, machine, dtype, grid, strides)
+    if purpose is Pass.BACKWARD and right.layout is not None:
+        turn_on_grid(build, name, right, joint.blocks_to_turn(layer, grid, machine, dtype, right))
     return Way(problem, splits.method, False), Given(splits=splits, keys={what: key})
+
+
+def turn_on_grid(build: Builder, name: str, weights: Operand, blocks: turned.Blocks | None) -> None:
+    """Append the transposition of weights that stay on their tiles."""
+    held = spread_of(weights, build.tiles).elements * weights.item_bytes
+    if blocks is None:
+        vertex, cycles = "poplar_rt::Memcpy64BitSupervisor", transform_cycles(held, 2)
+    else:
+        vertex = f"popops::Transpose2D<{poplar_type(weights.dtype)}>"
+        cycles = blocks.cycles(weights.item_bytes)
+    step = build.compute(f"{name}/transpose weights", vertex, cycles)
+    build.hold(f"{name}/transposed weights", held, step, 1 << 30)
+
+
+def _with_turned_weights(
+    build: Builder, name: str, sides: Sides, dtype: str, purpose: Pass, way: Way
+) -> Sides:
+    """The sides of a layer's pass back with weights that are transposed where they lie.
+
+    Elsewhere as they are: they are put in order on their way.
+    """
+    if purpose is not Pass.BACKWARD or not isinstance(sides.right, int):
+        return sides
+    weights = _operand(build, sides.right)
+    if not is_grouped(weights) or sides.right_k_stride == grouped_stride(weights) or sides.k == 1:
+        return sides
+    layer = layer_of((sides.groups, sides.m, sides.k, sides.n), purpose)
+    shape = layer.groups, layer.batch, layer.inputs, layer.outputs
+    forward = cheapest(build.machine, dtype, shape, Pass.FORWARD)
+    if forward.swapped or way.method == "outer":
+        return sides
+    plans = [
+        (one.problem, search(one.problem, build.machine, dtype, (one.method,)))
+        for one in (forward, way)
+    ]
+    found = turned.find(build.machine, dtype, *plans)
+    if found is None:
+        return sides
+    # its channels are together now, whichever way it was stored
+    right = turned.transpose(build, name, weights, found)
+    return replace(sides, right=right, right_k_stride=1)
 
 
 def _operand(build: Builder, side: int | Operand) -> Operand:

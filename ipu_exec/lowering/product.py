@@ -82,7 +82,7 @@ class Problem:
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
     flipped: bool = False  # a gradient's: weights with channels and kernel the other way round
     out_chunk: int = 1  # output channels that stay together, if more than a vertex's
-    in_chunk: int = 1  # input channels that dot products keep together
+    in_chunk: int = 1  # input channels of a dot product; 1: all that a tile has
     field_chunk: int = 1  # rows of a field of one column, or columns of one row, not cut apart
     flat_columns: bool = False  # columns of all images side by side: many to cut
     # "input", "weight", "output": what always lies otherwise than the vertex has it
@@ -250,7 +250,9 @@ def vertex_cycles(
             unit, segments, width, *problem.kernel, gi, go, groups, filter_height, passes
         )
     if method == "hmac":
-        return amp.hmac_cycles(unit, segments, width, problem.taps, ins, groups * outs)
+        channels = problem.in_chunk if problem.in_chunk > 1 else ins
+        calls = groups * outs * ceil_div(ins, np.maximum(channels, 1))
+        return amp.hmac_cycles(unit, segments, width, problem.taps, channels, calls)
     return amp.outer_product_cycles(unit, groups, segments * width, outs, grain_out)
 
 
@@ -895,10 +897,11 @@ class Given:
 
     ``channel_strides``: those of the inputs' and weights' input channels in their storages.
     ``splits`` that were found elsewhere, and ``keys`` of layouts ("input", "output") that go with
-    them.
+    them. ``matrices``: it is a product of matrices, not a convolution.
     """
 
     channel_strides: tuple[int, int] = (1, 1)
+    matrices: bool = False
     splits: Splits | None = None
     keys: Mapping[str, Any] = field(default_factory=dict)
 
@@ -1123,11 +1126,18 @@ class _ProductSteps:
             _turn(build, f"{name}/transpose inputs", source, self.half, self.turned_atom("input"))
             moved = build.next - 1
         arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
-        if expand or (not in_place and (turned or splits.outs > MOST_VIEWERS)):
+        padded = self._padded_atom()
+        if (
+            expand
+            or (not in_place and turned)
+            or (splits.outs > MOST_VIEWERS and (padded or not in_place))
+        ):
             total = self.problem.inputs if expand else source.elements
             lying, step = self._put_in_order("inputs", total, slices, lying, expand)
             moved = step if moved is None else moved
-            in_place, arriving = True, arriving if not expand else slices * item
+            if padded and (in_place or not turned):
+                self._copy_pieces("pad inputs", lying, padded)
+            in_place, padded, arriving = True, 0, arriving if not expand else slices * item
         first, even = build.next, splits.outs % 2 == 0
         zeros = self._padding_elements() * item
         if in_place:
@@ -1144,7 +1154,29 @@ class _ProductSteps:
             build.exchange(f"{name}/inputs", arriving + zeros, lying, peers, even)
             here = np.zeros(build.tiles, bool)
             gathered = self.padded_inputs
+        if padded:
+            self._copy_pieces("pad inputs", gathered * item, padded)
         return first, np.where(here, 0, gathered * item), moved
+
+    def _padded_atom(self) -> int:
+        """Bytes of the inputs that lie together, where the vertex's groups have to be padded; or 0.
+
+        An operand is created in groups that divide its channels; what takes whole groups gets a
+        copy of them and of the constant that pads them ([PL, lib/poplin/Convolution.cpp],
+        createInput, convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
+        addTransformCycleEstimate, padInChannels). Where it is put in order anyway this is counted
+        there. Convolutions with such channels are first layers, whose inputs are expanded.
+        """
+        splits, problem = self.splits, self.problem
+        grain = grains(problem, self.unit, splits.method, splits.filter_height)[0]
+        matrix = self.given.matrices and splits.method == "1x1"
+        if not matrix or problem.in_channels % grain == 0:
+            return 0
+        return gcd(grain, problem.in_channels) * self.unit.item_bytes
+
+    def _copy_pieces(self, what: str, nbytes: Array, atom: int) -> None:
+        kind = f"poplin::PreArrange<{self.half}>"
+        self.build.compute(f"{self.name}/{what}", kind, transform_cycles(nbytes, atom))
 
     def _whole_inputs_here(self, slices: Array) -> Array:
         """Elements of the inputs that a tile reads where they lie.

@@ -9,8 +9,8 @@ import pytest
 
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.matmul import Pass, cheapest, layer_grid
-from ipu_exec.lowering.plan import Exchange, Layout, Operand, Plan
-from ipu_exec.lowering.product import search
+from ipu_exec.lowering.plan import Compute, Exchange, Layout, Operand, Plan
+from ipu_exec.lowering.product import search, unit_for, vertex_cycles
 from ipu_exec.machine import INFERENCE, TARGETS, Machine
 from tests.operands import MK2, op, tensor
 
@@ -58,7 +58,7 @@ def test_few_rows_leave_the_weights_where_they_are(batch: int) -> None:
 
 def test_many_rows_are_planned_pass_by_pass() -> None:
     weights, back, update = passes(1024, MK2)
-    assert any("transpose inputs" in step.name for step in back.steps)
+    assert any("transpose weights" in step.name for step in back.steps)
     assert update.output_layouts[0] is not None
     assert update.output_layouts[0].key != weights.key
 
@@ -79,3 +79,37 @@ def test_the_three_passes_agree_whether_they_are_planned_together() -> None:
     assert grid.cycles <= apart
     inference = replace(MK2, fully_connected=INFERENCE)
     assert layer_grid(inference, "float32", shape[Pass.FORWARD], Pass.FORWARD) is None
+
+
+def test_dot_products_of_a_shared_plan_take_the_channels_that_the_update_writes() -> None:
+    """40 together, not 8: each group of channels of a tile is a call of its own."""
+    grid = layer_grid(MK1, "float32", (1, 1, INPUTS, OUTPUTS), Pass.FORWARD)
+    assert grid is not None
+    problem, splits = grid.forward
+    assert splits.method == "hmac"
+    assert problem.in_chunk == 40
+    unit = unit_for(problem, MK1, "float32")
+    one, three = (
+        vertex_cycles(problem, unit, "hmac", 1, *(np.array([n]) for n in (1, 40, ins, 1, 1)))
+        for ins in (40, 120)
+    )
+    assert 2.5 * one < three <= 3 * one
+
+
+def test_the_pass_back_transposes_the_weights_where_they_are() -> None:
+    """A block of 40 x 40 words a tile, whose stride is too large for the short loop."""
+    weights, back, _ = passes(1, MK1)
+    (step,) = (s for s in back.steps if "transpose weights" in s.name)
+    assert isinstance(step, Compute)
+    blocks = -(-weights.bytes // 4 // 1600)
+    assert blocks.max() == 1
+    assert np.array_equal(step.cycles, blocks * 6 * (13 + 8 + 40 * (5 + 80)))
+
+
+def test_weights_that_are_stored_by_outputs_are_transposed_once() -> None:
+    """torch.nn.Linear's: rows of the storage are outputs, which the pass back adds up."""
+    weight = tensor(OUTPUTS, INPUTS, role="weight")
+    forward = multiplied(tensor(256, INPUTS), turned(weight), MK2)
+    back = multiplied(tensor(256, OUTPUTS), replace(weight, layout=wish(forward, 1)), MK2)
+    transposed = [s.name for s in back.steps if isinstance(s, Compute) and "transpose" in s.name]
+    assert transposed == ["mm/transpose weights"]
