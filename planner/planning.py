@@ -450,9 +450,9 @@ def _lacks_at_once(state: _State, key: Key) -> bool:
     return False
 
 
-def _split(state: _State, place: Place) -> Candidate | None:
+def _split(state: _State, place: Place, surely: bool = False) -> Candidate | None:
     """The quickest split onto a place; None where nothing fits."""
-    arguments = (place, state.question, state.engine.rings, None)
+    arguments = (place, state.question, state.engine.rings, None, 0, surely)
     (found,) = state.engine.each(try_split, [arguments])
     return found if isinstance(found, Candidate) else None
 
@@ -727,7 +727,7 @@ def _leave_room(state: _State, place: Place, compiled: Candidate) -> None:
         return
     priced, costs = place.priced, place.priced.costs
     tight = replace(priced, costs=costs.with_tile_bytes(compiled.limit - over))
-    found = _split(state, replace(place, priced=tight))
+    found = _split(state, replace(place, priced=tight), surely=True)
     if found is not None:
         _add(state, predicted(priced, found.mapping, state.engine.rings))
 

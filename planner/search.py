@@ -197,10 +197,11 @@ def try_split(
     rings: RingsOf,
     beat: tuple[float, ...] | None,
     narrow: int | None = 0,
+    surely: bool = False,
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, narrow)
+        return split_onto(place, question, rings, beat, narrow, surely)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -260,11 +261,13 @@ def split_onto(
     rings: RingsOf,
     beat: tuple[float, ...] | None = None,
     narrow: int | None = 0,
+    surely: bool = False,
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
     None where it could not be worth more than ``beat``, even with endless memory. ``narrow``: how
-    far to look on where a gap is left (`profiler.rebalance.best_split`).
+    far to look on where a gap is left (`profiler.rebalance.best_split`). ``surely``: none that a
+    compile may find too large.
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
@@ -278,7 +281,7 @@ def split_onto(
     if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
         free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=narrow)
         here = what_if(costs, free.prediction.assignment)
-        if not here.problems:
+        if not here.problems and not (surely and here.notes):
             return candidate_of(place, costs, here, free.proven, free.gap)
         if beat is not None and free.proven:
             promised = candidate_of(place, costs, here, free.proven, free.gap)
