@@ -40,6 +40,7 @@ CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 # an operand that lies otherwise and goes to more tiles than this is put in order once, before it is
 # sent ([PL, lib/poplin/Convolution.cpp], inViewMaxBroadcastDests, weightViewMaxBroadcastDests)
 MOST_VIEWERS = 7
+_WHOLE_PIECE = 8  # bytes of a piece that a copy moves at once
 REGROUPED = 1.25 / 8  # planned cycles for each byte of results that are copied in whole groups
 TRANSPOSED = 16  # elements of the least block that popops transposes: 4 x 4
 SLIC_WINDOW = 4  # kernel columns, and channels of all its groups, that the vertex takes at once
@@ -1166,13 +1167,17 @@ class _ProductSteps:
         createInput, convolutionPreprocess; [PL, lib/poplin/ConvModel.cpp],
         addTransformCycleEstimate, padInChannels). Where it is put in order anyway this is counted
         there. Convolutions with such channels are first layers, whose inputs are expanded.
+
+        Pieces of less than 8 bytes are left out: element by element they would take more than the
+        product, three times as long in fp16 as in fp32, and no published row has such channels.
         """
         splits, problem = self.splits, self.problem
         grain = grains(problem, self.unit, splits.method, splits.filter_height)[0]
         matrix = self.given.matrices and splits.method == "1x1"
         if not matrix or problem.in_channels % grain == 0:
             return 0
-        return gcd(grain, problem.in_channels) * self.unit.item_bytes
+        atom = gcd(grain, problem.in_channels) * self.unit.item_bytes
+        return atom if atom >= _WHOLE_PIECE else 0
 
     def _copy_pieces(self, what: str, nbytes: Array, atom: int) -> None:
         kind = f"poplin::PreArrange<{self.half}>"

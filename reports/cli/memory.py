@@ -98,7 +98,7 @@ def _relief(report: Report) -> list[Table]:
 
 
 def by_ipu(report: Report, ipu: int | None = None) -> Table:
-    """The fullest tile of each IPU, and how many tiles do not fit."""
+    """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
     import pandas as pd
 
     from profiler import analysis
@@ -114,6 +114,7 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
             key: int(fullest[key])
             for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")
         }
+        used["total"] = int(tiles["total"].max())  # a tile with gaps may use less than another
         rows.append(
             {
                 "ipu": one,

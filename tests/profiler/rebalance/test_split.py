@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -421,16 +420,12 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
         assert best_split(costs, stages).least_bottleneck == wanted
 
 
-def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """With the memory of 1,472 tiles, it takes less than a limit that a busy machine can keep.
-
-    benchmarks/rebalance measures the actual time.
-    """
+def test_a_thousand_blocks_into_sixty_four_stages_are_bounded_closely() -> None:
+    """With the memory of 1,472 tiles; benchmarks/rebalance measures the time."""
     costs = random_costs(
         np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256
     )
-    start = time.process_time()
     split = best_split(costs, 64)
-    assert time.process_time() - start < 4
+    assert split.gap < 0.001
     assert split.bottleneck >= split.least_bottleneck >= split.lower_bound
     assert max(split.prediction.fullest) <= costs.machine.bytes_per_tile
