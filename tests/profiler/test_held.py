@@ -239,11 +239,8 @@ def shorter(said: Any) -> Any:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("change", [negative, lambda said: 1, lambda said: {}, lambda said: None])
-def test_what_cannot_be_is_worked_out_from_the_rows(
-    written: Path, tmp_path: Path, name: str, change: Callable[[Any], Any]
-) -> None:
+def refused(written: Path, tmp_path: Path, name: str, change: Callable[[Any], Any]) -> None:
+    """What a changed answer would say is worked out from the rows."""
     with (
         worked_out._RowsAlone(written) as rows,
         open_report(changed(written, tmp_path, name, change)) as report,
@@ -251,15 +248,19 @@ def test_what_cannot_be_is_worked_out_from_the_rows(
         same(everything(report), everything(rows))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("change", [negative, lambda said: 1, lambda said: {}, lambda said: None])
+def test_what_cannot_be_is_worked_out_from_the_rows(
+    written: Path, tmp_path: Path, name: str, change: Callable[[Any], Any]
+) -> None:
+    refused(written, tmp_path, name, change)
+
+
 @pytest.mark.parametrize("name", [LIVE, FULLEST_AT, MAP, "tiles of IPU 0"])
 def test_columns_have_an_entry_for_each_step_or_tile(
     written: Path, tmp_path: Path, name: str
 ) -> None:
-    with (
-        worked_out._RowsAlone(written) as rows,
-        open_report(changed(written, tmp_path, name, shorter)) as report,
-    ):
-        same(everything(report), everything(rows))
+    refused(written, tmp_path, name, shorter)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +269,7 @@ def test_columns_have_an_entry_for_each_step_or_tile(
 def test_an_ipu_a_tile_or_a_step_that_is_not_there(
     written: Path, tmp_path: Path, name: str
 ) -> None:
-    with (
-        worked_out._RowsAlone(written) as rows,
-        open_report(changed(written, tmp_path, name, huge)) as report,
-    ):
-        same(everything(report), everything(rows))
+    refused(written, tmp_path, name, huge)
 
 
 def table(said: dict[str, Any], name: str, values: np.ndarray) -> dict[str, Any]:

@@ -121,6 +121,13 @@ def test_each_of_a_few_receivers_pads_what_it_takes() -> None:
     assert names.index("mm/pad inputs") < names.index("mm/convolve")
 
 
+@pytest.mark.parametrize(("ins", "copied"), [(1004, True), (1002, False), (1001, False)])
+def test_pieces_of_less_than_8_bytes_are_not_counted(ins: int, copied: bool) -> None:
+    """Groups of 16 fp16 channels: 4, 2 and 1 of them lie together."""
+    names = [step.name for step in product(8, ins, 1000, "float16", MK2).steps]
+    assert ("mm/pad inputs" in names) == copied
+
+
 def test_temporaries_agree_with_the_vendors_profile() -> None:
     plan = product(800, 500, 400, "float32", MK2)
     fullest = {t.name: int(t.bytes.max()) for t in plan.temporaries}
