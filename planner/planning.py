@@ -27,6 +27,7 @@ from planner.question import PARTS, RECOMPUTE, STATE, Question
 from planner.search import (
     Found,
     beating,
+    come_back,
     free_in_parts,
     look_into,
     predicted,
@@ -163,6 +164,20 @@ def _in_one_pipeline(state: _State, keys: Sequence[Key], own: Mapping | None) ->
     _at_once(state, [key for key in keys if not key.accumulates])
     _in_parts(state)
     _proportions_of_ipus(state)
+    _come_back(state)
+
+
+def _come_back(state: _State) -> None:
+    """Where nothing fits, try lists of IPUs in which a stage comes back to any of them.
+
+    Elsewhere they are tried by the costs of what was compiled in full (`_rebalanced`).
+    """
+    if any(one.runs for one in state.candidates) or state.late():
+        return
+    asked = [(one, state.question, state.engine.rings) for one in state.priced.values()]
+    for found in state.engine.each(come_back, asked):
+        for candidate in found:
+            _add(state, candidate)
 
 
 def _plan_of(state: _State, blocks: tuple[str, ...]) -> Plan:

@@ -63,6 +63,7 @@ class Place:
             costs,
             micro_batches=self.accumulation,
             samples=key.micro_batch * self.replicas,
+            replicas=self.replicas,
             reduce=0,
             rings=self._rings(rings) if costs.training and self.replicas > 1 else None,
         )

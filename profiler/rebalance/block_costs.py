@@ -53,6 +53,7 @@ class BlockCosts:
     proportions: tuple[tuple[str, float], ...] = ()
     # what the tiles held as profiled is known (`BlockMemory.residual`)
     measured: bool = False
+    replicas: int = 1
     # the stages (first Block, last Block, choice) of IPUs that a compile has shown to be too full
     too_full: frozenset[tuple[tuple[int, int, Choice], ...]] = frozenset()
     # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up

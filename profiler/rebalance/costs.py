@@ -102,6 +102,7 @@ class Costs(BlockCosts):
             gradients=gradient_bytes(report, len(blocks)),
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
+            replicas=report.target.num_replicas,
             training=training,
             pipelined=in_pipeline,
             recompute=again,

@@ -100,15 +100,21 @@ def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
         return f"one IPU more {_would(costs, nearest(costs, more))}"
     saving = tuple(replace(choice, recompute=True, offload=True) for choice in own)
     block = _too_large(costs, replace(near, choices=saving))
+    several = costs.samples > costs.replicas  # in a micro-batch
     if block:
         return (
             f"Block {block} alone is more than an IPU holds, also with recomputation and state off"
-            " the chip: cut its tensors over several IPUs (Options.tensorSharding), make it more"
-            " Blocks, or try a smaller micro-batch"
+            " the chip: cut its tensors over several IPUs (Options.tensorSharding)"
+            + (
+                ", make it more Blocks, or try a smaller micro-batch"
+                if several
+                else ", or make it more Blocks"
+            )
         )
     return (
-        "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
-        " micro-batch, or a lower memory proportion"
+        "none of recomputation, state off the chip or one IPU more is enough alone: try "
+        + ("a smaller micro-batch, or " if several else "")
+        + "a lower memory proportion"
     )
 
 

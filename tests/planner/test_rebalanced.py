@@ -65,7 +65,8 @@ class Given:
         pass
 
 
-@pytest.mark.parametrize("seed", range(12))
+# with seed 25 nothing fits but lists that come back to an IPU other than the first
+@pytest.mark.parametrize("seed", [*range(12), 25])
 def test_a_plan_is_no_worse_than_a_rebalance_of_its_own_compile(seed: int) -> None:
     random = np.random.default_rng(seed)
     first = random_case(random, IPUS)

@@ -247,6 +247,15 @@ def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) ->
     assert nearest_in_words(short, costs.ipus)[2:].lower() == words.lower()
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_refusal_asks_for_a_smaller_micro_batch_only_where_there_is_one(
+    pod16: Report, replicas: int
+) -> None:
+    costs = replace(Costs.from_report(pod16), replicas=replicas).with_tile_bytes(1 << 10)
+    assert "smaller micro-batch" in refusal(replace(costs, samples=2 * replicas), costs.ipus)
+    assert "micro-batch" not in refusal(replace(costs, samples=replicas), costs.ipus)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
