@@ -1,4 +1,4 @@
-"""Convolution and its gradients, by the planner in `product` (docs/cycles.md#planner).
+"""Convolution and its gradients, by the planner (`product_search`, docs/cycles.md#planner).
 
 Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC,
 vector MAC, outer product) and the cheapest is taken. The gradient of the input is the convolution
@@ -17,15 +17,10 @@ from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.operators import Arguments, Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.product import (
-    REGROUPED,
-    Problem,
-    Product,
-    add_bias,
-    add_product,
-    no_product,
-    search,
-)
+from ipu_exec.lowering.product import Product, add_bias, add_product, no_product
+from ipu_exec.lowering.product_costs import REGROUPED
+from ipu_exec.lowering.product_problem import Problem
+from ipu_exec.lowering.product_search import search
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine

@@ -21,15 +21,9 @@ import numpy as np
 from ipu_exec.lowering import amp
 from ipu_exec.lowering.layouts import ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
-from ipu_exec.lowering.product import (
-    Candidates,
-    Problem,
-    Splits,
-    divisions,
-    estimate,
-    grains,
-    unit_for,
-)
+from ipu_exec.lowering.product_costs import Candidates, estimate
+from ipu_exec.lowering.product_problem import Problem, Splits, grains, unit_for
+from ipu_exec.lowering.product_search import divisions
 from ipu_exec.lowering.turned import Blocks
 from ipu_exec.machine import Machine
 

@@ -1,4 +1,4 @@
-"""Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner in `product`.
+"""Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner (`product_search`).
 
 [G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights,
 with its rows as output channels, and the right one's columns are the field, whichever of the two is
@@ -22,19 +22,11 @@ from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
-from ipu_exec.lowering.product import (
-    REGROUPED,
-    Given,
-    Problem,
-    Product,
-    add_bias,
-    add_product,
-    grains,
-    grouped_stride,
-    is_grouped,
-    search,
-    unit_for,
-)
+from ipu_exec.lowering.product import Given, Product, add_bias, add_product
+from ipu_exec.lowering.product_costs import REGROUPED
+from ipu_exec.lowering.product_problem import Problem, grains, unit_for
+from ipu_exec.lowering.product_search import search
+from ipu_exec.lowering.product_shares import grouped_stride, is_grouped
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import INFERENCE, TRAINING, Machine

@@ -22,7 +22,7 @@ from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.operators import Arguments, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
-from ipu_exec.lowering.product import CHANNEL_RUN
+from ipu_exec.lowering.product_shares import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine

@@ -18,13 +18,8 @@ from ipu_exec.lowering.build import Builder, messages, placed
 from ipu_exec.lowering.costs import transpose_cycles
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
-from ipu_exec.lowering.product import (
-    Problem,
-    Splits,
-    grains,
-    share_out,
-    unit_for,
-)
+from ipu_exec.lowering.product_problem import Problem, Splits, grains, unit_for
+from ipu_exec.lowering.product_shares import share_out
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 

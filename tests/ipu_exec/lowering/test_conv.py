@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_exec.lowering import amp, conv, costs, lower, product
+from ipu_exec.lowering import amp, conv, costs, lower, product_search
 from ipu_exec.lowering.conv import Geometry, forward_problem, weight_gradient_problem
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Compute, OpSpec
-from ipu_exec.lowering.product import search, share_out
+from ipu_exec.lowering.product_search import search
+from ipu_exec.lowering.product_shares import share_out
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, op, tensor
 from tests.paths import DATA
@@ -325,11 +326,11 @@ def test_a_plan_keeps_the_memory_proportion_where_it_was_published_to(
     problem = forward_problem(Geometry(1, 1, 4, 4, field, field, (3, 3), (1, 1), (1, 1)))
     usual = Machine(TARGETS["mk1"], 1216)
     less = replace(usual, proportion=proportion)
-    best = product.search(problem, usual, dtype, ("nx1",))
+    best = product_search.search(problem, usual, dtype, ("nx1",))
     bound = proportion * usual.target.bytes_per_tile
-    fitting = product._best(problem, less, dtype, "nx1", 1, bound)
+    fitting = product_search._best(problem, less, dtype, "nx1", 1, bound)
     assert (best.cycles in [splits.cycles for splits in fitting]) == within
-    assert product.search(problem, less, dtype, ("nx1",)).cycles == best.cycles
+    assert product_search.search(problem, less, dtype, ("nx1",)).cycles == best.cycles
 
 
 def test_a_field_of_one_row_is_cut_into_as_many_columns_as_fit() -> None:
@@ -337,15 +338,17 @@ def test_a_field_of_one_row_is_cut_into_as_many_columns_as_fit() -> None:
     field = (1, 6399)
     shape = Geometry(8, 1, 512, 512, field, (1, 3199), (1, 3), (1, 2), (1, 1))
     machine = Machine(TARGETS["mk2"], 1472, 0.2)
-    best = product.search(forward_problem(shape), machine, "float16", ("nx1",))
+    best = product_search.search(forward_problem(shape), machine, "float16", ("nx1",))
     assert best.cols > 16
     bound = 0.2 * TARGETS["mk2"].bytes_per_tile
-    fitting = product._best(forward_problem(shape), machine, "float16", "nx1", best.serial, bound)
+    fitting = product_search._best(
+        forward_problem(shape), machine, "float16", "nx1", best.serial, bound
+    )
     assert best in fitting
 
 
 def test_the_memory_bound_doubles_until_it_is_twice_a_tile() -> None:
-    bounds = list(product.memory_bounds(Machine(TARGETS["mk2"], 1472, 0.1)))
+    bounds = list(product_search.memory_bounds(Machine(TARGETS["mk2"], 1472, 0.1)))
     tile = TARGETS["mk2"].bytes_per_tile
     assert bounds[:-1] == pytest.approx([tile * 0.1 * 2**k for k in range(6)])
     assert bounds[-1] == float("inf")

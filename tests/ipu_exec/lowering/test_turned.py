@@ -8,7 +8,8 @@ import pytest
 from ipu_exec.lowering import turned
 from ipu_exec.lowering.costs import transform_cycles, transpose_cycles
 from ipu_exec.lowering.matmul import Pass, cheapest
-from ipu_exec.lowering.product import Problem, Splits, search
+from ipu_exec.lowering.product_problem import Problem, Splits
+from ipu_exec.lowering.product_search import search
 from tests.operands import MK2
 
 Planned = tuple[Problem, Splits]
