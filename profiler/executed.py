@@ -8,6 +8,8 @@ import numpy as np
 
 from profiler.trace import Bodies, Slices, Tasks, distinct, slices
 
+_SIGNED = (np.int8, np.int16, np.int32, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -32,10 +34,10 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """Slices: one entry each, int64, times in cycles on the clock that all runs share.
+    """Slices: one entry each, times (int64) in cycles on the clock that all runs share.
 
     ``step`` is the program step's id, -1 for a wait; ``what`` a position in ``named.name``, and
-    ``kind`` one in ``named.kinds``.
+    ``kind`` one in ``named.kinds``. These are as narrow as their numbers: a call has a million.
     """
 
     ipu: np.ndarray
@@ -58,15 +60,18 @@ class Executed:
     @classmethod
     def of(cls, tasks: Tasks, unrolled: Slices, named: Named) -> Executed:
         """The slices of tasks (`trace.slices`)."""
-        return cls(
-            tasks.ipu[unrolled.task],
-            unrolled.step,
-            named.of_entry[unrolled.entry],
-            named.kind_of_entry[unrolled.entry],
-            unrolled.start,
-            unrolled.end,
-            named,
-        )
+        entry = unrolled.entry
+        columns = (unrolled.bodies.step, named.of_entry, named.kind_of_entry)
+        step, what, kind = (as_narrow(column)[entry] for column in columns)
+        ipu = np.repeat(as_narrow(tasks.ipu), unrolled.count)
+        return cls(ipu, step, what, kind, unrolled.start, unrolled.end, named)
+
+
+def as_narrow(values: np.ndarray) -> np.ndarray:
+    """Integers in the narrowest signed type that has them all."""
+    most = max(int(values.max(initial=0)), -1 - int(values.min(initial=0)))
+    narrow = next(one for one in _SIGNED if most <= np.iinfo(one).max)
+    return values.astype(narrow, copy=False)
 
 
 _SPARSE = 8  # times as many numbers as rows: they are sorted rather than counted

@@ -598,22 +598,23 @@ class Report:
         def make() -> pd.DataFrame:
             tasks = self._tasks(run, ipu, iteration)
             slices = self._slices(tasks)
-            columns = self._task_columns(run, tasks, slices.task)
+            task, step_ids = slices.task, slices.step
+            columns = self._task_columns(run, tasks, task)
             body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
             # Texts and ids that a slice takes from its step, or from its body where it has none:
             # one list for both.
             order = np.argsort(step["id"], kind="stable")
             row = (
-                order[self._found(slices.step, step["id"], order, "a body has the step")]
+                order[self._found(step_ids, step["id"], order, "a body has the step")]
                 if len(order)
                 else 0
             )
-            waits = slices.step < 0
-            what = np.where(waits, len(order) + tasks.body[slices.task], row)
+            waits = step_ids < 0
+            what = np.where(waits, len(order) + tasks.body[task], row)
             whole = body["kind"] != "task"
             kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
-            uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[slices.task]
-            kind = np.where(uniform, len(order) + tasks.body[slices.task], what)
+            uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[task]
+            kind = np.where(uniform, len(order) + tasks.body[task], what)
             none = np.full(len(body["id"]), -1)
             op_of = np.concatenate([step["op"], none])
             block_of = np.concatenate([_lookup(step["op"], op["id"], op["block"], -1), none])
@@ -631,7 +632,7 @@ class Report:
                         "direction",
                     ),
                     "micro_batch": columns["micro_batch"],
-                    "step": slices.step,
+                    "step": step_ids,
                     "op": op_of[what],
                     "block": block_of[what],
                     "kind": _texts(np.concatenate([self._step_kinds, kind_of_body]), kind),
@@ -667,10 +668,14 @@ class Report:
         self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
     ) -> tuple[int, int]:
         """The first and the last cycle of the tasks of IPUs; (0, 0) where there are none."""
-        tasks = self._tasks(run, ipus, iteration)
-        if not len(tasks):
+        iterations = self._iterations(run, iteration)
+        tasks = self._tasks_of_iteration(run)
+        of = slice(None) if ipus is None else np.isin(tasks.ipu, ipus)
+        start, end = tasks.start[of], tasks.end[of]
+        if not len(start) or not len(iterations):
             return 0, 0
-        return int(tasks.start.min()), int(tasks.end.max())
+        first, last = (self._offset(run, int(one)) for one in iterations[[0, -1]])
+        return int(start.min()) + first, int(end.max()) + last
 
     def executed_count(
         self,
@@ -746,21 +751,22 @@ class Report:
             return spent
         distinct, times = trace.distinct(tasks)
         slices = self._slices(distinct)
+        task, step = slices.task, slices.step
         body, steps = self._table(records.Body), self._steps
         number = {kind: at for at, kind in enumerate(records.KINDS)}
         of_step = np.array([number.get(kind, -1) for kind in self._step_kinds], dtype=np.int64)
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )
-        whole = (body["kind"] != "task")[distinct.body[slices.task]]
-        own = of_body[distinct.body[slices.task]]
+        whole = (body["kind"] != "task")[distinct.body[task]]
+        own = of_body[distinct.body[task]]
         order = np.argsort(steps["id"], kind="stable")
-        row = self._found(slices.step, steps["id"], order, "a body has the step")
+        row = self._found(step, steps["id"], order, "a body has the step")
         theirs = of_step[order[row]] if len(order) else own
-        kind = np.where(whole | (slices.step < 0), own, theirs)
-        cycles = (slices.end - slices.start) * times[slices.task]
+        kind = np.where(whole | (step < 0), own, theirs)
+        cycles = (slices.end - slices.start) * times[task]
         known = kind >= 0
-        np.add.at(spent, (distinct.ipu[slices.task][known], kind[known]), cycles[known])
+        np.add.at(spent, (distinct.ipu[task][known], kind[known]), cycles[known])
         return spent
 
     def schedule(self) -> tuple[Tasks, trace.Slices, np.ndarray] | None:
@@ -1302,14 +1308,18 @@ class Report:
         return int(self._run_columns["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipus: int | Ipus | None, iteration: int | None) -> Tasks:
-        at = self._trace_of(run)
-        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        one = self._tasks_of_iteration(run)
         iterations = self._iterations(run, iteration)
         if ipus is not None:
             one = one.where(np.isin(one.ipu, ipus))
         self._check_size(len(one) * len(iterations))
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
+
+    def _tasks_of_iteration(self, run: int) -> Tasks:
+        """Those of the first device iteration, from cycle 0."""
+        at = self._trace_of(run)
+        return self._keep(("trace", at), lambda: self._tasks_of_trace(at))
 
     def _tasks_of_trace(self, at: int) -> Tasks:
         """The device iteration in a row of the traces' table, from cycle 0, by IPU and start.

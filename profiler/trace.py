@@ -8,7 +8,7 @@ either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,6 +57,10 @@ class Tasks:
         Times are on the clock shared by all runs.
         """
         count, times = len(self), len(iterations)
+        if times == 1:
+            begin = cycle_start + int(iterations[0]) * iteration_cycles
+            which = np.full(count, iterations[0])
+            return replace(self, iteration=which, start=self.start + begin, end=self.end + begin)
         offset = np.repeat(cycle_start + iterations * iteration_cycles, count)
         return Tasks(
             np.repeat(iterations, count),
@@ -121,15 +125,25 @@ class Bodies:
 class Slices:
     """Steps running on IPUs.
 
-    ``task`` counts the tasks they were unrolled from, ``entry`` those of `Bodies`; ``step`` is -1
-    for a wait.
+    ``count``: slices of each task that they were unrolled from, in order; ``entry`` of each is a
+    position in ``bodies``.
     """
 
-    task: np.ndarray
-    step: np.ndarray
+    count: np.ndarray
     start: np.ndarray
     end: np.ndarray
     entry: np.ndarray
+    bodies: Bodies
+
+    @property
+    def task(self) -> np.ndarray:
+        """The position of each slice's task."""
+        return np.repeat(np.arange(len(self.count)), self.count)
+
+    @property
+    def step(self) -> np.ndarray:
+        """Step ids; -1 for a wait."""
+        return self.bodies.step[self.entry]
 
 
 def slice_count(tasks: Tasks, bodies: Bodies) -> int:
@@ -144,19 +158,17 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     """
     count = bodies.count[tasks.body]
     last = np.cumsum(count) - 1
-    task = np.repeat(np.arange(len(tasks)), count)
-    at = (
-        np.arange(len(task))
-        - np.repeat(last + 1 - count, count)
-        + np.repeat(bodies.first[tasks.body], count)
-    )
-    start = tasks.start[task] + bodies.start[at]
+    # in place: of a million slices each column more is as long as the others' arithmetic
+    at = np.repeat(bodies.first[tasks.body] - (last + 1 - count), count)
+    at += np.arange(len(at))
+    start = bodies.start[at]
+    start += np.repeat(tasks.start, count)
     end = np.empty_like(start)
     end[:-1] = start[1:]
     end[last] = tasks.end
     if (end < start).any():
         raise ValueError("a task ends before its last step begins")
-    return Slices(task, bodies.step[at], start, end, at)
+    return Slices(count, start, end, at, bodies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ def _lanes(report: Report) -> pipeline.Lanes:
     lanes = pipeline.lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
     if not pipeline.drawable(report, 0, 0, lanes.ipus):
         return lanes
-    return lanes.with_steps(report.executed(0, lanes.ipus, 0))
+    return lanes.with_steps(pipeline.StepRows.of(report.executed(0, lanes.ipus, 0), lanes.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:

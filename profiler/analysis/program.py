@@ -191,11 +191,12 @@ def _step_cycles(report: Report) -> np.ndarray:
     if schedule is None:
         return spent
     tasks, slices, times = schedule
-    length = (slices.end - slices.start) * times[slices.task]
-    ipu = tasks.ipu[slices.task]
+    task, step = slices.task, slices.step
+    length = (slices.end - slices.start) * times[task]
+    ipu = tasks.ipu[task]
     order = np.argsort(steps["id"], kind="stable")
-    runs = slices.step >= 0
-    at = order[np.searchsorted(steps["id"], slices.step[runs], sorter=order)]
+    runs = step >= 0
+    at = order[np.searchsorted(steps["id"], step[runs], sorter=order)]
     np.add.at(spent, at, length[runs])
     sync = _external_syncs(report)
     waits = ~runs & np.isin(ipu, list(sync))

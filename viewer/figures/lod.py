@@ -21,14 +21,14 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 class Pieces:
     """The drawn pieces of one row.
 
-    ``first`` and ``longest`` are positions in the row; ``count`` is the number of slices.
+    ``first``: position in the row of the first slice of each, whose ``code`` it has; ``count`` is
+    the number of slices.
     """
 
     start: np.ndarray
     end: np.ndarray
     code: np.ndarray
     first: np.ndarray
-    longest: np.ndarray
     count: np.ndarray
 
     def __len__(self) -> int:
@@ -54,54 +54,24 @@ def pieces(
     high: float,
     pixels: int,
     finest: float = FINEST,
-    join: bool = True,
 ) -> Pieces:
     """The slices of one row between ``low`` and ``high``, merged for ``pixels`` pixels.
 
     ``start``, ``end`` and ``code`` (which decides the colour) are of one row, sorted and without
-    overlaps. Slices shorter than ``finest`` pixels are merged, in the colour of the longest; with
-    ``join``, adjacent merged pieces of one colour become one.
+    overlaps. Slices shorter than ``finest`` pixels are merged.
     """
     window = inside(start, end, low, high)
     start, end, code = start[window], end[window], code[window]
     if not len(start):
         none = np.zeros(0, dtype=np.int64)
-        return Pieces(none, none, none, none, none, none)
+        return Pieces(none, none, none, none, none)
     pixel = max(finest * (high - low) / max(1, pixels), 1e-9)
-    length = end - start
-    first = _firsts(start, end, length, low, pixel)
+    first = _firsts(start, end, low, pixel)
     stop = np.append(first[1:], len(start))
-    most = np.maximum.reduceat(length, first)
-    candidates = np.flatnonzero(length == np.repeat(most, stop - first))
-    longest = candidates[np.searchsorted(candidates, first)]
-    colour, merged = code[longest], length[first] < pixel
-    # neighbours of one colour, both made of short slices, become one
-    joined = np.zeros(len(first), dtype=bool)
-    joined[1:] = join & (
-        merged[1:]
-        & merged[:-1]
-        & (colour[1:] == colour[:-1])
-        & (start[first[1:]] <= end[first[1:] - 1])
-    )
-    keep = np.flatnonzero(~joined)
-    runs = np.append(keep[1:], len(first)) - 1
-    strongest = np.maximum.reduceat(most, keep)
-    owner = np.cumsum(~joined) - 1
-    best = np.flatnonzero(most == strongest[owner])
-    best = best[np.searchsorted(owner[best], np.arange(len(keep)))]
-    return Pieces(
-        start[first[keep]],
-        end[stop[runs] - 1],
-        colour[keep],
-        first[keep] + window.start,
-        longest[best] + window.start,
-        stop[runs] - first[keep],
-    )
+    return Pieces(start[first], end[stop - 1], code[first], first + window.start, stop - first)
 
 
-def _firsts(
-    start: np.ndarray, end: np.ndarray, length: np.ndarray, low: float, pixel: float
-) -> np.ndarray:
+def _firsts(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.ndarray:
     """The first slice of each piece: a long slice, or short ones that begin in one pixel.
 
     Only short arrays but for a few comparisons of all slices.
@@ -114,7 +84,7 @@ def _firsts(
     else:
         column = np.floor((start - low) / pixel)
         begins.append(np.flatnonzero(column[1:] != column[:-1]) + 1)
-    long = np.flatnonzero(length >= pixel)
+    long = np.flatnonzero(end - start >= pixel)
     begins += [long, long + 1, np.flatnonzero(start[1:] - end[:-1] >= pixel) + 1]
     firsts = np.unique(np.concatenate(begins))
     return firsts[firsts < slices]
@@ -129,6 +99,14 @@ def totals(
     """
     covered = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
     return np.bincount(code, weights=covered, minlength=codes)
+
+
+def _in_order(row: np.ndarray, start: np.ndarray) -> bool:
+    """Whether slices are sorted by row and start."""
+    same = row[1:] == row[:-1]
+    same &= start[1:] < start[:-1]
+    same |= row[1:] < row[:-1]
+    return not same.any()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +130,11 @@ class Rows:
 
         Slices whose row is outside ``0 .. rows - 1`` are left out.
         """
-        order = np.flatnonzero((row >= 0) & (row < rows))
+        outside = (row < 0) | (row >= rows)
+        order = np.flatnonzero(~outside) if outside.any() else np.arange(len(row))
         if len(order) < len(row):
             row, start, end, code = (column[order] for column in (row, start, end, code))
-        later, forward = np.diff(row), np.diff(start) >= 0
-        if not ((later > 0) | ((later == 0) & forward)).all():  # sorted they are many times as fast
+        if not _in_order(row, start):  # sorted they are many times as fast
             by_row = np.lexsort((start, row))
             columns = (row, start, end, code, order)
             row, start, end, code, order = (column[by_row] for column in columns)
@@ -185,9 +163,19 @@ class Rows:
             return self
         parts = [self.of(row) for row in wanted.tolist()]
         first = np.cumsum([0, *(part.stop - part.start for part in parts)])
-        positions = np.concatenate([np.arange(part.start, part.stop) for part in parts] or [first])
+        positions = np.concatenate(
+            [np.arange(part.start, part.stop) for part in parts] or [first[:0]]
+        )
         columns = (self.start, self.end, self.code, self.source)
         return Rows(first, *(column[positions] for column in columns))
+
+    def before(self, others: Rows) -> Rows:
+        """These rows, and the others below them."""
+        if not len(others):
+            return self
+        first = np.append(self.first[:-1], self.first[-1] + others.first)
+        columns = ((getattr(one, name) for one in (self, others)) for name in self.__slots__[1:])
+        return Rows(first, *(np.concatenate(list(column)) for column in columns))
 
     def around(
         self,
@@ -203,8 +191,7 @@ class Rows:
         The margin on either side is half as wide as the window.
 
         Pieces are split at the window's edges, so that their text is in view; the mask is True for
-        those inside. Pieces of several slices are not joined (for `bands`). ``first`` and
-        ``longest`` are positions in these rows. ``code`` may replace the rows' own.
+        those inside. ``first`` is a position in these rows. ``code`` may replace the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]
@@ -217,14 +204,13 @@ class Rows:
             (high, high + half, False),
         ):
             columns = max(1, pixels if middle else pixels // 4)
-            bars = pieces(start, end, colour, left, right, columns, finest, join=False)
+            bars = pieces(start, end, colour, left, right, columns, finest)
             parts.append(
                 (
                     np.maximum(bars.start, int(np.floor(left))),
                     np.minimum(bars.end, int(np.ceil(right))),
                     bars.code,
                     bars.first + here.start,
-                    bars.longest + here.start,
                     bars.count,
                 )
             )
@@ -243,23 +229,23 @@ class Rows:
         no band. ``code`` may replace the rows' own.
         """
         colour = self.code if code is None else code
-        piece = np.repeat(np.arange(len(found)), found.count)
         behind = np.cumsum(found.count)
-        before = behind - found.count
+        before, total = behind - found.count, int(behind[-1]) if len(behind) else 0
         if len(found) and np.array_equal(found.first, found.first[0] + before):
-            at: slice | np.ndarray = slice(int(found.first[0]), int(found.first[0]) + len(piece))
+            at: slice | np.ndarray = slice(int(found.first[0]), int(found.first[0]) + total)
         else:
-            at = np.arange(len(piece)) + np.repeat(found.first - before, found.count)
-        inside = (self.end[at] - self.start[at]).astype(np.float64)
+            at = np.arange(total) + np.repeat(found.first - before, found.count)
+        inside = np.subtract(self.end[at], self.start[at], dtype=np.float64)
         # what a piece's ends, at the edges of a window, cut off its first and last slices
         ends = behind - 1
         np.subtract.at(inside, before, (found.start - self.start[found.first]).clip(0))
         last = found.first + found.count - 1
         np.subtract.at(inside, ends, (self.end[last] - found.end).clip(0))
         codes = int(colour[at].max(initial=0)) + 1
-        cycles = np.bincount(
-            piece * codes + colour[at], weights=inside, minlength=len(found) * codes
-        ).reshape(len(found), codes)
+        cell = np.repeat(np.arange(0, len(found) * codes, codes), found.count)
+        cell += colour[at]
+        cycles = np.bincount(cell, weights=inside, minlength=len(found) * codes)
+        cycles = cycles.reshape(len(found), codes)
         share = cycles / np.maximum(1, found.end - found.start)[:, None]
         below = np.cumsum(share, axis=1) - share
         which, of = np.nonzero(share)

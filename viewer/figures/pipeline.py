@@ -22,7 +22,7 @@ from profiler import records
 from profiler.analysis import critical_path
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction, PipelinePhase
-from profiler.executed import Executed
+from profiler.executed import Executed, as_narrow
 from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
 from viewer.figures.legend import legend_above
@@ -121,6 +121,30 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class StepRows:
+    """Executed steps as rows of slices, one for each of ``ipus``, in their order.
+
+    ``beside``: those of their I/O tiles, which lie over others; rows of the same IPUs.
+    """
+
+    steps: Executed
+    ipus: tuple[int, ...]
+    rows: Rows
+    beside: Rows
+
+    @classmethod
+    def of(cls, steps: Executed, ipus: Iterable[int]) -> StepRows:
+        """The rows of the steps of these IPUs, which are told apart once."""
+        ipus = tuple(int(ipu) for ipu in ipus)
+        row = np.full(max([*ipus, int(steps.ipu.max(initial=0))]) + 1, -1)
+        row[list(ipus)] = np.arange(len(ipus))
+        code, beside = codes_of_steps(steps), beside_others(steps)
+        slices = steps.ipu, steps.start, steps.end
+        rows = (_rows(slices, code, row, wanted) for wanted in (~beside, beside))
+        return cls(steps, ipus, *rows)
+
+
+@dataclass(frozen=True)
 class Lanes:
     """A device iteration (or a run) prepared for drawing: built once, drawn at every zoom level."""
 
@@ -137,19 +161,16 @@ class Lanes:
     names: tuple[str, ...]  # of the lanes, short
     shown: np.ndarray  # the IPU that each lane shows
     arranged: tuple[Lane, ...]
-    row: np.ndarray  # of each IPU that is shown, before lanes are drawn again; -1
-    again: np.ndarray  # the row that each lane is drawn from
+    again: np.ndarray  # which of `ipus` each lane is drawn from
 
     @property
     def ipus(self) -> list[int]:
         """The IPUs that lanes show, each once."""
         return list(dict.fromkeys(self.shown.tolist()))
 
-    def with_steps(self, steps: Executed) -> Lanes:
-        """The same lanes with executed steps in their strips."""
-        code, beside = codes_of_steps(steps), beside_others(steps)
-        rows = _rows(_times_of_steps(steps), code, self.row, ~beside).only(self.again)
-        return replace(self, steps=steps, step_rows=rows)
+    def with_steps(self, known: StepRows) -> Lanes:
+        """The same lanes with the executed steps of `ipus` in their strips."""
+        return replace(self, steps=known.steps, step_rows=known.rows.only(self.again))
 
     @property
     def end(self) -> int:
@@ -159,8 +180,8 @@ class Lanes:
 
 def codes_of_steps(steps: Executed) -> np.ndarray:
     """Index into ``theme.ACTIVITIES`` of each executed step."""
-    code = np.array([BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0])
-    return code[steps.kind]
+    code = [BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0]
+    return np.array(code, dtype=np.int8)[steps.kind]
 
 
 def beside_others(steps: Executed) -> np.ndarray:
@@ -240,13 +261,13 @@ def lanes(
     lane = np.zeros(count, dtype=np.int64)
     for at, one in reversed(list(enumerate(arranged))):
         lane[one.members] = at
-    none = Executed.nothing()
-    without = Lanes(
+    known = StepRows.of(steps, dict.fromkeys(shown.tolist()))
+    return Lanes(
         tasks,
-        none,
+        steps,
         cycles,
         _rows(_times_of(tasks), code, row, ~beside).only(again),
-        _rows(_times_of_steps(none), codes_of_steps(none), row, beside_others(none)).only(again),
+        known.rows.only(again),
         tuple(lane_label(one, stages) for one in arranged),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(_times_of(tasks), code, row, beside).only(again),
@@ -255,10 +276,8 @@ def lanes(
         tuple(one.name for one in arranged),
         shown,
         tuple(arranged),
-        row,
         again,
     )
-    return without.with_steps(steps)
 
 
 def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
@@ -604,10 +623,6 @@ def _times_of(tasks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ipu, start, end
 
 
-def _times_of_steps(steps: Executed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return steps.ipu, steps.start, steps.end
-
-
 def _rows(
     slices: tuple[np.ndarray, np.ndarray, np.ndarray],
     code: np.ndarray,
@@ -616,8 +631,13 @@ def _rows(
 ) -> Rows:
     """``slices``: IPU, start and end of each; ``row`` of each IPU, -1 if it has none."""
     ipu, start, end = slices
-    at = np.where(wanted, row[ipu] if len(row) else ipu, -1)
-    return Rows.make(at, start, end, code, int(row.max(initial=-1)) + 1)
+    rows = int(row.max(initial=-1)) + 1
+    if not wanted.any():
+        return Rows.make(ipu[:0], start[:0], end[:0], code[:0], rows)
+    at = as_narrow(row)[ipu]
+    if not wanted.all():
+        at = np.where(wanted, at, -1)
+    return Rows.make(at, start, end, code, rows)
 
 
 def _marker(code: int, theme: Theme) -> dict[str, Any]:
@@ -664,12 +684,18 @@ def _traces(
     return sorted(traces, key=lambda trace: order[trace.name])
 
 
+def judged_by(rows: Sequence[int], count: int) -> Sequence[int]:
+    """The rows that tell the level of detail: some of them, where they have very many slices."""
+    few = len(rows) <= _JUDGED_BY or count < _MANY_SLICES
+    return rows if few else rows[_JUDGED_BY // 2 :: _JUDGED_BY]
+
+
 def _likely_level(lanes: Lanes, clock: Clock, low: float, high: float, pixels: int) -> float:
     """A level of detail that is light enough, judged by one of a few lanes where they have many."""
     finest, count = float(FINEST), len(lanes.task_rows)
-    if count <= _JUDGED_BY or len(lanes.step_rows.start) < _MANY_SLICES:
+    some = judged_by(range(count), len(lanes.step_rows.start))
+    if len(some) == count:
         return finest
-    some = range(_JUDGED_BY // 2, count, _JUDGED_BY)
     canvases = _drawn(lanes, clock, low, high, pixels, finest, some)
     return max(canvas.coarser(finest, count / len(some)) for canvas in canvases)
 
@@ -721,18 +747,12 @@ def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     )
 
 
-def _merged(count: int) -> str:
-    return f"and {count - 1:,} shorter ones: zoom in" if count > 1 else ""
-
-
 def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
-    at = rows_of_lanes.source[found.longest]
+    at = rows_of_lanes.source[found.first]
     names = ("name", "micro_batch", "cycles", "pipeline_cycle", "phase")
     columns = (lanes.tasks[name].array.take(at).tolist() for name in names)
     lines = []
-    for name, batch, cycles, cycle, phase, count in zip(
-        *columns, found.count.tolist(), strict=True
-    ):
+    for name, batch, cycles, cycle, phase in zip(*columns, strict=True):
         lines.append(
             text_of(
                 [
@@ -740,7 +760,6 @@ def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) 
                     f"micro-batch {batch}" if batch >= 0 else "",
                     clock.both(cycles),
                     f"pipeline cycle {cycle}, {phase}" if phase else "",
-                    _merged(count),
                 ]
             )
         )
@@ -749,21 +768,19 @@ def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) 
 
 def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
     steps, named = lanes.steps, lanes.steps.named
-    at = lanes.step_rows.source[found.longest]
+    at = lanes.step_rows.source[found.first]
     names, kinds = named.name[steps.what[at]], [named.kinds[kind] for kind in steps.kind[at]]
     lengths = steps.end[at] - steps.start[at]
     lines = []
-    for name, kind, length, count in zip(
-        names.tolist(), kinds, lengths.tolist(), found.count.tolist(), strict=True
-    ):
+    for name, kind, length in zip(names.tolist(), kinds, lengths.tolist(), strict=True):
         label = plain(shortened(name or kind))
-        lines.append(text_of([f"<b>{label}</b>", f"{kind}, {clock.both(length)}", _merged(count)]))
+        lines.append(text_of([f"<b>{label}</b>", f"{kind}, {clock.both(length)}"]))
     return lines
 
 
 def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
     """Micro-batch numbers, where they fit into their bar."""
-    batch = lanes.tasks["micro_batch"].to_numpy()[lanes.task_rows.source[found.longest]]
+    batch = lanes.tasks["micro_batch"].to_numpy()[lanes.task_rows.source[found.first]]
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
     large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [

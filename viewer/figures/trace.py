@@ -16,17 +16,17 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
-from profiler.executed import Executed, Spent
+from profiler.executed import Spent
 from viewer.figures import lod
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.pipeline import (
     MARGINS,
     CriticalPath,
-    beside_others,
+    StepRows,
     codes,
-    codes_of_steps,
     critical,
+    judged_by,
 )
 from viewer.figures.slices import Canvas, Look, look
 from viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
@@ -91,42 +91,36 @@ class Trace:
 
 
 def flat(
-    steps: Executed,
-    ipus: int,
+    known: StepRows,
     lanes: Sequence[tuple[int, str]] | None = None,
     whole: tuple[int, int] | None = None,
 ) -> Trace:
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
-    ``lanes`` are the IPUs that have a row, with their names (default: all ``ipus``); an IPU of
-    which there are several lanes has as many equal rows. ``whole``: the first and the last cycle of
-    what is shown, where ``steps`` are only a part of it.
+    ``lanes`` are the IPUs that have a row, with their names (default: all that are known); an IPU
+    of which there are several lanes has as many equal rows. ``whole``: the first and the last cycle
+    of what is shown, where the steps are only a part of it.
     """
-    named = [(ipu, f"IPU {ipu}") for ipu in range(ipus)] if lanes is None else list(lanes)
-    shown = list({ipu: (ipu, name) for ipu, name in reversed(named)}.values())[::-1]
-    ipu, start, end = steps.ipu, steps.start, steps.end
+    steps, ipus = known.steps, np.array(known.ipus, dtype=np.int64)
+    named = [(ipu, f"IPU {ipu}") for ipu in known.ipus] if lanes is None else list(lanes)
     if whole is None:
+        start, end = steps.start, steps.end
         whole = int(start.min(initial=end.max(initial=0))), int(end.max(initial=0))
-    beside = beside_others(steps)
-    of = np.full(max(ipus, int(ipu.max(initial=-1)) + 1), -1)
-    of[[one for one, _ in shown]] = np.arange(len(shown))
-    more = np.unique(ipu[beside & (of[ipu] >= 0)])
-    row = np.where(beside, len(shown) + np.searchsorted(more, ipu), of[ipu])
-    row = np.where(of[ipu] >= 0, row, -1)
-    rows = Rows.make(row, start, end, codes_of_steps(steps), len(shown) + len(more))
-    names = (*(name for _, name in named), *(f"I/O {one}" for one in more.tolist()))
-    again = np.append(of[[one for one, _ in named]], len(shown) + np.arange(len(more)))
+    again = np.array([known.ipus.index(one) for one, _ in named], dtype=np.int64)
+    more = np.flatnonzero(np.diff(known.beside.first))  # the IPUs that have I/O tiles
+    more = more[np.isin(more, again)]
+    names = (*(name for _, name in named), *(f"I/O {one}" for one in ipus[more].tolist()))
     first = np.unique(again, return_index=True)[1]
     return Trace(
-        rows.only(again.astype(np.int64)),
+        known.rows.only(again).before(known.beside.only(more)),
         names,
         steps.what,
         tuple(steps.named.name.tolist()),
         steps.step,
         whole[0],
         whole[1] - whole[0],
-        np.array([*(one for one, _ in named), *more.tolist()], dtype=np.int64),
-        np.isin(np.arange(len(names)), first[: len(shown)]),
+        ipus[np.append(again, more)],
+        np.isin(np.arange(len(names)), first),
     )
 
 
@@ -277,7 +271,12 @@ def trace(
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
     code = _codes(rows, find, have)
+    every = range(len(rows.rows))
     finest = float(lod.FINEST)
+    some = judged_by(every, len(rows.rows.start))
+    if len(some) < len(every):
+        few = _drawn(rows, clock, low, high, pixels, code, finest, some)
+        finest = few.coarser(finest, len(every) / len(some))
     canvas = _drawn(rows, clock, low, high, pixels, code, finest)
     if (coarser := canvas.coarser(finest)) > finest:
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
@@ -298,14 +297,15 @@ def _drawn(
     pixels: int,
     code: np.ndarray | None,
     finest: float,
+    some: Sequence[int] | None = None,
 ) -> Canvas:
-    """The rows at a level of detail."""
+    """The rows, or ``some``, at a level of detail."""
     faint = None if code is None else _FAINT
     canvas = Canvas((high - low) / pixels, rows.origin, clock.scale, faint=faint)
-    for row in range(len(rows.rows)):
+    for row in range(len(rows.rows)) if some is None else some:
         pieces, shown = rows.rows.around(row, low, high, pixels, code, finest)
         wide = canvas.add(rows.rows, pieces, row, _HEIGHT, code)
-        bars, source = pieces.where(wide), rows.rows.source[pieces.longest[wide]]
+        bars, source = pieces.where(wide), rows.rows.source[pieces.first[wide]]
         words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
         hover = list(
             zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
@@ -469,22 +469,12 @@ def _codes(rows: Trace, find: str, have: Collection[str]) -> np.ndarray | None:
 
 def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
     lines = []
-    whole = rows.rows.end[found.longest] - rows.rows.start[found.longest]
-    lengths = np.where(found.count > 1, found.end - found.start, whole)
-    for label, code, count, length in zip(
-        rows.label[source].tolist(),
-        found.code.tolist(),
-        found.count.tolist(),
-        lengths.tolist(),
-        strict=True,
-    ):
+    lengths = rows.rows.end[found.first] - rows.rows.start[found.first]
+    each = (rows.label[source], found.code, lengths)
+    for label, code, length in zip(*(column.tolist() for column in each), strict=True):
+        name = f"<b>{plain(shortened(rows.labels[label], 90))}</b>"
         kind = NAMES[code] if code < len(NAMES) else ""
-        many = (
-            f"with {count - 1:,} others in {clock.both(length)}: zoom in"
-            if count > 1
-            else clock.both(length)
-        )
-        lines.append(text_of([f"<b>{plain(shortened(rows.labels[label], 90))}</b>", kind, many]))
+        lines.append(text_of([name, kind, clock.both(length)]))
     return lines
 
 
@@ -509,9 +499,7 @@ def _words(
 ) -> list[str]:
     """The last part of the name, if it or enough of it fits into its bar."""
     room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
-    legible = (
-        shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
-    )
+    legible = shown & (room >= 3) & (found.code != WAITING) & (found.code != _FAINT)
     words = [""] * len(found)
     for at in np.flatnonzero(legible).tolist():
         name, fits = _last(rows.labels[rows.label[source[at]]]), int(room[at])

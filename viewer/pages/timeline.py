@@ -23,7 +23,7 @@ from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.counters import Track, tracks
 from viewer.figures.marks import MOST_MARKS, Selection
-from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes
+from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock, percent
 from viewer.pages import common, waits
@@ -191,10 +191,14 @@ def _executed(
     iteration: int | None,
     ipus: Ipus,
     part: tuple[float, float],
-) -> Executed:
+) -> StepRows:
     """`Report.executed`, once for lanes and rows of the same IPUs."""
     key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
-    return profiles.made(report, key, lambda: report.executed(run, ipus, iteration, part))
+
+    def make() -> StepRows:
+        return StepRows.of(report.executed(run, ipus, iteration, part), ipus)
+
+    return profiles.made(report, key, make)
 
 
 def part_of(
@@ -299,12 +303,11 @@ def rows_of(
 
     def flat() -> Trace:
         steps = (
-            _tasks_as_steps(report, run, iteration, ipus)
+            StepRows.of(_tasks_as_steps(report, run, iteration, ipus), ipus)
             if part is None
             else _executed(profiles, report, run, iteration, ipus, part)
         )
-        extent = report.extent(run, ipus, iteration)
-        return trace_figures.flat(steps, report.target.num_ipus, shown, extent)
+        return trace_figures.flat(steps, shown, report.extent(run, ipus, iteration))
 
     return profiles.made(report, (*key, part), flat)
 
