@@ -976,17 +976,9 @@ class Report:
 
         ``bytes`` counts the given tile, or the sum over all tiles.
         """
-        rows, size = self.bytes_of_variables(ipu, tile)
-        steps = int(self.steps_of_ipus[ipu])
-        if not 0 <= step < max(1, steps):
-            raise IndexError(f"IPU {ipu} has steps 0 to {steps - 1}, not {step}")
+        rows, size = self.live_rows(ipu, step, tile)
         columns = self._table(records.Variable)
-        columns.read("id", "always_live", "start", "stop", "category", "role", "op", "block")
-        start, stop = columns["start"][rows], columns["stop"][rows]
-        live = (columns["always_live"][rows] != 0) | ((start <= step) & (step < stop))
-        there = np.flatnonzero(live & (size > 0))
-        there = there[np.argsort(-size[there], kind="stable")]
-        rows, size = rows[there], size[there]
+        columns.read("id", "category", "role", "op", "block")
         return _frame(
             {
                 "variable": columns["id"][rows],
@@ -995,6 +987,22 @@ class Report:
                 "bytes": size,
             }
         )
+
+    def live_rows(
+        self, ipu: int, step: int, tile: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and bytes of `live_variables`, in its order."""
+        rows, size = self.bytes_of_variables(ipu, tile)
+        steps = int(self.steps_of_ipus[ipu])
+        if not 0 <= step < max(1, steps):
+            raise IndexError(f"IPU {ipu} has steps 0 to {steps - 1}, not {step}")
+        columns = self._table(records.Variable)
+        columns.read("always_live", "start", "stop")
+        start, stop = columns["start"][rows], columns["stop"][rows]
+        live = (columns["always_live"][rows] != 0) | ((start <= step) & (step < stop))
+        there = np.flatnonzero(live & (size > 0))
+        there = there[np.argsort(-size[there], kind="stable")]
+        return rows[there], size[there]
 
     def bytes_of_variables(
         self, ipu: int, tile: int | None = None
@@ -1046,6 +1054,11 @@ class Report:
         names = np.full(len(rows), "", dtype=object)
         names[rows >= 0] = self.names_at(records.Op, rows[rows >= 0])
         return names
+
+    def block_names(self, ids: np.ndarray) -> np.ndarray:
+        """Names of Blocks by their ids, "" of what is none."""
+        columns = self._table(records.Block)
+        return _lookup(np.asarray(ids), columns["id"], columns["name"], "")
 
     # -- columns behind the frames, for the rest of this package ---
 

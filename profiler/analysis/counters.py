@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.executed import as_narrow
 from profiler.report import Report
+
+_SPARSE = 8  # times as many numbers as steps: they are searched rather than listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +49,58 @@ def at_slices(known: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     none = np.zeros(len(step), dtype=np.int64)
     if not len(known.step) or not len(step):
         return none, none, none
-    low, high = known.step[[0, -1]].tolist()
-    if high - low == len(known.step) - 1:  # the ids count, as the engine's do
-        at = step - low
-        there = (at >= 0) & (at < len(known.step))
-    else:
-        at = np.searchsorted(known.step, step).clip(0, len(known.step) - 1)
-        there = known.step[at] == step
-    if there.all():
-        return known.live[at], known.tiles[at], known.link[at]
-    # one entry more, of what is no step
-    place = np.where(there, at, len(known.step))
-    tiles, link = (np.append(values, 0)[place] for values in (known.tiles, known.link))
-    first = int(there.argmax())  # which what is before it holds as well
-    last = np.maximum.accumulate(np.where(there, np.arange(len(step)), first))
-    return np.where(there.any(), known.live[place[last] % len(known.step)], 0), tiles, link
+    at, idle = _found(known.step, step)
+    if len(idle) == len(step):
+        return none, none, none
+    at[idle] = 0
+    columns = (known.live, known.tiles, known.link)
+    live, tiles, link = (as_narrow(column)[at] for column in columns)
+    if len(idle):
+        begins = np.append(True, np.diff(idle) > 1)
+        before = (idle[begins] - 1)[np.cumsum(begins) - 1]
+        first = int((idle == np.arange(len(idle))).sum())  # step: what is before it holds as well
+        live[idle] = live[np.where(before < 0, first, before)]
+        tiles[idle] = link[idle] = 0
+    return live, tiles, link
 
 
-def mean(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The mean of a value over time between consecutive edges: float64.
+def _found(known: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of steps among those that are known, sorted, and which are not there."""
+    low, high = known[[0, -1]].tolist()
+    if high - low >= _SPARSE * (len(known) + len(step)):  # ids of another's making
+        at = np.searchsorted(known, step).clip(0, len(known) - 1)
+        return at, np.flatnonzero(known[at] != step)
+    position = np.full(high - low + 2, -1)  # the last one for all that is outside
+    position[known - low] = np.arange(len(known))
+    offset = np.subtract(step, low, dtype=np.int64)
+    if step.min() < low or step.max() > high:
+        offset[(offset < 0) | (offset > high - low)] = high - low + 1
+    at = position[offset]
+    return at, np.flatnonzero(at < 0)
 
-    Slices are in time order, without overlap; between them the value is 0.
+
+def until(value: np.ndarray) -> np.ndarray:
+    """The sum of the values before each slice, and of all of them at the end: float64."""
+    sums = np.zeros(len(value) + 1)
+    np.cumsum(value, dtype=np.float64, out=sums[1:])
+    return sums
+
+
+def mean(start: np.ndarray, end: np.ndarray, sums: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The mean over time, between consecutive edges, of what slices add up to: float64.
+
+    ``sums`` as `until` has them, of what each slice has in all its cycles (the tiles at work times
+    its length; the bytes that it sends). Slices are in time order, without overlap; between them
+    there is nothing.
     """
     if not len(start):
         return np.zeros(len(edges) - 1)
-    until = np.concatenate([[0.0], np.cumsum((end - start) * value.astype(np.float64))])
     # whole numbers, as slices have: else numpy makes all of them floats first
     at = np.searchsorted(start, np.floor(edges).astype(np.int64), side="right") - 1
-    inside = at.clip(0)
-    part = (np.minimum(edges, end[inside]) - start[inside]) * value[inside]
-    area = np.where(at >= 0, until[inside] + part, 0.0)
+    here = at.clip(0)
+    length, own = end[here] - start[here], sums[here + 1] - sums[here]
+    part = (np.minimum(edges, end[here]) - start[here]) / np.maximum(1, length) * own
+    area = np.where(at >= 0, sums[here] - sums[0] + part, 0.0)
     return np.diff(area) / np.diff(edges)
 
 
@@ -86,7 +111,8 @@ def most(start: np.ndarray, end: np.ndarray, value: np.ndarray, edges: np.ndarra
         return np.zeros(bins, dtype=np.int64)
     first = np.searchsorted(end, np.floor(edges[:-1]).astype(np.int64), side="right")
     last = np.searchsorted(start, np.ceil(edges[1:]).astype(np.int64), side="left")
-    padded = np.append(value, 0)
-    bounds = np.stack([first, np.maximum(first, last)], axis=1).ravel().clip(0, len(value))
-    peaks = np.maximum.reduceat(padded, bounds)[::2]
+    bounds = np.stack([first, np.maximum(first, last)], axis=1).ravel().clip(0, len(value) - 1)
+    peaks = np.maximum.reduceat(value, bounds)[::2]
+    # the last slice of all is behind such a bound
+    peaks = np.where(last == len(value), np.maximum(peaks, value[-1]), peaks)
     return np.where(last > first, peaks, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler import Report, open_report, records
+from profiler import Report, open_report, records, trace
 from tests.synthetic import synthetic_profile
 
 
@@ -54,3 +54,23 @@ def test_what_is_spent_is_what_the_slices_take(report: Report, part: tuple[float
     assert {kind: (took, count) for kind, took, count in spent.by_kind()} == {
         str(kind): (int(row["sum"]), int(row["size"])) for kind, row in by_kind.iterrows()
     }
+
+
+def test_slices_late_in_a_long_run_begin_when_their_steps_do() -> None:
+    bodies = trace.Bodies.make(
+        [np.array([4, 7]), np.zeros(0, dtype=np.int64)], [np.array([0, 10]), np.zeros(0, np.int64)]
+    )
+    late, none = 1 << 40, np.zeros(3, dtype=np.int64)
+    start = np.array([late, late + 30, late + 31])
+    tasks = trace.Tasks(
+        none, none, none, np.array([0, 1, 0]), none, start, start + np.array([30, 1, 15])
+    )
+    slices = trace.slices(tasks, bodies)
+    assert (slices.start - late).tolist() == [0, 10, 30, 31, 41]
+    assert (slices.end - late).tolist() == [10, 30, 31, 41, 46]
+    assert slices.step.tolist() == [4, 7, -1, 4, 7]
+    assert (slices.task.tolist(), slices.entry.tolist()) == ([0, 0, 1, 2, 2], [0, 1, 2, 0, 1])
+    with pytest.raises(ValueError, match="before its last step"):
+        trace.slices(
+            trace.Tasks(*(none,) * 3, none, none, start, start + np.array([30, 9, 15])), bodies
+        )

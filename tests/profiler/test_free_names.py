@@ -154,7 +154,7 @@ def test_figures_show_the_same_numbers(both: tuple[Report, Report]) -> None:
                 lanes.task_rows,
                 lanes.step_rows,
                 pipeline.shares(lanes),
-                trace.flat(steps, 4).rows,
+                trace.flat(pipeline.StepRows.of(steps, range(4))).rows,
                 flame.rows,
             )
         )

@@ -633,3 +633,16 @@ def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.Monke
     monkeypatch.setattr(slices, "_MOST_NARROW", 40)
     light_one = pipeline.pipeline(lanes, clock, light).to_json()
     assert len(light_one) < len(drawn[0])
+
+
+def test_rows_of_slices_in_any_order_are_those_of_sorted_ones() -> None:
+    random = np.random.default_rng(3)
+    row, start = random.integers(-1, 4, 200), random.permutation(200)
+    rows = lod.Rows.make(row.astype(np.int32), start, start + 1, row, 3)
+    wanted = np.flatnonzero((row >= 0) & (row < 3))
+    order = wanted[np.lexsort((start[wanted], row[wanted]))]
+    assert rows.source.tolist() == order.tolist()
+    assert rows.start.tolist() == start[order].tolist()
+    again = lod.Rows.make(rows.code.astype(np.int32), rows.start, rows.end, rows.code, 3)
+    assert again.source.tolist() == list(range(len(order)))
+    assert again.first.tolist() == rows.first.tolist()

@@ -26,15 +26,15 @@ HEIGHT = 300
 class Track:
     """The slices of one IPU in time order, with the counters during each slice.
 
-    Times are in cycles, counted as the slices count them; the counters are live bytes, tiles at
-    work, and bytes sent per cycle.
+    Times are in cycles, counted as the slices count them. ``live``: bytes; ``tiles`` at work times
+    cycles, and bytes ``sent``, as `counters.until` adds them up.
     """
 
     start: np.ndarray
     end: np.ndarray
     live: np.ndarray
     tiles: np.ndarray
-    rate: np.ndarray
+    sent: np.ndarray
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
@@ -48,7 +48,8 @@ def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
         start, end = rows.rows.start[here], rows.rows.end[here]
         step = rows.step[rows.rows.source[here]]
         live, tiles, sent = counters.at_slices(of_ipu, step)
-        drawn_tracks.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
+        tiles = counters.until(tiles * (end - start))
+        drawn_tracks.append(Track(start, end, live, tiles, counters.until(sent)))
     return drawn_tracks
 
 
@@ -140,9 +141,10 @@ def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.nd
     for track in of:
         part = lod.inside(track.start, track.end, edges[0], edges[-1])
         start, end = track.start[part], track.end[part]
+        sums = slice(part.start, part.stop + 1)
         live += counters.most(start, end, track.live[part], edges)
-        busy += counters.mean(start, end, track.tiles[part], edges)
-        link += counters.mean(start, end, track.rate[part], edges)
+        busy += counters.mean(start, end, track.tiles[sums], edges)
+        link += counters.mean(start, end, track.sent[sums], edges)
     return live, busy, link
 
 

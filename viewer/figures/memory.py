@@ -440,13 +440,12 @@ def categories(memory: pd.DataFrame, theme: Theme, columns: int = 2) -> go.Figur
     return figure
 
 
-def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
-    """The contents of one tile by purpose. ``live`` is `Report.live_variables` of the tile."""
-    kind = [
-        kind_of(category, role)
-        for category, role in zip(live["category"], live["role"], strict=True)
-    ]
-    size = np.bincount(np.array(kind, dtype=np.int64), weights=live["bytes"], minlength=len(KINDS))
+def tile_kinds(
+    category: np.ndarray, role: np.ndarray, nbytes: np.ndarray, theme: Theme
+) -> go.Figure:
+    """The contents of one tile by purpose: of each variable that is live its kind and its bytes."""
+    kind = [kind_of(*both) for both in zip(category.tolist(), role.tolist(), strict=True)]
+    size = np.bincount(np.array(kind, dtype=np.int64), weights=nbytes, minlength=len(KINDS))
     order = [at for at in np.argsort(size, kind="stable") if size[at] > 0]
     figure = go.Figure(
         go.Bar(

@@ -515,7 +515,9 @@ def table(
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
     extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
-    rows = frame[[*names, *extra]].to_dict("records")
+    fields = [*names, *extra]
+    cells = [frame[name].tolist() for name in fields]  # many times as fast as to_dict
+    rows = [dict(zip(fields, row, strict=True)) for row in zip(*cells, strict=True)]
     options: dict[str, Any] = {
         "rowHeight": _ROW,
         "headerHeight": _HEADER,

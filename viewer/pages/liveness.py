@@ -356,9 +356,8 @@ def name_of_step(report: Report, ipu: int, position: int) -> str:
 
 def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     """Variables with the names of their operators and Blocks."""
-    blocks = report.blocks.set_index("block")["name"]
     return variables.assign(
-        block_name=variables["block"].map(blocks).fillna(""),
+        block_name=report.block_names(variables["block"].to_numpy()),
         op_name=report.op_names(variables["op"].to_numpy()),
     )
 

@@ -221,8 +221,10 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
 
 def _kinds(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     row = report.tiles(ipu).iloc[tile]
-    live = report.live_variables(ipu, int(row["peak_step"]), tile)
-    return figures.tile_kinds(live, theme)
+    rows, size = report.live_rows(ipu, int(row["peak_step"]), tile)
+    columns = report.columns_of(records.Variable)
+    columns.read("category", "role")
+    return figures.tile_kinds(columns["category"][rows], columns["role"][rows], size, theme)
 
 
 def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:

@@ -373,7 +373,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert len(lanes.beside_rows.start) == 6
     host = NAMES.index("host I/O")
     assert pipeline.shares(lanes)[0, host] == 0 and pipeline.shares(lanes).sum() == lanes.end
-    flat = trace.flat(executed, 1)
+    flat = trace.flat(pipeline.StepRows.of(executed, [0]))
     assert flat.names == ("IPU 0", "I/O 0") and len(flat.rows.start) == len(steps)
     assert trace.flame(steps, tasks, report.ops["name"]).names[-1] == "I/O"
     text = ["".join(words for words, _ in line) for line in timeline(tasks, cycles, 90)]
