@@ -43,6 +43,7 @@ from ipu_exec.lowering.product_problem import (
     group_grain,
     input_elements,
     kernel_part,
+    padded_ins,
     padded_outs,
     padding_elements,
     unit_for,
@@ -208,8 +209,7 @@ class _ProductSteps:
     @property
     def padded_ins(self) -> Array:
         """Input channels of each tile, in whole grains."""
-        grain = grains(self.problem, self.unit, self.splits.method, self.splits.filter_height)[0]
-        return ceil_div(self.share.ins, grain) * grain
+        return padded_ins(self.problem, self.unit, self.splits, self.share.ins)
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -617,7 +617,7 @@ class _ProductSteps:
             splits.filter_height,
             share.segments,
             share.width,
-            share.ins,
+            self.padded_ins,
             self.step_outs,
             share.groups,
         )
