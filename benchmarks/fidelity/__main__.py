@@ -68,12 +68,12 @@ def run(rows: list[Row]) -> list[Result]:
                 case = compiled(row)
             except (CannotRun, Error) as error:
                 case = str(error)
+        if isinstance(case, str):
+            results.append(Result(row, None, case))
+            continue
+        row = poplibs.of_its_software(row, case.executable)
         try:
-            results.append(
-                Result(row, None, case)
-                if isinstance(case, str)
-                else Result(row, predict(row, case), case.note)
-            )
+            results.append(Result(row, predict(row, case), case.note))
         except CannotRun as error:
             results.append(Result(row, None, str(error)))
     return results

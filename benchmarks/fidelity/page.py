@@ -155,11 +155,6 @@ MISSING: dict[str, Callable[[Row], bool]] = {
     "workers share few blocks of a transposition since December 2021, not in software of then": (
         lambda row: row.operator == "layers" and row.dtype == "fp16"
     ),
-    "inputs exchanged again at each serial step, in software of then": lambda row: (
-        row.machine == "gc2"
-        and row.operator in ("products", "convolutions")
-        and not re.search(r"\b4->", row.case)
-    ),
     "groups put together, with a stride between their inputs: what is copied on a tile": (
         lambda row: "groups" in row.case
     ),
@@ -469,7 +464,17 @@ the split with the least memory and was 27 to 36 times slower, which poplibs cha
 BERT-Base at sequence 256 on a C600 is of [POPRT, examples/bert/README.md], in fp32 and in fp16 with
 half partials, its GELU and norms left to fp32 and 32 I/O tiles, as its script has it; what that
 leaves open (the memory proportion, the passes over its attention) is PopRT's default, which is not
-public. Its throughputs are left out: a loop in Python calls for one batch at a time.
+public. Two of these fit here by 26 KiB (fp32, batch 4) and 64 KiB (fp16, batch 32) and did not
+there. Of what was compiled in their place, two things are public and left out: the graph is
+Google's, with a mask for each pair of tokens and a product each for queries, keys and values, and
+in the release of that table the script saved the fp32 model before norms and GELU were put
+together, so that they ran written out (9 KiB a tile more, and 11 in fp16); and PopART copies what
+an outlined function reads, by default for as long as it runs ([POPART,
+willow/include/popart/sessionoptions.hpp], subgraphCopyingStrategy), which were a function each
+layer are its weights and input (23 and 21 KiB). Both together make the fp32 case run out of memory
+(630 of 624 KiB) and leave the one in fp16 31 KiB; the copies alone change no verdict, and are left
+out of all memory here. Its throughputs are left out: a loop in Python calls for one batch at a
+time.
 
 """
 
@@ -547,20 +552,22 @@ GELU as PopTorch makes it: 0.94-1.02; GELU and norms in fp32 at batch 128, as in
 Choices made in view of rows: where two readings of a source were possible (whether the exchange of
 partials counts the one that is there already) the one that more sources agree with was taken; where
 poplibs changed between a row's software and its last public state, the last state is followed and
-the row is marked, or named below. What starts a program counts: the vendor's model has the host's
-sync ([machine](machine.md#sync), 600 cycles) at the start of each program that a tool of poplibs or
-the tutorial runs. That was seen in reductions, which lacked 500 to 570 cycles, and in poolings,
-which are two programs and lacked 1,000 to 1,300; layers came closer by it,
-products did not. CTC's planner counted a gradient's copy once in the software of its rows and twice
-since, which on GC2 leaves another split (0.72, the worst of its rows). What putting an operand in
-order takes was the planner's coarse 5/4 cycles an element until poplibs' regression
-(addTransformCycleEstimate, 2023) was found in view of the layers that were too fast; of 330 rows
-212 came closer and 64 went away. The copies of an IPU in the published pipeline are read until
-those of the IPUs before and behind it are done: alone, two of the four would be 0.36 and 0.53 of
-what is drawn. What plans of layers lacked (a weight's gradient as the transposed input times the
-gradient, padding and the pass counted by the planner, dot products, half partials of what is added
-up at once, one plan of all passes) was found by comparing them with those of poplibs' planner, not
-with measurements.
+the row is marked, or named below. So are all rows of [PLB] whose plan here has serial steps (eight
+products and four convolutions of GC2, up to 0.40 too fast): poplin exchanged their operands again
+at each step until bc12b59a of July 2021, which also changed how it estimates them. What starts a
+program counts: the vendor's model has the host's sync ([machine](machine.md#sync), 600 cycles) at
+the start of each program that a tool of poplibs or the tutorial runs. That was seen in reductions,
+which lacked 500 to 570 cycles, and in poolings, which are two programs and lacked 1,000 to 1,300;
+layers came closer by it, products did not. CTC's planner counted a gradient's copy once in the
+software of its rows and twice since, which on GC2 leaves another split (0.72, the worst of its
+rows). What putting an operand in order takes was the planner's coarse 5/4 cycles an element until
+poplibs' regression (addTransformCycleEstimate, 2023) was found in view of the layers that were too
+fast; of 330 rows 212 came closer and 64 went away. The copies of an IPU in the published pipeline
+are read until those of the IPUs before and behind it are done: alone, two of the four would be 0.36
+and 0.53 of what is drawn. What plans of layers lacked (a weight's gradient as the transposed input
+times the gradient, padding and the pass counted by the planner, dot products, half partials of what
+is added up at once, one plan of all passes) was found by comparing them with those of poplibs'
+planner, not with measurements.
 
 """
 

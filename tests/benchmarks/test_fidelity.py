@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fidelity import fits, models, page
+from benchmarks.fidelity import fits, models, page, poplibs
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
 from benchmarks.fidelity.cases import CannotRun, Row
 from benchmarks.fidelity.errors import class_of
@@ -230,3 +230,11 @@ def test_reach_stands_beside_what_is_wanted() -> None:
     results = [Result(replace(ROW, id=name), ROW.value * by) for name, by in (("a", 1.1), ("b", 2))]
     line = next(line for line in page.reach(results).splitlines() if line.startswith("| products"))
     assert line.endswith("| 0.394 | 0.693 | 50% |") and "| 2 | 0.03 | 0.20 |" in line
+
+
+def test_cycles_of_serial_steps_are_of_other_software() -> None:
+    """The same product in four steps on GC2, and in one on MK2."""
+    rows = [r for r in poplibs.rows() if r.id.startswith("plb-gemm_1000x256x30000-")]
+    marks = {r.row.id: r.row.mark for r in run(rows)}
+    assert marks.pop("plb-gemm_1000x256x30000-gc2") == poplibs.SERIAL
+    assert len(marks) == 5 and set(marks.values()) == {""}
