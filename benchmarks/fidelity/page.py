@@ -607,10 +607,10 @@ blind test of training. PopART's and TensorFlow's are compiled as PyTorch's prog
 of their own public configurations (tags v2.5.0 to v3.3.0 of [EX]); a pack counts as the sequences
 that PyTorch's configuration says, 1.17 or 2. Attention has no dropout in BERT's pretraining
 (attention_probs_dropout_prob 0), which the older rows of more.csv and validation.csv do not say:
-they are compiled with it, a little slower than they ought to be. The same configuration in packs of
-128 does 6,044 sequences/s in PopART and 5,592 in PyTorch on 16 IPUs, 22,759 and 18,494 on 64: 8% and
-23% that are of the programs around it, not of the tiles, so that PopART's are what an IPU's model
-should meet.
+they are compiled with it, a little slower than they ought to be. BERT-Large in packs of 128 does
+6,044 sequences/s in PopART and 5,592 in PyTorch on 16 IPUs, 22,759 and 18,494 on 64, by much the
+same configuration: 8 and 23% apart, on 64 IPUs predicted 4%. The rest is not explained; how the
+two programs run it, and their hosts, differ.
 
 **Scaling** of ResNet-50 and BERT-Large from 16 to 256 IPUs, against the logs of [MLP], is a page of
 its own: [Scaling over replicas](scaling.md).
