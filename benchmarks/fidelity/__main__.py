@@ -51,8 +51,9 @@ def read(path: Path) -> list[Row]:
 
 
 def found_elsewhere() -> list[Row]:
-    """The rows we collected: poplibs' and PopRT's, registered whole, and those of more.csv."""
-    return poplibs.rows() + read(HERE / "more.csv") + read(HERE / "c600.csv")
+    """The rows we collected: sources registered whole, and those of more.csv."""
+    files = ("more.csv", "gcp.csv", "c600.csv")
+    return poplibs.rows() + [row for name in files for row in read(HERE / name)]
 
 
 def run(rows: list[Row]) -> list[Result]:
