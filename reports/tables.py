@@ -57,8 +57,8 @@ def whole_kibibytes(value: Any) -> str:
 
 
 def identity(value: Any) -> str:
-    """An id; -1 stands for none."""
-    return str(value) if value >= 0 else "-"
+    """An id, or a range of them; -1 stands for none."""
+    return "-" if value == -1 else str(value)
 
 
 def text(value: Any) -> str:
@@ -104,7 +104,8 @@ class Column:
 class Table:
     """A named frame, of which the first ``most`` rows are printed.
 
-    JSON and CSV have all its columns, the terminal only ``columns`` (none: the table is left out).
+    JSON and CSV have all its columns, the terminal only ``columns`` (none: the table is left out)
+    and, where many rows are alike, those of ``printed``.
     """
 
     name: str
@@ -112,6 +113,8 @@ class Table:
     columns: tuple[Column, ...]
     title: str = ""
     most: int | None = None
+    printed: pd.DataFrame | None = None  # in place of ``frame`` on the terminal
+    note: str = ""  # below it there
 
     @property
     def shown(self) -> pd.DataFrame:
@@ -243,7 +246,7 @@ def _for_people(part: Table | Facts | Lines) -> bool:
 def _print_table(console: Console, table: Table) -> None:
     if table.title:
         console.print(Text(table.title, style="bold"))
-    shown = table.shown
+    shown = table.shown if table.printed is None else table.printed
     columns = [[_cell(one, value) for value in shown[one.key].tolist()] for one in table.columns]
     titles = [one.title.split("\n") for one in table.columns]
     wanted = [
@@ -270,7 +273,9 @@ def _print_table(console: Console, table: Table) -> None:
         cells = zip(table.columns, row, widths, strict=True)
         rich_table.add_row(*(Text(_fitted(column, cell, width)) for column, cell, width in cells))
     _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(rich_table)
-    if len(shown) < len(table.frame):
+    if table.note:
+        console.print(Text(table.note, style="dim"))
+    elif len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
         console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))
 

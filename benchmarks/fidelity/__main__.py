@@ -51,8 +51,9 @@ def read(path: Path) -> list[Row]:
 
 
 def found_elsewhere() -> list[Row]:
-    """The rows we collected: poplibs' and PopRT's, registered whole, and those of more.csv."""
-    return poplibs.rows() + read(HERE / "more.csv") + read(HERE / "c600.csv")
+    """The rows we collected: sources registered whole, and those of more.csv."""
+    files = ("more.csv", "gcp.csv", "c600.csv")
+    return poplibs.rows() + [row for name in files for row in read(HERE / name)]
 
 
 def run(rows: list[Row]) -> list[Result]:
@@ -68,12 +69,12 @@ def run(rows: list[Row]) -> list[Result]:
                 case = compiled(row)
             except (CannotRun, Error) as error:
                 case = str(error)
+        if isinstance(case, str):
+            results.append(Result(row, None, case))
+            continue
+        row = poplibs.of_its_software(row, case.executable)
         try:
-            results.append(
-                Result(row, None, case)
-                if isinstance(case, str)
-                else Result(row, predict(row, case), case.note)
-            )
+            results.append(Result(row, predict(row, case), case.note))
         except CannotRun as error:
             results.append(Result(row, None, str(error)))
     return results

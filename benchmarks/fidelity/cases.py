@@ -329,7 +329,9 @@ def throughput(row: Row, case: Compiled) -> float:
         scale = {"G": 1e9, "T": 1e12, "P": 1e15}[row.unit[0]]
         return case.flops / (forward_cycles(case.executable) / clock) / scale
     if row.unit in ("images/s", "sequences/s"):
-        return case.samples * clock / case.executable.cycles_per_call
+        packed = re.search(r"([\d.]+) sequences to a pack", row.case)
+        sequences = case.samples * (float(packed.group(1)) if packed else 1.0)
+        return sequences * clock / case.executable.cycles_per_call
     raise CannotRun(f"no throughput in {row.unit!r}")
 
 

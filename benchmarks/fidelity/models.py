@@ -149,6 +149,10 @@ def bert(row: Row) -> Compiled:
 
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
+    if match := re.search(r"attention dropout ([\d.]+)", row.case):
+        base = replace(base, attention_dropout=float(match.group(1)))
+    if "fine-tuning" in row.case:
+        return answers(row, options, batch, base)
     halves = halves_per_stage(row)
     config = replace(
         base,
@@ -167,6 +171,54 @@ def bert(row: Row) -> Compiled:
     return compile_training(
         row, source.Bert(config), options, in_type(row, source.inputs(config, batch))
     )
+
+
+class Found(nn.Module):
+    """BERT for question answering with its loss: where the answer starts and where it ends.
+
+    All layers but the last keep their output ([EX, nlp/bert/pytorch/modeling.py],
+    PipelinedBertForQuestionAnswering).
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        from benchmarks.fidelity.inference import Answers
+
+        self.model = Answers(config)
+        ipu_exec.BeginBlock(self.model.embedding, "embedding")
+        for index, layer in enumerate(self.model.layer):
+            ipu_exec.BeginBlock(layer, f"layer{index}")
+            if index < config.layers - 1:
+                layer.register_forward_hook(keep)
+        ipu_exec.BeginBlock(self.model.ends, "ends")
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        visible: torch.Tensor,
+        types: torch.Tensor,
+        begins: torch.Tensor,
+        ends: torch.Tensor,
+    ) -> Any:
+        first, last = self.model(tokens, visible, types)
+        loss = nn.functional.cross_entropy(first.float(), begins)
+        loss = (loss + nn.functional.cross_entropy(last.float(), ends)) / 2
+        return first, last, ipu_exec.identity_loss(loss, reduction="none")
+
+
+def answers(row: Row, options: ipu_exec.Options, batch: int, base: Any) -> Compiled:
+    """Fine-tuning for question answering, without the pretraining's heads."""
+    config = replace(
+        base,
+        sequence=number(row.case, r"sequence (\d+)"),
+        vocabulary=number(row.case, r"vocabulary (\d+)", base.vocabulary),
+    )
+    options.deviceIterations(number(row.case, r"(\d+) iterations", 1))
+    place(options, layers_per_ipu(row, config.layers), "embedding", "ends", False)
+    tokens = torch.zeros(batch, config.sequence, dtype=torch.int32)
+    place_of = torch.zeros(batch, dtype=torch.long)
+    inputs = tokens, torch.ones_like(tokens), torch.zeros_like(tokens), place_of, place_of.clone()
+    return compile_training(row, Found(config), options, inputs)
 
 
 def halves_per_stage(row: Row) -> list[tuple[int, int, int]]:
@@ -249,7 +301,11 @@ def vit(row: Row) -> Compiled:
         )
     example = source.example_of(config)
     place(options, layers_per_ipu(row, config.layers), "patches", "classifier", False)
-    return compile_training(row, EightBit(example.module), options, images(batch, config.side))
+    options.deviceIterations(number(row.case, r"(\d+) iterations", 1))
+    pixels, labels = images(batch, config.side)
+    if "in 16 bits" in row.case:  # normalised by the host
+        return compile_training(row, example.module, options, (pixels.half(), labels))
+    return compile_training(row, EightBit(example.module), options, (pixels, labels))
 
 
 def efficientnet(row: Row) -> Compiled:

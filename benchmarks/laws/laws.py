@@ -82,8 +82,9 @@ def comparable(case: Case, more: Case, machine: Machine) -> bool:
 def done_alike(case: Case, machine: Machine, other: Case, there: Machine) -> bool:
     """Whether two plans match in kind: steps, copies, cut rows, workers that share outputs.
 
-    Products: whether channels that are no whole groups are copied with their padding by each tile
-    that takes them, which poplin's estimate of a plan leaves out (docs/cycles.md#copies).
+    Products: whether channels that are no whole groups are copied with their padding, and whether
+    that is done once or by each tile that takes them, which poplin's estimate of a plan leaves out
+    (docs/cycles.md#copies).
     """
     first, second = plan_of(case, machine), plan_of(other, there)
     if KINDS[case.kind].multiplies:
@@ -99,8 +100,14 @@ def done_alike(case: Case, machine: Machine, other: Case, there: Machine) -> boo
     return few_rows(case, machine) == few_rows(other, there)
 
 
-def _pads(plan: Plan) -> bool:
-    return any("pad inputs" in step.name for step in plan.steps)
+def _pads(plan: Plan) -> list[bool]:
+    """Whether each copy of inputs with their padding is made before these are sent."""
+    names = [step.name for step in plan.steps]
+    return [
+        name.replace("pad inputs", "inputs") in names[at:]
+        for at, name in enumerate(names)
+        if "pad inputs" in name
+    ]
 
 
 def few_rows(case: Case, machine: Machine) -> bool:
@@ -135,10 +142,22 @@ def no_cheaper_when_larger(case: Case, machine: Machine, random_: random.Random)
     if not comparable(case, more, machine):
         return ""
     before, after = (plan_cycles(plan_of(one, machine), machine) for one in (case, more))
-    # a plan of a product is chosen by an estimate that may err by an exchange
-    slack = PHASE if KINDS[case.kind].multiplies else 0
+    slack = _unplanned(case, more, machine) if KINDS[case.kind].multiplies else 0
     least = before * (1 - CHEAPER) - slack
     return f"{before:,} cycles, {more} {after:,}" if after < least else ""
+
+
+def _unplanned(case: Case, more: Case, machine: Machine) -> int:
+    """Cycles by which the estimates may err that choose the plans of two products.
+
+    They have no phase's sync and latency ([PL, lib/poplin/ConvModel.cpp],
+    addExchangeCycleEstimates): as many as one of the plans has more than the other, or one.
+    """
+    first, second = (
+        sum(isinstance(step, Exchange) for step in plan_of(one, machine).steps)
+        for one in (case, more)
+    )
+    return PHASE * max(1, abs(first - second))
 
 
 def no_slower_on_more_tiles(case: Case, machine: Machine, random_: random.Random) -> str:

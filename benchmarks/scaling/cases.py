@@ -61,7 +61,7 @@ EIGHT = {
 }
 BOW = (
     "BERT-Large pretraining {phase}; gradient accumulation {accumulation}; {replicas} replicas of 4"
-    " IPUs; encoder layers per IPU 3/7/7/7; proportion {proportion}; LAMB"
+    " IPUs; encoder layers per IPU 3/7/7/7; attention dropout 0.0; proportion {proportion}; LAMB"
 )
 # With packs, masked tokens are more by a token less than the sequences of a pack.
 BOW_128 = "sequence 128; packs of 3; 22 masked; micro-batch 8"

@@ -31,6 +31,7 @@ class BertConfig:
     masked: int = 20  # tokens a sequence that the head predicts
     micro_batch: int = 1
     dropout: float = 0.1
+    attention_dropout: float | None = None  # of the attention's weights; None: as the others
     # a layer's attention and its feed-forward network are Blocks of their own
     halves: bool = False
     head_parts: int = 1  # of the vocabulary, in which the head's product is computed
@@ -75,7 +76,8 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.output = nn.Linear(config.hidden, config.hidden)
-        self.dropout = nn.Dropout(config.dropout)
+        share = config.dropout if config.attention_dropout is None else config.attention_dropout
+        self.dropout = nn.Dropout(share) if share else nn.Identity()
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         batch, length, hidden = x.shape

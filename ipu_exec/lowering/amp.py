@@ -219,7 +219,7 @@ def conv_nx1_cycles(
 def slic_cycles(
     unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x4SLIC``, for fp16 on MK2.
+    """Cycles of ``poplin::ConvPartial1xNSLIC``, for fp16 on MK2.
 
     Windows are 1 x 4, and ``blocks`` counts blocks of four channels.
 

@@ -43,6 +43,7 @@ from ipu_exec.lowering.product_problem import (
     group_grain,
     input_elements,
     kernel_part,
+    padded_ins,
     padded_outs,
     padding_elements,
     unit_for,
@@ -69,7 +70,7 @@ SLIC_BUFFER_BYTES = 200  # [PL, lib/poplin/ConvVertices.cpp]: weights in its ord
 VERTICES = {
     "1x1": "poplin::ConvPartial1x1Out<{t},{p},true,false,{u}>",
     "nx1": "poplin::ConvPartialnx1<{t},{p},true,false,{u}>",
-    "slic": "poplin::ConvPartial1x4SLIC<{t},{p},8>",
+    "slic": "poplin::ConvPartial1xNSLIC<{t},{p},{s},true,4,{c},4,false>",
     "hmac": "poplin::ConvPartialHorizontalMac<{t},{p},true>",
     "vmac": "poplin::ConvPartialVerticalMac<{t},{p},true>",
     "outer": "poplin::OuterProduct<{t}>",
@@ -208,8 +209,7 @@ class _ProductSteps:
     @property
     def padded_ins(self) -> Array:
         """Input channels of each tile, in whole grains."""
-        grain = grains(self.problem, self.unit, self.splits.method, self.splits.filter_height)[0]
-        return ceil_div(self.share.ins, grain) * grain
+        return padded_ins(self.problem, self.unit, self.splits, self.share.ins)
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -545,7 +545,13 @@ class _ProductSteps:
         """
         build, name, share, splits = self.build, self.name, self.share, self.splits
         partial_type = "half" if self.unit.partial_bytes == 2 else "float"
-        vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
+        vertex = VERTICES[splits.method].format(
+            t=self.half,
+            p=partial_type,
+            u=self.unit.out_group,
+            s=self.problem.stride[1],
+            c=8 // self.unit.partial_bytes,  # of its units, 8 with float partials, 4 a chain
+        )
         cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
         weight_bytes = self.step_weight_bytes
         # a tile that has all of its weights reads them where they lie
@@ -617,7 +623,7 @@ class _ProductSteps:
             splits.filter_height,
             share.segments,
             share.width,
-            share.ins,
+            self.padded_ins,
             self.step_outs,
             share.groups,
         )

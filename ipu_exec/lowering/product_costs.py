@@ -81,7 +81,7 @@ def estimate(
         slices_out = ceil_div(outputs, i) * item
         finishing += slice_cycles(ceil_div(stored * problem.out_channels, serial) * item)
         finishing += slice_cycles(slices_out)
-    once = _ordering_cycles(whole, unit, method, height, used)
+    once = _ordering_cycles(whole, unit, method, height, used, ins)
     zeros = _zeros(problem, height, width, ins, outs, groups) * item
     cycles = exchange_in + once + serial * (exchange_weights + zeros / 4 + compute + finishing)
     # inputs stay for the next serial step while partials, sent and received, are there at once
@@ -169,23 +169,22 @@ def _zeros(
 
 
 def _ordering_cycles(
-    problem: Problem, unit: amp.Unit, method: str, height: int, used: Array
+    problem: Problem, unit: amp.Unit, method: str, height: int, used: Array, ins: Array
 ) -> Array:
     """Estimated cycles of putting operands and results in order, on each of ``used`` tiles.
 
     Operands are put in order where they are expanded, where the operator always has them otherwise,
     and where their channels have to be padded ([PL, lib/poplin/ConvModel.cpp],
-    addTransformCycleEstimate). Expanded inputs take what that takes, if it is more.
+    addTransformCycleEstimate). Expanded inputs take what that takes, if it is more. Dot products
+    have ``ins`` channels each.
     """
     item = unit.item_bytes
     grain_in, grain_out = grains(problem, unit, method, height)
     pads_in, pads_out = problem.in_channels % grain_in > 0, problem.out_channels % grain_out > 0
     expands = problem.input_transform
-    moved = 0
-    if expands or pads_in or "input" in problem.reorders:
-        moved += problem.inputs
-    if expands or pads_in or pads_out or "weight" in problem.reorders:
-        moved += problem.groups * problem.in_channels * problem.out_channels * problem.taps
+    weights = problem.groups * problem.in_channels * problem.out_channels * problem.taps
+    moved = problem.inputs * (pads_in | expands | ("input" in problem.reorders))
+    moved += weights * (pads_in | pads_out | expands | ("weight" in problem.reorders))
     odd = problem.in_channels * problem.out_channels * item % GRAIN_BYTES > 0
     cycles = ceil_div(moved, used) * item * reordered(item, odd)
     if expands:

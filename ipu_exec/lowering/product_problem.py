@@ -144,7 +144,21 @@ def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) ->
         return channels, channels
     if method == "outer":
         return 1, max(GRAIN_BYTES // unit.item_bytes, problem.out_chunk)
-    return problem.in_chunk, 1
+    if method == "hmac":  # two halves at least, which an exchange moves at once
+        return max(problem.in_chunk, 2 if unit.half else 1), 1
+    return 1, 1
+
+
+def padded_ins(problem: Problem, unit: amp.Unit, splits: Splits, ins: Array) -> Array:
+    """Input channels of tiles that have ``ins`` real ones, in whole groups of the vertex.
+
+    The planner chooses how many channels dot products have, and all of them are padded to that
+    ([PL, lib/poplin/ConvVertexType.cpp], getConvVertexHMACCandidates): a tile with fewer, too.
+    """
+    grain = grains(problem, unit, splits.method, splits.filter_height)[0]
+    if splits.method == "hmac" and problem.in_chunk == 1:
+        grain = int(ceil_div(ceil_div(problem.in_channels, grain), splits.ins)) * grain
+    return ceil_div(ins, grain) * grain
 
 
 def group_grain(problem: Problem, method: str) -> int:

@@ -46,6 +46,7 @@ class Stages(NamedTuple):
     second: np.ndarray
     vertices: np.ndarray
     again: np.ndarray
+    between: np.ndarray
 
 
 def on_tiles(elements: np.ndarray, outputs: np.ndarray, kind: Kind, together: int = 0) -> Stages:
@@ -220,10 +221,11 @@ def _compute(build: Builder, name: str, kind: Kind, stages: Stages, flops: int) 
     types = [kind.item_bytes, kind.result_bytes]
     read, made = ("half" if nbytes == 2 else "float" for nbytes in types)
     vertex = f"popops::Reduce<popops::Reduce{kind.op.title()},{read},{made}>"
-    build.compute(name, vertex, stages.first, flops, stages.vertices)
+    first = build.compute(name, vertex, stages.first, flops, stages.vertices)
     if stages.second.any():
         again = f"popops::Reduce<popops::Reduce{kind.again.op.title()},{made},{made}>"
-        build.compute(f"{name}/of workers", again, stages.second, count=stages.again)
+        last = build.compute(f"{name}/of workers", again, stages.second, count=stages.again)
+        build.hold(f"{name}/worker partials", stages.between * kind.result_bytes, first, last)
 
 
 def _one_more_stage(held: np.ndarray, outputs: int, tiles: int) -> bool:

@@ -108,12 +108,17 @@ def row_splits(rows: int, columns: int, pieces: int, kind: Kind) -> int:
 
 
 class OnTile(NamedTuple):
-    """What a tile does: cycles of both stages, the second may be 0, and vertices of each."""
+    """What a tile does: cycles of both stages, the second may be 0, and vertices of each.
+
+    ``between``: what the first stage leaves to the second, in elements ([PL,
+    lib/popops/reduction/ReductionConnection.cpp], secondStagePartials).
+    """
 
     first: int
     second: int = 0
     vertices: int = 1
     again: int = 0
+    between: int = 0
 
 
 def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> OnTile:
@@ -131,7 +136,7 @@ def _cut(rows: int, columns: int, pieces: int, kind: Kind, alone: bool) -> OnTil
     if parts == 1:
         return OnTile(first, vertices=pieces)
     vertices = min(WORKERS, pieces * parts)
-    return OnTile(first, WORKERS * cycles(parts, kind.again), vertices, pieces)
+    return OnTile(first, WORKERS * cycles(parts, kind.again), vertices, pieces, vertices * columns)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -162,7 +167,7 @@ def following(elements: int, outputs: int, inner: int, kind: Kind) -> OnTile:
     columns = outputs // parts
     first = strided(ceil(rows / inner), columns * inner, kind)
     second = continuous(inner, columns, kind.again)
-    return OnTile(WORKERS * first, WORKERS * second, parts, parts)
+    return OnTile(WORKERS * first, WORKERS * second, parts, parts, outputs * inner)
 
 
 def _splits_into(outputs: int, inner: int, parts: int, kind: Kind) -> bool:

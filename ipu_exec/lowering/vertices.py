@@ -14,6 +14,7 @@ STATE_BYTES = 16  # [TUT4]: 271 KiB over 16,877 vertices
 FIELD_BYTES = 0
 
 _ZERO_OUTPUT = 68  # zeroes partials: convNx1ZeroOutField
+_SLIC_WEIGHTS = 128 + 12  # loads them, and its jump table
 # worker + supervisor (of 64-bit loads), of an MK2 ([PL, lib/poplin/codelets/asm])
 _COUNTED_BY_TYPES = {
     "ConvPartial1x1Out<half,float,true,false,8>": 612 + 424,
@@ -26,6 +27,11 @@ _COUNTED_BY_TYPES = {
     "ConvPartialnx1<half,half,true,false,8>": 436 + 1052 + _ZERO_OUTPUT,
     "ConvPartialnx1<float,float,true,false,16>": 760 + 1436 + _ZERO_OUTPUT,
     "ConvPartialnx1<float,float,true,false,8>": 584 + 1052 + _ZERO_OUTPUT,
+    # the worker of one stride alone: only that is linked
+    "ConvPartial1xNSLIC<half,float,1": 328 + 8 + 988 + _SLIC_WEIGHTS,
+    "ConvPartial1xNSLIC<half,float,2": 328 + 8 + 924 + _SLIC_WEIGHTS,
+    "ConvPartial1xNSLIC<half,half,1": 328 + 12 + 552 + _SLIC_WEIGHTS,
+    "ConvPartial1xNSLIC<half,half,2": 328 + 12 + 520 + _SLIC_WEIGHTS,
     "ReduceAdd<float,float>": 328,
     "ReduceAdd<half,float>": 428,
     "ReduceAdd<half,half>": 508,
@@ -34,7 +40,6 @@ _COUNTED_BY_TYPES = {
     "Transpose2D<float>": 360,
 }
 _COUNTED = {
-    "ConvPartial1x4SLIC": 328 + 988 + 924 + 128 + 28,  # two strides, loads of weights, entries
     "ConvPartialVerticalMac": 140 + 100 + 276 + 224 + _ZERO_OUTPUT,
     "ConvPartialHorizontalMac": 332 + 380 + _ZERO_OUTPUT,
     "OuterProduct": 360,

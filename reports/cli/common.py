@@ -89,6 +89,13 @@ def add_form(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_each(parser: argparse.ArgumentParser) -> None:
+    """Add ``--each``, a row for each of many stages or IPUs."""
+    parser.add_argument(
+        "--each", action="store_true", help="a row for each of many, though they are alike"
+    )
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add ``--run``, the position of a run."""
     parser.add_argument(

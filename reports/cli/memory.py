@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one table only: IPUs, their contents, or their tiles (default: the first two)",
     )
     common.add_top(parser, 20)
+    common.add_each(parser)
     common.add_form(parser)
 
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
         if args.ipu is not None:
             common.check_ipu(report, args.ipu)
-        ipus = by_ipu(report, args.ipu)
+        ipus = by_ipu(report, args.ipu, args.each)
         tables = [ipus] if args.by in (None, "ipu") else []
         if args.by in (None, "category"):
             tables.append(_by_category(report, args))
@@ -97,12 +98,13 @@ def _relief(report: Report) -> list[Table]:
     return [Table("relief", frame, columns, title="What frees most of the worst tile")]
 
 
-def by_ipu(report: Report, ipu: int | None = None) -> Table:
+def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
     """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
     import pandas as pd
 
     from profiler import analysis
     from profiler.units import percent
+    from reports import alike
     from reports.tables import Column, Table, identity, integer, kibibytes
 
     limit = report.target.bytes_per_tile
@@ -145,11 +147,15 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
         "share",
         "tiles_over",
     )
+    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    few = each or len(frame) <= alike.FEW
     return Table(
         "memory",
-        pd.DataFrame(rows, columns=pd.Index(names)),
+        frame,
         columns,
         f"memory, {limit / 1024:,.0f} KiB a tile",
+        printed=None if few else alike.memory_alike(frame, limit),
+        note="" if few else f"Of neighbours alike, the fullest: --each prints all {len(frame)}.",
     )
 
 

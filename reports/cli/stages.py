@@ -31,16 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=("stage", "block"), default="stage", help="rows (default: stage)"
     )
+    common.add_each(parser)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, _by_block if args.by == "block" else _by_stage)
+    if args.by == "block":
+        return common.each_profile(args, _by_block)
+    return common.each_profile(args, lambda report: _by_stage(report, args.each))
 
 
-def _by_stage(report: Report) -> Page:
+def _by_stage(report: Report, each: bool = False) -> Page:
     from profiler.units import percent
+    from reports import alike
     from reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
 
     stages = report.stages
@@ -57,7 +61,18 @@ def _by_stage(report: Report) -> Page:
     if training:
         columns.append(Column("stash_bytes", "stash\nKiB", whole_kibibytes))
     columns.append(Column("weight_bytes", "weights\nKiB", whole_kibibytes))
-    table = Table("stages", stages, tuple(columns))
+    printed, note = None, ""
+    if (
+        not each
+        and len(stages) > alike.FEW
+        and len(rows := alike.stages_alike(stages)) < len(stages)
+    ):
+        printed = rows
+        note = (
+            "Stages of equal work are one row, with IPU and Blocks of the first and the largest"
+            f" stash: --each prints all {len(stages)}."
+        )
+    table = Table("stages", stages, tuple(columns), printed=printed, note=note)
     if len(stages) < 2:
         return Page(str(report.path), (table,))
     return Page(str(report.path), (table, say(f"The slowest is {slowest_stage(report)}.")))

@@ -32,38 +32,42 @@ _WAITS = ("longest_wait", "second_wait", "third_wait")
 # the legend.
 _KINDS = {
     "compute": ("#", "black on bright_blue"),
-    "exchange": ("x", "black on bright_magenta"),
+    "exchange": ("+", "black on bright_magenta"),
     "sync": ("s", "black on cyan"),
-    "external sync": ("s", "black on cyan"),
-    "global exchange": ("g", "black on magenta"),
+    "external sync": ("e", "black on cyan"),
+    "global exchange": ("x", "black on magenta"),  # as `ipu-report timeline` has it
     "host I/O": ("h", "black on red"),
     "idle": (".", "dim"),
 }
+_CALLED = {"global exchange": "exchange between IPUs", "idle": "waiting"}
+_WITH_STREAMS = {"host I/O": "host I/O, streaming memory"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
+    common.add_each(parser)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
-    return common.each_profile(args, _page)
+    return common.each_profile(args, lambda report: _page(report, args.each))
 
 
-def _page(report: Report) -> Page:
+def _page(report: Report, each: bool = False) -> Page:
     from profiler import confidence
+    from profiler.analysis.host import streaming_steps
     from reports.tables import Facts, Lines, Page, Table
 
     parts: list[Any] = [Facts("summary", (*_about(report), *_speed(report)))]
     if len(report.runs):
         proportions = report.cycle_proportions(0)
         parts += [
-            Lines(_bars(proportions)),
+            Lines(_bars(proportions, bool(len(streaming_steps(report))), each)),
             Table("cycles", proportions, ()),
         ]  # no columns: people have the bars
-    parts.append(memory.by_ipu(report))
+    parts.append(memory.by_ipu(report, each=each))
     if len(errors := confidence.by_class(report)):
         parts.append(Table("cycle_error", errors, ()))  # people have the fact
     parts += common.mark(report)
@@ -254,31 +258,54 @@ def _micro_batches(report: Report) -> int:
     return int(tasks["micro_batch"].max()) + 1 if len(tasks) else 0
 
 
-def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
+def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, ...]:
+    """The cycles of IPUs by kind, a line each; of many, one line for all whose bars are alike."""
+    import numpy as np
+
+    from reports import alike
     from reports.timeline import stacked_bar
 
     lines: list[Line] = [(("where the cycles of a device iteration go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
-    for row in proportions[proportions["total"] > 0].to_dict(
-        "records"
-    ):  # the first replica's: others do the same
+    rows = proportions[proportions["total"] > 0]  # the first replica's: others do the same
+    bars: list[Line] = []
+    for row in rows.to_dict("records"):
         total = row["total"]
         shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
         busy = 1 - row["idle"] / total
-        name = f"IPU {row['ipu']}".ljust(8)
-        lines.append(((name, ""), *stacked_bar(shares, BAR), (f" {busy:6.1%} busy", "")))
+        bars.append((*stacked_bar(shares, BAR), (f" {busy:6.1%} busy", "")))
+    ipus, few = rows["ipu"].to_numpy(), each or len(rows) <= alike.FEW
+    together = [[at] for at in range(len(bars))] if few else alike.groups(bars)
+    idlest = np.argsort([rows["idle"].iloc[one[0]] for one in together], kind="stable")
+    shown = np.arange(len(together)) if few else alike.at_most(idlest)
+    names = ["IPU " + alike.spans(ipus[together[at]].tolist()) for at in shown]
+    indent = max(8, *(len(name) + 2 for name in names)) if names else 8
+    lines += [
+        ((name.ljust(indent), ""), *bars[together[at][0]])
+        for name, at in zip(names, shown.tolist(), strict=True)
+    ]
+    if not few:
+        left = len(rows) - sum(len(together[at]) for at in shown)
+        between = f", {left} between these are left out" if left else ""
+        lines.append(((f"Equal bars are one{between}: --each prints all {len(rows)}.", "dim"),))
+    return (*lines, *_legend(proportions, present, streams))
+
+
+def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> list[Line]:
+    """What the letters of the bars mean, and the share of all cycles."""
+    called = {**_CALLED, **(_WITH_STREAMS if streams else {})}
     everything = max(1, proportions["total"].sum())
-    legend: list[tuple[str, str]] = [(" " * 8, "")]
+    legend: list[list[tuple[str, str]]] = [[(" " * 8, "")]]
     used = 8
     for kind in present:
         letter, style = _KINDS[kind]
-        entry = f" {kind} {proportions[kind].sum() / everything:.0%}  "
+        entry = f" {called.get(kind, kind)} {proportions[kind].sum() / everything:.0%}  "
         if used + 1 + len(entry) > 79:
-            lines.append(tuple(legend))
-            legend, used = [(" " * 8, "")], 8
-        legend += [(letter, style), (entry, "")]
+            legend.append([(" " * 8, "")])
+            used = 8
+        legend[-1] += [(letter, style), (entry, "")]
         used += 1 + len(entry)
-    return (*lines, tuple(legend))
+    return [(*line[:-1], (line[-1][0].rstrip(), "")) for line in legend]
 
 
 def _warnings(report: Report) -> tuple[Line, ...]:

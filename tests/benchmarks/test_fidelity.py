@@ -6,15 +6,16 @@ Rows are read by their grammar, run through the front end, and reported honestly
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.fidelity import fits, models, page
+from benchmarks.fidelity import fits, models, page, poplibs
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
-from benchmarks.fidelity.cases import CannotRun, Row
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, predict
 from benchmarks.fidelity.errors import class_of
-from ipu_exec.lowering.measured import STAGES
+from ipu_exec.lowering.measured import STAGES, errors
 from tests.paths import ROOT
 
 ROW = Row(
@@ -230,3 +231,48 @@ def test_reach_stands_beside_what_is_wanted() -> None:
     results = [Result(replace(ROW, id=name), ROW.value * by) for name, by in (("a", 1.1), ("b", 2))]
     line = next(line for line in page.reach(results).splitlines() if line.startswith("| products"))
     assert line.endswith("| 0.394 | 0.693 | 50% |") and "| 2 | 0.03 | 0.20 |" in line
+
+
+def test_cycles_of_serial_steps_are_of_other_software() -> None:
+    """The same product in four steps on GC2, and in one on MK2."""
+    rows = [r for r in poplibs.rows() if r.id.startswith("plb-gemm_1000x256x30000-")]
+    marks = {r.row.id: r.row.mark for r in run(rows)}
+    assert marks.pop("plb-gemm_1000x256x30000-gc2") == poplibs.SERIAL
+    assert len(marks) == 5 and set(marks.values()) == {""}
+
+
+SMALL_BERT = (
+    "sequence 32; micro-batch 1; gradient accumulation 9; 1 replicas of 4 IPUs; encoder layers per"
+    " IPU 3/3/3/3; vocabulary 1024; Adam"
+)
+
+
+@pytest.fixture(scope="module")
+def dropped() -> Compiled:
+    return models.bert(replace(ROW, case=f"BERT-Base pretraining; {SMALL_BERT}"))
+
+
+def test_the_sequences_of_a_pack_count_each(dropped: Compiled) -> None:
+    row = replace(ROW, case="BERT-Base pretraining", unit="sequences/s")
+    packed = replace(row, case="BERT-Base pretraining; 1.25 sequences to a pack")
+    assert predict(packed, dropped) == pytest.approx(1.25 * predict(row, dropped))
+
+
+def test_attention_without_dropout_is_quicker(dropped: Compiled) -> None:
+    case = f"BERT-Base pretraining; attention dropout 0.0; {SMALL_BERT}"
+    kept = models.bert(replace(ROW, case=case))
+    assert kept.executable.cycles_per_call < dropped.executable.cycles_per_call
+
+
+def test_fine_tuning_has_no_heads_of_pretraining() -> None:
+    case = models.bert(replace(ROW, case=f"BERT-Base fine-tuning training; {SMALL_BERT}"))
+    names = {name for body in case.executable.tree.bodies for name in (s.name for s in body.steps)}
+    assert any("ends" in name for name in names)
+    assert not any("pooler" in name or "transform" in name for name in names)
+
+
+def test_each_class_of_error_has_the_rows_of_today() -> None:
+    """`measured.csv`, which profiles take their error from, is of the rows that are registered."""
+    rows = read(HERE / "validation.csv") + found_elsewhere()
+    counted = Counter(name for row in rows if (name := class_of(row)) is not None)
+    assert counted == {name: error.rows for name, error in errors().items()}

@@ -71,3 +71,9 @@ def test_rows_that_are_cut_are_compared_with_rows_that_are_cut() -> None:
     assert laws.cuts_rows(cut, MK2) and not laws.cuts_rows(whole, MK2)
     assert not laws.comparable(cut, whole, MK2)
     assert plan_cycles(plan_of(whole, MK2), MK2) < plan_cycles(plan_of(cut, MK2), MK2)
+
+
+def test_products_that_pad_once_are_not_compared_with_those_that_pad_on_each_tile() -> None:
+    each, once = (Case("product", (2, rows, 1876, 1783), FLOAT) for rows in (31, 46))
+    assert not laws.comparable(each, once, MK2)
+    assert laws.comparable(once, replace(once, extents=(2, 47, 1876, 1783)), MK2)

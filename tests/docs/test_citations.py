@@ -94,7 +94,7 @@ def test_citations_in_the_pages_resolve(page: Path) -> None:
     assert [fault for words in prose(page) for fault in faults(words, page)] == []
 
 
-@pytest.mark.parametrize("name", ["validation.csv", "more.csv"])
+@pytest.mark.parametrize("name", ["validation.csv", "more.csv", "gcp.csv"])
 def test_each_measurement_names_its_source(name: str) -> None:
     with (ROOT / "benchmarks" / "fidelity" / name).open() as file:
         sources = {row["source"].split()[0] for row in csv.DictReader(file)}

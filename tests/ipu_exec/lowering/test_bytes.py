@@ -8,7 +8,7 @@ import pytest
 
 from ipu_exec.lowering import lower, vertex_info
 from ipu_exec.lowering.plan import Plan, Temporary
-from tests.operands import MK2, op, tensor
+from tests.operands import MK2, computes, op, tensor
 from tools.vertex_code import Assembler
 
 
@@ -54,6 +54,17 @@ def test_code_of_vertices_is_counted_by_element_type() -> None:
     )
     assert (narrow, wide) == (1036, 1216)
     assert vertex_info("poplin::ReduceAdd<half,float>")[0] == 428
+
+
+@pytest.mark.parametrize(("stride", "code"), [(1, 1464), (2, 1400)])
+def test_a_slic_vertex_has_the_worker_of_its_stride_alone(stride: int, code: int) -> None:
+    data, weight = tensor(4, 32, 112, 112, dtype="float16"), tensor(32, 1, 3, 3, dtype="float16")
+    args = (data, weight, None, (stride, stride), (1, 1), (1, 1), False, (0, 0), 32)
+    result = tensor(4, 32, 112 // stride, 112 // stride, dtype="float16")
+    plan = lower(op("aten.convolution.default", args, result), MK2)
+    (vertex,) = computes(plan)["conv/convolve"].vertices
+    assert vertex.type == f"poplin::ConvPartial1xNSLIC<half,float,{stride},true,4,2,4,false>"
+    assert vertex_info(vertex.type)[0] == code
 
 
 ASSEMBLY = """

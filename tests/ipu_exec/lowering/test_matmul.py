@@ -309,3 +309,14 @@ def test_a_weights_gradient_is_the_transposed_input_times_the_gradient() -> None
 def test_fewer_rows_than_the_unit_has_outputs_are_dot_products() -> None:
     vector = product(1, 1000, 1000, "float16", MK2)
     assert vector.note.startswith("hmac") and product(64, 1000, 1000, "float16", MK2).note[0] == "1"
+
+
+def test_the_last_part_of_a_dot_product_is_padded_to_the_others_length() -> None:
+    """305 halves in 8 parts: seven have 40, and the last has its 25 and 15 zeros."""
+    plan = product(1, 305, 914, "float16", MK2)
+    assert plan.note == "hmac: field 1 x 183, out 1, in 8, groups 1"
+    cycles = computes(plan)["mm/convolve"].cycles
+    whole = amp.hmac_cycles(amp.unit_for(MK2, "float16"), 1, 5, 1, 40, 1)
+    assert set(cycles[cycles > 0]) == {int(whole)}
+    gathered = next(t for t in plan.temporaries if t.name == "mm/weights").bytes
+    assert gathered.max() == gathered[cycles > 0][-1] == 40 * 2

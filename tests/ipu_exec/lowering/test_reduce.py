@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,15 +55,30 @@ def test_workers_without_columns_share_rows_where_that_pays() -> None:
     One loop of 4 halves adds a row; six results of 8 floats are added by one worker.
     """
     sums = Kind("ADD", 2, 4)
-    first, second, *vertices = side_by_side(82 * 8, 8, sums)
-    assert vertices == [6, 1]
+    first, second, *vertices, between = side_by_side(82 * 8, 8, sums)
+    assert vertices == [6, 1] and between == 6 * 8
     assert first == 6 * (16 + 2 * (3 + 3 + 13 + 7)) and second == 6 * (16 + 4 * (3 + 3 + 5 + 5))
     # 10 rows: 30 for a call and 20 to load, against 60 and 10
     assert side_by_side(10 * 8, 8, sums) == OnTile(6 * (16 + 2 * (3 + 3 + 9 + 7)))
     # four columns of four neighbours each: as 16 columns, then by neighbours
-    first, second, *vertices = following(4 * 4 * 5, 4, 4, sums)
-    assert vertices == [4, 4]
+    first, second, *vertices, between = following(4 * 4 * 5, 4, 4, sums)
+    assert vertices == [4, 4] and between == 4 * 4
     assert first == 6 * strided(5, 4, sums) and second == 6 * (17 + 12 + 2)
+
+
+def test_what_workers_leave_to_the_second_stage_is_held_between_the_two() -> None:
+    """256 halves a tile, 32 rows of 8: six workers have some rows, and leave 8 floats each."""
+    shape = (16, 4, 16, 32, 8)
+    operand = tensor(*shape, dtype="float16")
+    plan = lower(
+        op("aten.sum.dim_IntList", (operand, (1, 3)), tensor(16, 16, 8)), replace(MK2, tiles=1024)
+    )
+    names = [step.name for step in plan.steps]
+    held = next(t for t in plan.temporaries if t.name.endswith("worker partials"))
+    assert names[held.first : held.last + 1] == ["sum/on tile", "sum/on tile/of workers"]
+    assert set(held.bytes) == {6 * 8 * 4}
+    few = lower(op("aten.amax.default", (operand, (1, 3)), tensor(16, 16, 8)), MK2)
+    assert not any("worker" in t.name for t in few.temporaries)  # nothing is gained by rows there
 
 
 def test_stages_and_tiles_are_those_of_popops() -> None:
