@@ -411,8 +411,8 @@ REACH = """The wanted bounds that are missed, and what of that public knowledge 
   than PyTorch's (15,173, 16,391 and 15,911 sequences/s).
 - Stages of a pipeline: small tensors, on hardware. First convolution, last layer and loss are off
   by a quarter in opposite directions; nothing public tells what else runs in their bars.
-- Convolutions of [JIA] are of software of 2019, whose planner and vertices are older than the
-  oldest public state with the same interfaces.
+- Convolutions of [JIA] are of software of early 2019. poplibs' history goes back that far, but its
+  planner and vertices of then are another program, which is not built a second time here.
 - Reductions' and poolings' fullest tile is where poplibs' *tool* maps its test tensor (8 bytes a
   tile in turn, or a whole region 1), not what an operator in a model would find.
 - Gather: the vendor's model has one of a tile's six workers find all its rows; six times the cycles

@@ -222,13 +222,9 @@ class _Emitter:
         return bodies
 
     def _backward_order(self, stage: int) -> list[tuple[OpNode, bool]]:
-        """Its operators, each with whether it is recomputed; begins with recomputation."""
+        """Its operators, each with whether it is recomputed."""
         again, stays = self.residency.again[stage], self.residency.stays[stage]
-        order = list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
-        flags = [is_again for _, is_again in order]
-        first = flags.index(True) if True in flags else 0
-        turn = next((i for i in range(first, len(flags)) if not flags[i]), first)
-        return [*order[first:turn], *order[:first], *order[turn:]]
+        return list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
 
     def _update(self, ipu: int) -> BodyBuilder:
         body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
