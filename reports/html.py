@@ -45,6 +45,10 @@ _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
 _MOST_WAITS = 15
 _SENTENCE = 60  # letters from which a table's cell wraps
+_FEW_COLUMNS = 4  # that a narrow window has room for
+_NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| [KMGT]?i?B)?)?")
+_LONG = 16  # letters from which a name may break
+_BEHIND_MARKS = re.compile(r"(?<=[/._:])(?=[A-Za-z])")
 _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked at
 
 
@@ -332,25 +336,41 @@ def _about(report: Report) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    row_of_heads = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
-    body = "".join(
-        f"<tr>{''.join(_cell(str(cell), head) for cell, head in zip(row, heads, strict=True))}</tr>"
-        for row in rows
+    columns = [[str(row[at]) for row in rows] for at in range(len(heads))]
+    numbers = [all(_NUMBER.fullmatch(cell) for cell in column) for column in columns]
+    row_of_heads = "".join(
+        f"<th class='number'>{html.escape(words)}</th>"
+        if right
+        else f"<th>{html.escape(words)}</th>"
+        for words, right in zip(heads, numbers, strict=True)
     )
+    body = "".join(f"<tr>{''.join(map(_cell, map(str, row), heads, numbers))}</tr>" for row in rows)
     table = f"<table><thead><tr>{row_of_heads}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class='scroll'>{table}</div>"
+    stacks = len(heads) > _FEW_COLUMNS or "class='wraps'" in body
+    kinds = ["scroll", *["stacks"] * stacks, *["coded"] * ("<pre>" in body)]
+    return f"<div class='{' '.join(kinds)}'>{table}</div>"
 
 
-def _cell(words: str, head: str) -> str:
-    """Sentences wrap, names and numbers do not; text after a line break is code.
+def _cell(words: str, head: str, number: bool = False) -> str:
+    """Sentences wrap, numbers do not, names break behind their marks; behind a newline is code.
 
-    In a narrow window the cell stands below the others of its row, with its ``head``.
+    In a narrow window a number stands below the others of its row, with its ``head``.
     """
+    if number:
+        named = html.escape(head, quote=True)
+        return f"<td class='number' data-head='{named}'>{html.escape(words)}</td>"
     said, _, code = words.partition("\n")
     wraps = " class='wraps'" if len(said) > _SENTENCE or code else ""
     below = f"<pre>{html.escape(code)}</pre>" if code else ""
-    named = html.escape(head, quote=True)
-    return f"<td{wraps} data-head='{named}'>{html.escape(said)}{below}</td>"
+    return f"<td{wraps}>{_breakable(said)}{below}</td>"
+
+
+def _breakable(words: str) -> str:
+    """Escaped text whose long names and paths may break behind their marks."""
+    return " ".join(
+        "<wbr>".join(map(html.escape, _BEHIND_MARKS.split(word) if len(word) > _LONG else [word]))
+        for word in words.split(" ")
+    )
 
 
 def _packed(words: str) -> str:
@@ -389,30 +409,44 @@ table {
 th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { vertical-align: top; }
+.number { text-align: right; }
 td.wraps { white-space: normal; min-width: 260px; }
 pre {
   margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; overflow-x: auto;
 }
+wbr { display: none; }
 @media (max-width: 1320px) {
-  table:has(.wraps) td, table:has(.wraps) pre { white-space: normal; overflow-wrap: anywhere; }
-  table:has(.wraps) pre { white-space: pre-wrap; }
-  table:has(.wraps) td:first-child { white-space: nowrap; }
-  td.wraps { min-width: 180px; }
+  wbr { display: inline; }
+  th, td:not(.number) { white-space: normal; }
+  pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+  td.wraps { min-width: 180px; overflow-wrap: anywhere; }
 }
 @media (max-width: 620px) {
   main { padding: 8px; }
   section { padding: 10px 8px; }
-  table:has(.wraps) thead { display: none; }
-  table:has(.wraps), table:has(.wraps) tbody { display: block; }
-  table:has(.wraps) tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
-  table:has(.wraps) td {
-    display: block; padding: 1px 0; border: 0; white-space: normal; overflow-wrap: anywhere;
-    min-width: 0;
-  }
-  table:has(.wraps) td:not(.wraps) { display: inline-block; margin-right: 16px; }
-  table:has(.wraps) td:empty { display: none; }
-  table:has(.wraps) td:not(.wraps)::before { content: attr(data-head) ': '; color: var(--muted); }
 }
+"""
+
+
+def _stacked(width: int, table: str) -> str:
+    """The style of a table whose cells stand below each other up to a width of the window."""
+    return f"""
+@media (max-width: {width}px) {{
+  {table} thead {{ display: none; }}
+  {table} table, {table} tbody {{ display: block; }}
+  {table} tr {{ display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }}
+  {table} td {{
+    display: block; padding: 1px 0; border: 0; overflow-wrap: anywhere; min-width: 0;
+  }}
+  {table} td:not(.wraps) {{ display: inline-block; margin-right: 16px; }}
+  {table} td:empty {{ display: none; }}
+  {table} .number::before {{ content: attr(data-head) ': '; color: var(--muted); }}
+}}
+"""
+
+
+_STYLE += _stacked(620, ".stacks") + _stacked(900, ".coded")
+_STYLE += """
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
   font: inherit; color: var(--text); background: none;
@@ -432,10 +466,34 @@ async function unpacked(id) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Response(stream).text();
 }
+// Names above the lanes of a pipeline that neither touch each other nor leave the figure: of phases
+// first the numbers go, then names that still have no room.
+const pen = document.createElement('canvas').getContext('2d');
+function apart({ annotations, legend, margin, xaxis }, width) {
+  if (!(legend?.x < 0) || !annotations) { return annotations; }
+  const [low, high] = xaxis.range, lanes = width - margin.l - margin.r;
+  const plain = (words) => words.replace(/<[^>]*>/g, '');
+  const placed = (notes) => notes.map((one) => {
+    pen.font = 'bold ' + one.font.size + 'px ' + getComputedStyle(document.body).fontFamily;
+    const half = pen.measureText(plain(one.text)).width / 2 + 4;
+    const at = (one.x - low) / (high - low) * lanes;
+    const inside = Math.max(half - margin.l, Math.min(at, lanes + margin.r - half));
+    return { one: { ...one, xshift: inside - at }, from: inside - half, to: inside + half };
+  });
+  const free = (row) => row.every((one, i) => !i || row[i - 1].to <= one.from);
+  return [...new Set(annotations.map((one) => one.yshift))].flatMap((height) => {
+    const long = placed(annotations.filter((one) => one.yshift === height));
+    if (free(long)) { return long; }
+    const short = placed(long.map(({ one }) => (
+      { ...one, text: one.text.replace(/(<.b>).*/, '$1'), xshift: 0 })));
+    let last = -Infinity;
+    return short.filter((one) => one.from >= last && (last = one.to, true));
+  }).map(({ one }) => one);
+}
 // In a narrow window names are short: of lanes the first line; and legends have small letters.
 function fitted({ data, layout }, id) {
   const width = document.getElementById(id).clientWidth;
-  if (width > 620) { return layout; }
+  if (width > 620) { return { ...layout, annotations: apart(layout, width) }; }
   if (layout.yaxis?.type === 'category') {
     const names = [...new Set(data.flatMap((one) => Array.from(one.y || [])))];
     const ticktext = names.map((name) => (name.length > 15 ? name.slice(0, 14) + '…' : name));
@@ -450,15 +508,7 @@ function fitted({ data, layout }, id) {
   const l = 34 + 8 * letters, lanes = Math.max(1, width - l - margin.r);
   const names = new Set(data.filter((one) => one.showlegend !== false).map((one) => one.name));
   const t = 46 + 19 * Math.ceil(names.size / Math.max(1, Math.floor((width - margin.r) / 165)));
-  const [low, high] = layout.xaxis.range;
-  let free = -Infinity;  // pixels, from which a name of a phase has room
-  const annotations = (layout.annotations || []).filter((one) => {
-    const words = one.text.replace(/^<b>(.*?)<.b>.*/, '$1'), half = 4 * words.length;
-    const at = (one.x - low) / (high - low) * lanes;
-    if (at - half < free) { return false; }
-    free = at + half;
-    return true;
-  }).map((one) => ({ ...one, text: one.text.replace(/(<.b>).*/, '$1') }));
+  const annotations = apart({ ...layout, margin: { ...margin, l } }, width);
   return { ...layout, height: height + t - margin.t, margin: { ...margin, l, t }, annotations,
     yaxis: { ...layout.yaxis, ticktext: short },
     legend: { ...legend, x: -0.9 * l / lanes, indentation: -15, font: { size: 11 } } };
@@ -485,6 +535,15 @@ function fitted({ data, layout }, id) {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       draw();
     };
+    let drawn = innerWidth, soon = 0;
+    addEventListener('resize', () => {
+      clearTimeout(soon);
+      soon = setTimeout(() => {
+        if (innerWidth === drawn) { return; }
+        drawn = innerWidth;
+        draw();
+      }, 200);
+    });
     await draw();
     note.remove();
   } catch (error) {

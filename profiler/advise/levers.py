@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 LINE = 72  # characters: with a margin it fits a terminal
 _INDENT = "    "
+_FEW_STAGES = 16  # up to which each has a line of its own
+_WHOLE_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]*)(?![0-9])")
 _MOST_ESTIMATES = 2  # kept at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
@@ -345,14 +348,15 @@ def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
         final = "" if costs.streams.out_once else ", and OutputMode.Final"
         yield "the loss only, once a weight update", f"return loss  # alone, in forward{final}"
     if levers.state:
-        yield f"optimiser state {levers.state.replace('-', ' ')}", _location(levers.state)
+        yield f"optimiser state {levers.state.replace('-', ' ')}", location_line(levers.state)
     if levers.split is not None:
         returns = len(set(levers.split.ipus)) < len(levers.split.ipus)
         words = "another split, which comes back to an IPU for its tied weight"
         yield words if returns else "another split", stages_line(costs, levers.split)
 
 
-def _location(state: str) -> str:
+def location_line(state: str) -> str:
+    """The statement that keeps optimiser state "on-chip", "off-chip" or "in-parts"."""
     call = (
         "useReplicatedTensorSharding(True)"
         if state == _IN_PARTS
@@ -365,7 +369,11 @@ def _location(state: str) -> str:
 def stages_line(costs: Costs, assignment: Assignment) -> str:
     """The Stage list of a split, in lines of at most `LINE` characters but for longer names."""
     spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
-    stages = [_stage(costs.names[first : last + 1], ipu) for (first, last), ipu in spans]
+    named = [(tuple(costs.names[first : last + 1]), ipu) for (first, last), ipu in spans]
+    if len(named) > _FEW_STAGES:
+        stages = list(_folded(named))
+    else:
+        stages = [_stage(list(map(repr, names)), str(ipu)) for names, ipu in named]
     kind = "PipelinedExecution" if costs.pipelined else "ShardedExecution"
     call = f"options.setExecutionStrategy(poptorch.{kind}("
     line = f"{call}{', '.join(stages)}))"
@@ -375,8 +383,81 @@ def stages_line(costs: Costs, assignment: Assignment) -> str:
     return f"{call}\n{textwrap.indent(below, _INDENT)}\n))"
 
 
-def _stage(blocks: Sequence[str], ipu: int) -> str:
-    names = [repr(name) for name in blocks]
+def _folded(stages: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[str]:
+    """Stages as arguments of a strategy; those that are numbered like their IPUs as one."""
+    at = 0
+    while at < len(stages):
+        count, names = _numbered(stages[at:])
+        first = stages[at][1]
+        loop = f"for ipu in range({first}, {first + count})"
+        one = _stage(names, "ipu") if names else ""
+        line = f"*({one} {loop})"
+        if "\n" in line or len(line) > LINE - len(_INDENT) - 1:
+            below = textwrap.indent(f"{one}\n{loop}", _INDENT)
+            line = f"*(\n{below}\n)"
+        if count > len(line.splitlines()):
+            yield line
+            at += count
+        else:
+            yield _stage(list(map(repr, stages[at][0])), str(first))
+            at += 1
+
+
+def _numbered(stages: Sequence[tuple[tuple[str, ...], int]]) -> tuple[int, list[str]]:
+    """How many of the first stages have names that a formula over ``ipu`` gives; the formulas.
+
+    The IPUs are consecutive, and each number in a name rises or falls evenly with them.
+    """
+    if len(stages) < 2:
+        return 1, []
+    texts, numbers = zip(*(_parts(names) for names, _ in stages[:2]), strict=True)
+    base = stages[0][1]
+    if texts[0] != texts[1] or len(numbers[0]) != len(numbers[1]):
+        return 1, []
+    steps = [then - now for now, then in zip(*numbers, strict=True)]
+    count = 1
+    for names, ipu in stages[1:]:
+        due = [now + count * step for now, step in zip(numbers[0], steps, strict=True)]
+        if ipu != base + count or _parts(names) != (texts[0], due):
+            break
+        count += 1
+    formulas = [
+        _linear(step, now - step * base) for step, now in zip(steps, numbers[0], strict=True)
+    ]
+    filled = iter(formulas)
+    return count, [
+        f"f{''.join(text + (next(filled) if at else '') for text, at in parts)!r}"
+        for parts in texts[0]
+    ]
+
+
+def _parts(names: Sequence[str]) -> tuple[list[list[tuple[str, bool]]], list[int]]:
+    """Names as text and whether a number follows; the numbers. A leading zero makes it text."""
+    texts, numbers = [], []
+    for name in names:
+        found = list(_WHOLE_NUMBER.finditer(name))
+        starts = [0, *(one.end() for one in found)]
+        ends = [*(one.start() for one in found), len(name)]
+        pieces = [
+            name[a:b].replace("{", "{{").replace("}", "}}")
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        texts.append([(piece, at < len(found)) for at, piece in enumerate(pieces)])
+        numbers += [int(one[0]) for one in found]
+    return texts, numbers
+
+
+def _linear(step: int, offset: int) -> str:
+    """What stands in a name for ``step * ipu + offset``."""
+    if not step:
+        return str(offset)
+    times = "ipu" if step == 1 else f"{step} * ipu"
+    sign = "-" if offset < 0 else "+"
+    return f"{{{times}{f' {sign} {abs(offset)}' if offset else ''}}}"
+
+
+def _stage(names: Sequence[str], ipu: str) -> str:
+    """A stage of Blocks, whose names and IPU are expressions."""
     line = f"poptorch.Stage({', '.join(names)}).ipu({ipu})"
     room = LINE - len(_INDENT) - 1
     if len(line) <= room:

@@ -33,8 +33,8 @@ def ipu_costs(report: Report) -> pd.DataFrame:
 def slowest(report: Report) -> tuple[str, str, int, float] | None:
     """What sets the pace: its name, its Blocks, its cycles, and its cycles over the mean.
 
-    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages. Of many stages or Blocks
-    the first few are named. None without a stage.
+    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages, "IPU 0 (48 stages)" where
+    it has many; of many Blocks the first few are named. None without a stage.
     """
     costs = ipu_costs(report)
     if not len(costs):
@@ -42,8 +42,10 @@ def slowest(report: Report) -> tuple[str, str, int, float] | None:
     most = costs.iloc[int(costs["cycles"].to_numpy().argmax())]
     name = f"stage {most['stages']}"
     if (costs["count"] > 1).any():
-        several = "stages" if most["count"] > 1 else "stage"
-        name = f"IPU {most['ipu']} ({several} {_first_few(most['stages'])})"
+        count, ids = int(most["count"]), most["stages"]
+        listed = f"stage{'s' * (count > 1)} {ids}"
+        several = listed if count <= _MOST_NAMED else units.count(count, "stage")
+        name = f"IPU {most['ipu']} ({several})"
     mean = max(1.0, float(costs["cycles"].mean()))
     blocks = _first_few(str(most["blocks"]))
     return name, blocks, int(most["cycles"]), float(most["cycles"] / mean)

@@ -79,7 +79,7 @@ def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str,
 def _other_split(
     title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
 ) -> Insight:
-    action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
+    action = "ipu-report rebalance -o FILE writes that split as a placement file"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return Insight(title, detail, action, where, gain, change=change, waits=waits)
@@ -128,7 +128,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
     detail = (
         f"In sharded execution one IPU works at a time: {turn(costs)} lasts as long as all stages"
         " and what they hand on take together. As a pipeline, each stage works on another"
-        f" micro-batch: {gain:,} cycles less for as many samples."
+        f" micro-batch: {gain:,} cycles less for the same samples."
     )
     return [
         Insight(
@@ -263,9 +263,8 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
         findings.append(
             Insight(
                 f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
-                f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each"
-                " time.",
-                f"{instead} has them less often: {of_ramps:,} cycles less for as many samples",
+                f"IPUs wait {ramps:,} cycles while the pipeline fills and drains.",
+                f"{instead} makes them rarer: {of_ramps:,} cycles less for the same samples",
                 "/pipeline",
                 of_ramps,
                 change=change,
@@ -278,8 +277,8 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 f"the weight update at its end takes {update / max(1, present.total):.0%} of"
                 f" {turn(costs)}",
                 f"All-reduce, optimiser and its state take {update:,} cycles, however many"
-                " micro-batches share them.",
-                f"{instead} has it less often: {of_update:,} cycles less for as many samples",
+                " micro-batches there are.",
+                f"{instead} makes it rarer: {of_update:,} cycles less for the same samples",
                 "/pipeline",
                 of_update,
                 change=change,
@@ -382,7 +381,7 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
     strategy = "ShardedExecution, " if costs.pipelined else ""
     return (
-        f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
+        f"Let I/O tiles move them during compute, which saves at most {saved:,} cycles:"
         f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or"
         " All"
     )

@@ -55,7 +55,7 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     cycles = gain(one, present)
     return Insight(
         title,
-        f"{detail} As many samples take {cycles:,} cycles less{estimate}.",
+        f"{detail} The same samples take {cycles:,} cycles less{estimate}.",
         "write this",
         _where(basis),
         cycles,
@@ -79,10 +79,10 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
         size = levers.micro_batch
         larger = size > basis.micro_batch
         detail = (
-            f"With {size} what each step takes to start and what moves of weights is shared by more"
-            " samples."
+            f"With {size}, more samples share what each step takes to start and the weights that it"
+            " moves."
             if larger
-            else f"With {size} less has to be held."
+            else f"With {size}, less has to be held."
         )
         return (
             f"a micro-batch has {units.count(basis.micro_batch, 'sample')}",
@@ -92,7 +92,7 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
     if levers.micro_batches:
         return (
             f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
-            f"With {levers.micro_batches} phases fill and drain{_and_update(basis)} less often.",
+            f"With {levers.micro_batches}, phases fill and drain less often{_and_update(basis)}.",
             Waits(phases=(PipelinePhase.UPDATE,)),
         )
     if levers.outputs:
@@ -127,7 +127,7 @@ def _words_on_room(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
 
 
 def _and_update(basis: Basis) -> str:
-    return ", and weights are updated," if basis.costs.training else ""
+    return ", and weights are updated less often" if basis.costs.training else ""
 
 
 def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
@@ -140,7 +140,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     yield Insight(
         f"{words} would be quicker, and does not fit",
         f"{times:.2f} times the samples a second{' (an estimate)' * one.estimate}; {one.memory}.",
-        "Make room first: Memory says what the tile holds",
+        "Make room first: ipu-report tile says what the tile holds",
         f"/memory?ipu={one.ipu}",
     )
 
@@ -157,11 +157,11 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
     cycles = gain(one, present)
     how = "an estimate; " if one.estimate else ""
     return Insight(
-        f"together, {len(one.levers.pulled)} levers make {one.gain:.2f} times the speed",
+        f"{len(one.levers.pulled)} levers together make it {one.gain:.2f} times as fast",
         f"{units.sentence(one.title)}: {units.per_second(one.samples_per_second)} samples a second"
         f" instead of {units.per_second(present.samples_per_second)}, {one.samples:,} samples"
-        f" {basis.turn} instead of {present.samples:,}. As many samples take {cycles:,} cycles less"
-        f" than the {present.cycles:,} of now ({how}ipu-report advise --check compiles it).",
+        f" {basis.turn} instead of {present.samples:,}. The same samples take {cycles:,} cycles"
+        f" less than the present {present.cycles:,} ({how}ipu-report advise --check compiles it).",
         "write this",
         _where(basis),
         cycles,
@@ -177,7 +177,7 @@ def no_blocks(report: Report) -> Iterator[Insight]:
         return
     yield Insight(
         "the model has no Blocks",
-        "With one around each part, how to split it over IPUs is considered here, too.",
+        "With one around each part, insights also say how to split it over IPUs.",
         "write this for each part before the model is wrapped",
         "/",
         code=('poptorch.BeginBlock(model.part, "part", ipu_id=0)',),

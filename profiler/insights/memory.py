@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from profiler import analysis, records, units
-from profiler.advise.levers import LEAST_SHARDED, Basis, large_enough
+from profiler.advise.levers import LEAST_SHARDED, Basis, large_enough, location_line
 from profiler.advise.relief import in_words, relief_on
 from profiler.enums import Role
 from profiler.insights.finding import Insight
@@ -112,11 +112,11 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
         Insight(
             title,
             detail,
-            "Keep it off the chip where a larger micro-batch needs the room:"
-            " TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
+            "Keep it off the chip where a larger micro-batch needs the room",
             f"/memory?ipu={ipu}",
             gain_bytes=freed,
             change={"optimiser": "off chip"},
+            code=(location_line("off-chip"),),
         )
     ]
 
@@ -141,13 +141,13 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
             f" {units.size(size)} of a tile of IPU {ipu}",
             f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
             f" {LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
-            " instead of gradients all-reduced: as many bytes. What the update works on"
-            " shrinks, too, which is not counted here.",
-            "Share it out: TensorLocations.setOptimizerLocation(..."
-            " useReplicatedTensorSharding(True))",
+            " instead of gradients all-reduced: the same number of bytes. The update works on"
+            " less, too, which is not counted here.",
+            "write this",
             f"/memory?ipu={ipu}",
             gain_bytes=gain,
             change={"optimiser": "in parts"},
+            code=(location_line("in-parts"),),
         )
     ]
 

@@ -28,20 +28,20 @@ _ACTION = {
         "Larger micro-batches move weights less often; availableMemoryProportion lets products"
         " exchange in fewer steps"
     ),
-    "sync": "Fewer, larger steps: larger micro-batches, fewer stages",
+    "sync": "Use fewer, larger steps: larger micro-batches or fewer stages",
     "stash": "Keep less between forward and backward: fewer stages, or checkpoints in other places",
     "copy between IPUs": (
         "Begin stages where less is handed on, or put those that exchange most on one IPU"
     ),
-    "collective over replicas": "More gradient accumulation has it less often; fewer replicas",
+    "collective over replicas": "Use more gradient accumulation, or fewer replicas",
     "collective over shards": (
-        "Fewer shards: one IPU-Machine has four; or a plan whose styles need fewer collectives:"
-        " colwise, then rowwise"
+        "Use fewer shards (one IPU-Machine has four IPUs), or a plan whose styles need fewer"
+        " collectives: colwise, then rowwise"
     ),
     "host I/O": "Make inputs and outputs smaller, or fewer",
     "streaming memory": (
         "Keep optimiser state or weights on the chip where they fit, or in parts on the replicas;"
-        " more gradient accumulation moves them less often"
+        " larger gradient accumulation moves them less often"
     ),
 }
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         findings = known_insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
-        gains = [f"{_mark(one)}{one.gain_cycles:,}" for one in findings]
+        gains = [_gain(one) for one in findings]
         columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
@@ -66,5 +66,11 @@ def _said(words: str, statements: tuple[str, ...]) -> Lines:
     return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
 
 
-def _mark(one: Insight) -> str:
-    return "<= " if one.at_most else "~" if one.estimate else ""
+def _gain(one: Insight) -> str:
+    """Cycles, or bytes with their unit; nothing where neither is known."""
+    from profiler import units
+
+    mark = "<= " if one.at_most else "~" if one.estimate else ""
+    if one.gain_cycles:
+        return f"{mark}{one.gain_cycles:,}"
+    return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""

@@ -87,7 +87,8 @@ def slowest_stage(report: Report) -> str:
         return ""
     name, blocks, cycles, ratio = slowest
     where = blocks or "no Block"
-    return f"{name} ({where}): {cycles:,} cycles a micro-batch, {ratio:.2f} x the mean"
+    who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
+    return f"{who}: {cycles:,} cycles a micro-batch, {ratio:.2f} x the mean"
 
 
 def _by_block(report: Report) -> Page:

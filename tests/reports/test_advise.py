@@ -6,8 +6,9 @@ import ast
 import json
 import re
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,6 +169,45 @@ def test_a_long_list_of_stages_is_laid_out_and_is_python(profile: Path) -> None:
     assert max(map(len, statement.splitlines())) <= LINE
     ast.parse(statement)
     assert re.findall(r"'([^']+)'", statement) == list(names)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What a statement says of a stage."""
+
+    blocks: tuple[str, ...]
+    on: int = -1
+
+    def ipu(self, ipu: int) -> _Stage:
+        return replace(self, on=ipu)
+
+
+@pytest.mark.parametrize("stages", [20, 64, 300])
+def test_numbered_stages_are_one_line_that_says_the_same(profile: Path, stages: int) -> None:
+    """A list of 256 IPUs fits a terminal's page, and each stage is the one that was meant."""
+    with open_report(profile) as report:
+        basis = Basis.of(report)
+    layers = [f"enc{{0}}.layer{number}.v2" for number in range(stages + 2)]
+    names = ("embed'ding", *layers[:9], "pad_007", *layers[9:], "head")
+    starts = (0, *range(1, 10), *range(12, stages + 2), stages + 3)
+    ipus = (*range(len(starts) - 1), 0)
+    costs = replace(basis.costs, names=names)
+    assignment = Assignment(starts, ipus)
+    statement = stages_line(costs, assignment)
+    given: list[_Stage] = []
+    poptorch = SimpleNamespace(
+        Stage=lambda *blocks: _Stage(blocks),
+        PipelinedExecution=lambda *found: given.extend(found),
+        ShardedExecution=lambda *found: given.extend(found),
+    )
+    options = SimpleNamespace(setExecutionStrategy=lambda _: None)
+    exec(statement, {"poptorch": poptorch, "options": options})
+    spans = assignment.spans(len(names))
+    assert given == [
+        _Stage(names[first : last + 1], ipu) for (first, last), ipu in zip(spans, ipus, strict=True)
+    ]
+    assert len(statement.splitlines()) < 18
+    assert max(map(len, statement.splitlines())) <= LINE
 
 
 def test_a_script_that_does_not_compile_is_said_so(

@@ -22,6 +22,15 @@ from tests.synthetic import synthetic_profile
 from viewer.figures import pipeline
 
 
+@pytest.fixture(scope="module")
+def of_demo(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the example's training."""
+    path = tmp_path_factory.mktemp("html") / "report.html"
+    with open_report(demo / "training") as report:
+        write_html(report, path)
+    return path
+
+
 def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
     with open_report(demo / "training") as report:
         write_html(report, tmp_path / "report.html")
@@ -87,22 +96,60 @@ def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1024, 1280])
-def test_its_tables_fit_a_narrow_window(
-    chromium: Any, demo: Path, tmp_path: Path, width: int
-) -> None:
-    """Its insights have four columns of sentences and statements."""
-    path = tmp_path / "report.html"
-    with open_report(demo / "training") as report:
-        write_html(report, path)
+@pytest.mark.parametrize("width", [420, 640, 768, 1024, 1280])
+def test_it_fits_a_narrow_window(chromium: Any, of_demo: Path, width: int) -> None:
+    """No table is wider than its section, no number breaks, no names of phases touch."""
     page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.goto(path.as_uri())
+    page.goto(of_demo.as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
     wide = page.evaluate(
-        "() => [...document.querySelectorAll('.scroll')]"
-        ".filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.scrollWidth)"
+        "() => [...document.querySelectorAll('.scroll'), document.scrollingElement]"
+        ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+    )
+    broken = page.evaluate(
+        "() => [...document.querySelectorAll('td.number')].map((one) => [one, new Range()])"
+        ".filter(([one, words]) => (words.selectNodeContents(one),"
+        " words.getClientRects().length > 1)).map(([one]) => one.textContent)"
+    )
+    touching = page.evaluate(_TOUCHING)
+    page.close()
+    assert wide == broken == touching == []
+
+
+_TOUCHING = """() => [...document.querySelectorAll('.figure')].flatMap((figure) => {
+  const { left, right } = figure.getBoundingClientRect();
+  const notes = [...figure.querySelectorAll('.annotation-text')];
+  const boxes = notes.map((one) => one.getBoundingClientRect());
+  const outside = boxes.filter((one) => one.left < left || one.right > right);
+  const met = boxes.filter((one, i) => boxes.some((other, j) => j < i
+    && other.left < one.right && one.left < other.right
+    && other.top < one.bottom && one.top < other.bottom));
+  return [...outside, ...met].map((one) => notes[boxes.indexOf(one)].textContent);
+})"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [420, 640, 1440])
+def test_names_of_phases_keep_apart(chromium: Any, of_demo: Path, width: int) -> None:
+    """Names that would touch lose their numbers, and one at the margin stays in the figure."""
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.goto(of_demo.as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
+    names = [["<b>ramp-down</b> 85.7 M", 70], ["<b>update</b> 183 M", 100]]
+    apart = page.evaluate(
+        """([names, width]) => apart({ legend: { x: -1 }, margin: { l: 90, r: 16 },
+          xaxis: { range: [0, 100] }, annotations: names.map(([text, x]) =>
+            ({ text, x, yshift: 22, font: { size: 12 } })) }, width).map((one) =>
+              [one.text, one.x * (width - 106) / 100 + one.xshift])""",
+        [names, width],
     )
     page.close()
-    assert wide == []
+    short = width == 420
+    assert [words for words, _ in apart] == [
+        name.split(" ")[0] if short else name for name, _ in names
+    ]
+    assert apart[1][1] + 4 * len("update 183 M") / (2 if short else 1) < width - 90
+    assert apart[0][1] == pytest.approx(0.7 * (width - 106))
 
 
 @pytest.mark.browser
