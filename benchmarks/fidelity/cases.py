@@ -261,6 +261,12 @@ def number(case: str, pattern: str, default: int | None = None) -> int:
     return int(match.group(1))
 
 
+def per_pack(case: str) -> float:
+    """The sequences that a sample is counted as: those of a pack, if the case has packs."""
+    match = re.search(r"([\d.]+) sequences to a pack", case)
+    return float(match.group(1)) if match else 1.0
+
+
 def kernel_and_field(case: str) -> list[tuple[int, int]]:
     """Kernel and field, in this order, each as HxW."""
     pairs = [(int(a), int(b)) for a, b in re.findall(r"(\d+)x(\d+)", case)]
@@ -329,9 +335,7 @@ def throughput(row: Row, case: Compiled) -> float:
         scale = {"G": 1e9, "T": 1e12, "P": 1e15}[row.unit[0]]
         return case.flops / (forward_cycles(case.executable) / clock) / scale
     if row.unit in ("images/s", "sequences/s"):
-        packed = re.search(r"([\d.]+) sequences to a pack", row.case)
-        sequences = case.samples * (float(packed.group(1)) if packed else 1.0)
-        return sequences * clock / case.executable.cycles_per_call
+        return case.samples * per_pack(row.case) * clock / case.executable.cycles_per_call
     raise CannotRun(f"no throughput in {row.unit!r}")
 
 

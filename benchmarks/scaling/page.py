@@ -51,8 +51,9 @@ sequences to a pack that the configuration says. Packs of three are compiled, as
 have it: a mask for each pair of tokens, two more masked tokens, and a loss for each sequence's
 successor. That takes 0.2 to 0.7 % here, where the published table loses 8 % to packs of 128 tokens
 (5,179 sequences/s without, of an earlier release); and a published Pod of 64 loses 17 % an IPU over
-one of 16, of which nothing here explains more than 5. The table has TensorFlow's and PopART's too,
-whose stages and schedules are others.
+one of 16, PopART's 6 % in much the same configuration. An update takes a quarter of the time on the
+larger one, so that what it takes besides its micro-batches weighs four times as much, and of that
+0.2 s and more is missing here ([fidelity](fidelity.md#what-one-more-micro-batch-takes)).
 
 A ring over replicas takes as long as its slowest link lets it, so that links on a board and between
 boards are not told apart; the levels within a rack and between racks are.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.fidelity import fits, models, page, poplibs
+from benchmarks.fidelity import fits, increments, models, page, poplibs
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, predict
 from benchmarks.fidelity.errors import class_of
@@ -276,3 +276,41 @@ def test_each_class_of_error_has_the_rows_of_today() -> None:
     rows = read(HERE / "validation.csv") + found_elsewhere()
     counted = Counter(name for row in rows if (name := class_of(row)) is not None)
     assert counted == {name: error.rows for name, error in errors().items()}
+
+
+def sizes(*cases: tuple[int, int, float, float]) -> list[Result]:
+    """Rows of micro-batches, replicas, and seconds of an update, published and predicted."""
+    return [
+        Result(
+            replace(
+                ROW,
+                id=f"some-bow{4 * replicas}",
+                case=f"x; micro-batch 8; gradient accumulation {count}; {replicas} replicas of 4",
+                unit="sequences/s",
+                value=8 * count * replicas / published,
+            ),
+            8 * count * replicas / predicted,
+        )
+        for count, replicas, published, predicted in cases
+    ]
+
+
+def test_a_micro_batch_is_what_two_sizes_differ_by() -> None:
+    """3 ms each and 0.2 s besides, predicted 2 ms and 0.1 s."""
+    results = sizes((400, 4, 1.4, 0.9), (100, 16, 0.5, 0.3))
+    (one,) = increments.increments(results)
+    assert one.name == "some-bow" and one.counts == (400, 100)
+    assert one.micro_batch == pytest.approx((0.002, 0.003))
+    assert one.rest == pytest.approx((0.1, 0.2))
+    assert one.ratio == pytest.approx(1.5)
+    assert "| some-bow | 400 and 100 | 2.000 | 3.000 | 1.500 | 100 | 200 |" in increments.section(
+        results
+    )
+
+
+def test_other_programs_are_no_sizes_of_a_run() -> None:
+    results = sizes((400, 4, 1.4, 0.9), (100, 16, 0.5, 0.3))
+    other = replace(results[1].row, case=results[1].row.case + "; proportion 0.1")
+    assert not list(increments.increments([results[0], replace(results[1], row=other)]))
+    assert not list(increments.increments(sizes((400, 4, 1.4, 0.9), (120, 16, 0.5, 0.3))))
+    assert increments.section([]) == "No run was published for two sizes."
