@@ -76,9 +76,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="json",
         default="text",
-        help=(
-            "all of it for programs: a list with an object a profile, cycles and bytes as they are"
-        ),
+        help="JSON for programs: a list with an object per profile; cycles and bytes unrounded",
     )
     form.add_argument(
         "--csv",
@@ -92,7 +90,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 def add_each(parser: argparse.ArgumentParser) -> None:
     """Add ``--each``, a row for each of many stages or IPUs."""
     parser.add_argument(
-        "--each", action="store_true", help="a row for each of many, though they are alike"
+        "--each", action="store_true", help="every IPU or stage, not one for all that are alike"
     )
 
 
