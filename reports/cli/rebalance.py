@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return common.each_profile(
         args,
         lambda report: _verify(report, args) if compares else _propose(report, args, compiles),
+        says_itself=compiles > 0,
     )
 
 
