@@ -448,7 +448,7 @@ def test_a_number_that_there_is_not_is_refused(chromium: Any, address: str) -> N
         page = view.open("/pipeline")
         page.locator(".control input[type=number]").fill("99999")
         page.keyboard.press("Enter")
-        view.wait("document.querySelector('#alert').innerText.includes('99999 is not among 0')")
+        view.wait("document.querySelector('#alert').innerText.includes('99999: there are 0 to')")
         view.wait("!location.search.includes('NaN')")
         assert page.input_value(".control input[type=number]") == "99999"
 
@@ -757,6 +757,11 @@ def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> 
         "/nothing",
         "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00",
         "/liveness?ipu=77&step=1e9&tile=-1",
+        "/trace?from=abc&to=%00&at=zz,1&marks=x,y&select=q",
+        "/liveness?from=x&to=y&first=a&last=b&low=c&high=d&marks=-1",
+        "/query?sql=select+1e999+as+a,+2+as+b&form=line",
+        "/flame?at=zz&form=treemap",
+        "/?theme=purple",
     ],
 )
 def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path: str) -> None:
@@ -765,6 +770,22 @@ def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path
         view.wait("document.querySelector('#page')?.children.length")
         view.page.wait_for_timeout(500)
         assert not re.search("Traceback|Error", view.page.inner_text("body"))
+        assert view.page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert view.complaints == []
+
+
+def test_what_is_refused_is_said_until_something_else_is_chosen(
+    chromium: Any, address: str
+) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/operations?direction=sideways&stage=77")
+        assert "There is no “sideways” in “for”" in page.inner_text("#alert")
+        assert "There is no stage 77" in page.inner_text("#alert")
+        assert "direction" not in view.query() or view.query()["direction"] == "all"
+        page.locator(".control").filter(has_text="stage").locator("button").first.click()
+        page.get_by_role("option", name="1 on IPU 1").click()
+        view.wait("!document.querySelector('#alert').innerText.includes('stage 77')")
+        assert "There is no “sideways” in “for”" in page.inner_text("#alert")
 
 
 def test_tabs_do_not_disturb_each_other(chromium: Any, address: str) -> None:

@@ -330,14 +330,14 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
     view = view_of(report, "memory", ipu="99", tile="5000")
     common.ipu_choice(view)
     common.number_field(view, "tile", "tile", 0, 15)
-    assert view.said == [
-        "There is no IPU “99” here; this is 0.",
-        "There is no tile 5000: there are 0 to 15; none is chosen.",
-    ]
+    assert view.said == {
+        "ipu": "There is no IPU 99: there are 0 to 3. This is 0; choose in “IPU”.",
+        "tile": "There is no tile 5000: there are 0 to 15. This is none.",
+    }
     fine = view_of(report, "memory", ipu="1", tile="5")
     common.ipu_choice(fine)
     common.number_field(fine, "tile", "tile", 0, 15)
-    assert fine.said == []
+    assert fine.said == {}
 
 
 @pytest.mark.parametrize(("later", "height"), [(True, "500px"), (False, "142px")])

@@ -191,7 +191,7 @@
       if (moved) {
         const rows = metaOf(plot).rows || 0, limit = (row) => Math.max(0, Math.min(rows - 1, Math.round(row)));
         const [low, high] = [from.x, to.x].sort((a, b) => a - b);
-        const span = [Math.max(0, Math.floor(low)), Math.ceil(high)];
+        const span = [Math.max(0, Math.floor(low)), Math.min(metaOf(plot).end || Infinity, Math.ceil(high))];
         const lanes = rows ? [from.row, to.row].map(limit).sort((a, b) => a - b) : [];
         put(metaOf(plot).page, 'select', [...span, ...lanes].join(','));
       }
@@ -281,7 +281,7 @@
     const pointer = pointed(), plot = pointer?.plot || figures().find((one) => metaOf(one).timeline);
     if (!plot) { return; }
     const [low, high] = windowOf(plot), near = (high - low) * 6 / (plot._fullLayout.xaxis._length || 600);
-    const at = Math.round(pointer ? pointer.x : (low + high) / 2);
+    const at = Math.min(metaOf(plot).end || Infinity, Math.max(0, Math.round(pointer ? pointer.x : (low + high) / 2)));
     const known = list('marks').map(Number), old = known.find((one) => Math.abs(one - at) <= near);
     const marks = old === undefined ? [...known, at] : known.filter((one) => one !== old);
     put(metaOf(plot).page, 'marks', marks.join(','));
