@@ -288,6 +288,7 @@ def _shortcuts() -> Any:
         ("↑ ↓, Enter", "what is in the middle of the figure in focus, lane by lane"),
         ("p", "pin the lane under the pointer or asked after, or unpin it"),
         ("o", "open that lane, or fold it"),
+        ("↑ ↓ ← →, Tab", "from cell to cell of a table, and on to what follows it"),
         ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
         ("?", "these keys"),
         ("Esc", "close; no selection, then no details"),

@@ -479,6 +479,60 @@ def test_a_figure_is_asked_by_keyboard_alone(chromium: Any, address: str) -> Non
         assert view.complaints == []
 
 
+# What is in focus, whether it or what holds it looks otherwise without, and whether it can be read.
+_FOCUS = """() => {
+    const at = document.activeElement, held = at.closest('.dash-input-container, .switch') || at;
+    const looks = () => [at, held].map((one) => {
+        const style = getComputedStyle(one);
+        const outline = style.outlineStyle === 'none' ? '' : style.outline;
+        return [outline, style.boxShadow, style.borderColor].join();
+    }).join();
+    const ground = getComputedStyle(at.closest('label') || at);
+    const read = ground.color !== ground.backgroundColor, inFocus = looks();
+    at.blur();
+    const seen = looks() !== inFocus;
+    at.focus({ preventScroll: true });
+    const what = at.tagName + ' ' + (at.type || at.getAttribute('role') || '');
+    return [what, seen && read];
+}"""
+
+
+@pytest.mark.parametrize(("path", "stops"), [("/pipeline", 30), ("/program", 26)])
+def test_what_is_in_focus_is_seen(chromium: Any, address: str, path: str, stops: int) -> None:
+    with tab(chromium, address) as view:
+        page = view.open(path)
+        seen: dict[str, bool] = {}
+        for _ in range(stops):
+            in_table = page.evaluate("document.activeElement.matches('.ag-header-cell')")
+            page.keyboard.press("ArrowDown" if in_table else "Tab")
+            page.wait_for_timeout(30)
+            what, clearly = page.evaluate(_FOCUS)
+            if what.startswith("BODY"):  # the page's end
+                break
+            seen[what] = seen.get(what, True) and clearly
+        assert {"INPUT radio", "INPUT number"} <= seen.keys() or {"DIV gridcell"} <= seen.keys()
+        assert [what for what, clearly in seen.items() if not clearly] == []
+
+
+def test_a_table_is_one_stop_of_the_tab_key(chromium: Any, address: str) -> None:
+    """Arrows go through it; Tab leads in, and on to what follows it or back to what is before."""
+    inside = "Boolean(document.activeElement.closest('.ag-root-wrapper'))"
+    with tab(chromium, address) as view:
+        page = view.open("/operations")
+        page.locator("input[type=search]").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate(inside)
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.matches('.ag-cell') && " + inside)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "operations-csv"
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate(inside)
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate("document.activeElement.type") == "search"
+
+
 def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         page = view.open("/program?find=convolve")
