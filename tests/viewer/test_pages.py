@@ -707,6 +707,38 @@ def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Pa
         assert view.complaints == []
 
 
+def test_a_link_within_a_page_stays_with_what_is_shown(chromium: Any, demo: Path) -> None:
+    """The profile, and on pages of time the unit and the iteration, as the pages' names do."""
+    with (
+        open_report(demo / "inference") as one,
+        open_report(demo / "training") as other,
+        serving(create_app(one, other)) as both,
+        tab(chromium, both) as view,
+    ):
+        page = view.open("/pipeline?profile=1&iteration=3&unit=%C2%B5s&at=100000,0")
+        page.get_by_role("link", name="its steps in the trace").click()
+        view.wait("location.pathname === '/trace' && location.search.includes('span=')")
+        settled(page)
+        asked = {name: view.query().get(name) for name in ("profile", "iteration", "unit", "ipu")}
+        assert asked == {"profile": "1", "iteration": "3", "unit": "µs", "ipu": "0"}
+        assert "training" in page.inner_text("#head")
+        page.go_back()
+        view.wait("location.pathname === '/pipeline'")
+        assert view.query()["profile"] == "1"
+
+
+def test_a_lanes_name_opens_it_between_its_lines_too(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        view.plot("pipeline-lanes", "plot.layout.meta.lanes[1] = [1, 1]")  # as if it were folded
+        box = page.locator("#pipeline-lanes .ytick text").nth(1).bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        view.wait("document.querySelector('#pipeline-lanes .over-name')")
+        page.mouse.down()
+        page.mouse.up()
+        view.wait("new URLSearchParams(location.search).get('opened') === '1'")
+
+
 def test_the_other_profile_is_shown_beside_this_one(
     chromium: Any, demo: Path, report: Report
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from profiler import Report, open_report
 from profiler.query import Answer
 from tests.synthetic import synthetic_profile
-from viewer.figures import counters, flame, marks, pipeline, theme, trace
+from viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
 from viewer.figures.marks import Selection
 from viewer.figures.units import Clock
 from viewer.pages import common, query, selection, timeline, waits
@@ -311,6 +311,11 @@ def test_a_chart_takes_columns_that_are_there_and_have_numbers() -> None:
     assert query.columns_to_draw(frame[["name"]], None, None) == ("name", None)
     bars = query.drawn(frame, "name", "n", "bars", LIGHT)
     assert list(bars.layout.yaxis.ticktext) == ["&lt;b&gt;", "NULL"]
+    many = pd.DataFrame({"name": [f"v{at}" for at in range(388)], "n": range(388)}, dtype=object)
+    some = query.drawn(many, "name", "n", "bars", LIGHT)
+    assert len(some.data[0].y) == answers.MOST_BARS
+    assert some.layout.xaxis.title.text == f"n, the first {answers.MOST_BARS} of 388 rows"
+    assert len(query.drawn(many, "name", "n", "line", LIGHT).data[0].y) == 388
     assert len(query.drawn(frame.head(0), "name", "n", "bars", LIGHT).layout.annotations) == 1
 
 

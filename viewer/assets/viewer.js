@@ -10,6 +10,7 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* as in the page's head */ }
     }
+    window.ipuscopeCarry();
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return window.ipuscopeHere();
   },
@@ -93,8 +94,19 @@ shared.forEach((group) => { group.values = {}; });
 // are a choice on these two only.
 const chips = { pages: ['/memory', '/liveness', '/trace', '/program'], every: ['/trace', '/program'], value: '', seen: {} };
 
+const on = (group, path) => !group.pages || group.pages.includes(path);
+// A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
+const carried = ['profile', 'unit', 'run', 'iteration'];
+window.ipuscopeCarry = function () {
+  const query = new URLSearchParams(window.location.search), path = window.location.pathname, before = String(query);
+  shared.filter((group) => on(group, path)).forEach((group) => {
+    group.names.filter((name) => carried.includes(name) && group.values[name] && !query.has(name))
+      .forEach((name) => query.set(name, group.values[name]));
+  });
+  if (String(query) !== before) { window.history.replaceState(window.history.state, '', path + '?' + query); }
+};
+
 window.ipuscopeKeep = function (query) {
-  const on = (group, path) => !group.pages || group.pages.includes(path);
   shared.filter((group) => on(group, window.location.pathname)).forEach((group) => {
     if (!group.pages && !query.has('profile')) { return; }
     group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });

@@ -108,6 +108,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Chart",
             "query-chart",
+            note=f"Bars are of the first {answers.MOST_BARS} rows at most; line and points of all.",
             controls=[
                 common.switch(view, "form", "as", [(one, one) for one in answers.FORMS], "bars"),
                 _column(view, "x", "along"),
