@@ -55,6 +55,14 @@ def listed(words: Sequence[str], most: int, noun: str = "") -> str:
     return f"{said} and {count(more, f'more {noun}') if noun else f'{more:,} more'}"
 
 
+def ipus(numbers: Sequence[int]) -> str:
+    """IPUs by their numbers: IPU 3; IPUs 2 and 4; IPUs 2, 3 and 4."""
+    words = [str(number) for number in numbers]
+    if len(words) == 1:
+        return f"IPU {words[0]}"
+    return f"IPUs {', '.join(words[:-1])} and {words[-1]}"
+
+
 def ends_of(names: Sequence[str], most: int = 60) -> str:
     """Names in a row with commas; the first and the last where all take more than ``most``."""
     words = ", ".join(names)

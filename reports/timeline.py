@@ -3,7 +3,8 @@
 Every character of a cell is an equal part of that pipeline cycle's time and shows the longest
 activity of the IPU in it; waiting shows as dots. Cells are equally wide, whatever their cycles,
 which are in the row beneath. If there are more pipeline cycles than columns, a column stands for
-several.
+several, and shows what takes most of the time in which the IPU is busy, or that it waits for more
+than half.
 
 Pure functions from the frames of a `profiler.Report` to styled lines.
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import Direction
+from reports import alike
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,13 +124,14 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
 
 
 def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """For each column between ``edges``, the activity that takes most of it; waiting if none is.
+    """For each column between ``edges``, the activity with most of its busy time.
 
-    For columns of many tasks each; arguments as for `longest_task`, ``code`` their activities.
+    Waiting where that takes more than half. For columns of many tasks each; arguments as for
+    `longest_task`, ``code`` their activities.
     """
-    columns = len(edges) - 1
-    most, found = np.zeros(columns), np.full(columns, ACTIVITIES.index(IDLE))
-    for activity_code in np.unique(code):
+    columns, waits = len(edges) - 1, ACTIVITIES.index(IDLE)
+    most, busy, found = np.zeros(columns), np.zeros(columns), np.full(columns, waits)
+    for activity_code in np.unique(code[code != waits]):
         those = np.flatnonzero(code == activity_code)
         total = np.concatenate([[0], np.cumsum(end[those] - start[those])])
         at = np.searchsorted(start[those], edges, side="right") - 1
@@ -138,7 +141,8 @@ def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndar
         taken = np.diff(until)
         larger = taken > most
         found[larger], most[larger] = activity_code, taken[larger]
-    return found
+        busy += taken
+    return np.where(2 * busy < np.diff(edges), waits, found)
 
 
 def activity(kind: str, direction: str) -> int:
@@ -220,18 +224,27 @@ def short(cycles: int) -> str:
 
 
 def timeline(
-    tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: bool = True, shards: int = 1
+    tasks: pd.DataFrame,
+    cycles: pd.DataFrame,
+    width: int,
+    unicode: bool = True,
+    shards: int = 1,
+    each: bool = True,
 ) -> list[Line]:
     """A device iteration as lines of at most ``width`` characters.
 
     ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run,
-    i)`; ``shards``: IPUs that share the tensors of a stage, which are one row.
+    i)`; ``shards``: IPUs that share the tensors of a stage, which are one row. Unless ``each``,
+    equal lanes of many IPUs are one.
     """
     start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
     if not len(cycles):
         return [(("no run was profiled: nothing to draw", ""),)]
-    each = f" × {shards}" if shards > 1 else ""
-    label = max(len("slowest"), len(f"IPU {tasks['ipu'].max()}{each}")) + 1
+    times = f" × {shards}" if shards > 1 else ""
+    most = tasks["ipu"].max()
+    folds = not each and tasks["ipu"].nunique() > alike.FEW
+    longest_name = f"IPU {most}-{most}, {most} more" if folds else f"IPU {most}"
+    label = max(len("slowest"), len(f"{longest_name}{times}")) + 1
     drawn = grid(start, end, max(8, width - label))
     columns = len(drawn.edges) - 1
     header = phase_header(cycles["phase"].tolist(), drawn.cells, columns)
@@ -243,8 +256,9 @@ def timeline(
         ),
     ]
     seen: set[int] = set()
+    lanes: dict[int, list[Line]] = {}
     beside = tasks["kind"] == records.BESIDE
-    for (ipu, over), tasks_of_lane in tasks.groupby(["ipu", beside]):
+    for (ipu, _), tasks_of_lane in tasks.groupby(["ipu", beside]):
         pairs = zip(
             tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
         )
@@ -257,8 +271,17 @@ def timeline(
         else:
             longest = longest_task(begin, stop, drawn.edges)
         seen.update(code[longest[longest >= 0]].tolist())
-        name = "  I/O" if over else f"IPU {ipu}{each}"  # its I/O tiles, beneath it
-        lines.append(((name.ljust(label), ""), *lane(longest, code, batch)))
+        lanes.setdefault(int(str(ipu)), []).append(lane(longest, code, batch))
+    ipus = list(lanes)
+    keys = [tuple(lanes[ipu]) if folds else ipu for ipu in ipus]
+    for members in alike.groups(keys):
+        drawn_once = lanes[ipus[members[0]]]
+        names = [f"IPU {alike.spans([ipus[at] for at in members])}{times}", *["  I/O"] * 8]
+        lines += [
+            ((name.ljust(label), ""), *one) for name, one in zip(names, drawn_once, strict=False)
+        ]
+    if folds:
+        lines.append(((f"Equal lanes are one: --each prints all {len(ipus)}.", "dim"),))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]

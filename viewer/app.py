@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ from viewer.pages import (
     program,
     query,
     rebalance,
+    refused,
     summary,
     trace,
 )
@@ -83,7 +85,8 @@ INDEX = """<!DOCTYPE html>
   let kept = null;
   try { kept = localStorage.getItem('ipuscope-theme'); }
   catch { /* a frame in another site's page, as in a notebook, may have no storage */ }
-  document.documentElement.dataset.theme = new URLSearchParams(location.search).get('theme') ||
+  const asked = new URLSearchParams(location.search).get('theme');
+  document.documentElement.dataset.theme = ['light', 'dark'].find((one) => one === asked) ||
     kept || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
 </script>
 <style>@@STYLE@@</style>
@@ -285,6 +288,7 @@ def _shortcuts() -> Any:
         ("↑ ↓, Enter", "what is in the middle of the figure in focus, lane by lane"),
         ("p", "pin the lane under the pointer or asked after, or unpin it"),
         ("o", "open that lane, or fold it"),
+        ("↑ ↓ ← →, Tab", "from cell to cell of a table, and on to what follows it"),
         ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
         ("?", "these keys"),
         ("Esc", "close; no selection, then no details"),
@@ -432,10 +436,36 @@ def _register(app: Dash, profiles: Profiles) -> None:
             common.parse(where.get("search")),
             _theme(where),
         )
+        _refuse(view, str(where.get("search") or ""), page.name, _params_of(app, view.page))
         try:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
+
+
+def _params_of(app: Dash, page: str) -> set[str]:
+    """The parameters that a page's callbacks take."""
+    ids = {
+        one["id"]
+        for spec in app.callback_map.values()
+        for one in (*spec["inputs"], *spec["state"])
+        if one["id"].startswith("{")
+    }
+    known = map(json.loads, ids)
+    return {one["param"] for one in known if one.get("page") == page}
+
+
+def _refuse(view: View, search: str, page: str, known: set[str]) -> None:
+    """Note what of an address no page takes."""
+    if search and not view.params and search.count("&") >= common.MOST_PARAMETERS:
+        there = f"an address has {common.MOST_PARAMETERS} parameters at the most"
+        view.refuse("", refused.refused("address", search, there, "None of them was taken."))
+    view.text("theme", view.theme.name, list(themes.THEMES))
+    for name in view.params:
+        if name not in known and name not in ("theme", "profile"):
+            there = f"it takes {', '.join(sorted(known - {'profile'})) or 'none'}"
+            words = refused.refused(f"parameter {{}} of {page}", name, there, "It is left out.")
+            view.refuse(name, words)
 
 
 def _waiting(profiles: FollowedProfiles) -> Any:

@@ -47,9 +47,10 @@ class FirstAnswers:
     def of_page(self, page: Page, where: Where) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (what, request) of the layout and then, once it is answered, of each callback.
 
-        Yields no callbacks if the page cannot be shown.
+        Yields no callbacks if the page cannot be shown. ``where``: the theme and, if the page is
+        asked for something, the ``search`` of its address.
         """
-        here = {**where, "path": page.path, "search": ""}
+        here = {"search": "", **where, "path": page.path}
         show = next(one for one in self._specs if "page.children" in one["output"])
         frame = {_key(node["id"]): node for node in _nodes(self._frame) if "id" in node}
         held: dict[str, dict[str, Any]] = {**frame, "where": {"data": here}}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
+from profiler import records, units
 from profiler.analysis.critical_path import critical_path
 from profiler.analysis.memory import fullest_tiles
 from profiler.analysis.pace import pace, turn, waiting
@@ -93,13 +93,13 @@ def _waits(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _peers(report: Report, steps: set[int]) -> dict[int, str]:
-    """For each step that moves tensors between IPUs, which: 'IPU 3 and 4'."""
+    """For each step that moves tensors between IPUs, which: 'IPUs 3 and 4'."""
     moved = report.moved_tensors
     moved = moved[moved["step"].isin(steps) & (moved["source"] >= 0) & (moved["target"] >= 0)]
     names = {}
     for step, tensors in moved.groupby("step"):
         ipus = sorted({*tensors["source"].tolist(), *tensors["target"].tolist()})
-        names[int(str(step))] = "IPU " + " and ".join(str(ipu) for ipu in ipus)
+        names[int(str(step))] = units.ipus(ipus)
     return names
 
 

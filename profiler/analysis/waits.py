@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler import units
 from profiler.analysis.critical_path import entries
 from profiler.enums import BodyTask
 from profiler.report import Report
@@ -127,7 +128,6 @@ def _edge(row: Any, tensors: _Moved) -> str:
         return "replicas exchange"
     if row.cause == "copy between IPUs":
         peers = sorted(tensors.ends - {row.ipu})
-        others = " and ".join(str(peer) for peer in peers)
-        return f"copies between IPU {row.ipu} and IPU{'s' if len(peers) > 1 else ''} {others}"
+        return f"copies between IPU {row.ipu} and {units.ipus(peers)}"
     where = "the host" if row.cause == "host I/O" else "streaming memory"
     return f"to {where}" if tensors.target < 0 else f"from {where}"

@@ -216,7 +216,7 @@ def check(report: Report) -> None:
         raise ValueError(
             f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
             " sharded execution only. Profile the model with PipelinedExecution of stages, without"
-            " phases. What does not move Blocks, ipu-report advise considers"
+            " phases. ipu-report advise has the levers that move no Blocks"
         )
 
 

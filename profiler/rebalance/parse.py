@@ -56,7 +56,7 @@ def parse_assignment(
         if sum(sizes) != len(names) or 0 in sizes:
             raise ValueError(
                 f"{words!r} gives {sum(sizes)} Blocks to stages, but there are {len(names)}, and"
-                " each stage has one at the least"
+                " each stage has at least one"
             )
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:

@@ -47,6 +47,7 @@ from reports.cli import (
     why,
 )
 from reports.cli.common import CommandError, first_steps, one_line
+from reports.cli.help_text import HelpText
 
 # In the order of --help: what a newcomer needs first.
 COMMANDS = {
@@ -89,8 +90,11 @@ _EXAMPLES = """begin with:
 
   ipu-report stages --help               each subcommand has its own examples
 
-exit codes: 0 all is well; 1 what was asked does not hold, or a check failed; 2 usage;
-            3 a profile cannot be read"""
+exit codes:
+  0  all is well
+  1  what was asked does not hold, or a check failed
+  2  usage
+  3  a profile cannot be read"""
 
 
 class _Version(argparse.Action):
@@ -105,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ipu-report",
         description=_HELP,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpText,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
@@ -115,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
             help=module.HELP,
             description=(module.__doc__ or "").strip(),
             epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpText,
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run, whole_parser=parser)

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         _there(args.check[0])
         _writable(args.output)
     failed: list[bool] = []
-    code = common.each_profile(args, lambda report: _page(report, args, failed))
+    code = common.each_profile(args, lambda report: _page(report, args, failed), bool(args.check))
     return max(code, common.NOT_SO) if any(failed) else code
 
 

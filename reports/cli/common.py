@@ -7,6 +7,7 @@ import glob
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ MOST_DIRECTORIES, MOST_BELOW = (
     20_000,
     100,
 )  # looked into, and profiles, of a directory that is given
+PATIENCE = 1.0  # seconds of work until a terminal is told
 _A_FEW = 500  # directories between two words of how many there were
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
@@ -76,9 +78,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="json",
         default="text",
-        help=(
-            "all of it for programs: a list with an object a profile, cycles and bytes as they are"
-        ),
+        help="JSON for programs: a list with an object per profile; cycles and bytes unrounded",
     )
     form.add_argument(
         "--csv",
@@ -92,7 +92,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 def add_each(parser: argparse.ArgumentParser) -> None:
     """Add ``--each``, a row for each of many stages or IPUs."""
     parser.add_argument(
-        "--each", action="store_true", help="a row for each of many, though they are alike"
+        "--each", action="store_true", help="every IPU or stage, not one for all that are alike"
     )
 
 
@@ -216,7 +216,7 @@ def _all_below(directory: Path) -> list[Path]:
     """Every profile below a directory. CommandError where it is too large to be what was meant."""
     found: list[Path] = []
     many = ""
-    with _said(f"looking for profiles below {directory}") as say:
+    with working(f"looking for profiles below {directory}") as say:
         for number, here in enumerate(_walked(directory), 1):
             found += here
             if number % _A_FEW == 0:
@@ -250,10 +250,11 @@ def _walked(directory: Path) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def _said(words: str) -> Iterator[Callable[[str], None]]:
+def working(words: str, after: float | None = PATIENCE) -> Iterator[Callable[[str], None]]:
     """Words on standard error while this lasts, if that is a terminal; what is called adds to them.
 
-    Only its first call shows them: what is quick passes without a flicker.
+    They are shown by the first call, or ``after`` so many seconds (None: never without a call):
+    what is quick passes without a flicker.
     """
     from rich.console import Console
 
@@ -262,15 +263,29 @@ def _said(words: str) -> Iterator[Callable[[str], None]]:
         yield lambda more: None
         return
     status = console.status(one_line(words))
+    one_at_a_time, ended = threading.Lock(), threading.Event()
+
+    def show() -> None:
+        with one_at_a_time:
+            if not ended.is_set():
+                status.start()
 
     def say(more: str) -> None:
-        status.start()
         status.update(one_line(f"{words}: {more}"))
+        show()
 
+    timer = threading.Timer(after, show) if after is not None else None
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
     try:
         yield say
     finally:
-        status.stop()
+        if timer is not None:
+            timer.cancel()
+        with one_at_a_time:
+            ended.set()
+            status.stop()
 
 
 def find_one(pattern: str) -> Path:
@@ -294,10 +309,13 @@ def open_one(args: argparse.Namespace) -> Report:
     return open_report(find_one(args.profiles[0]))
 
 
-def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
+def each_profile(
+    args: argparse.Namespace, make: Callable[[Report], Page], says_itself: bool = False
+) -> int:
     """Print a page for each profile.
 
-    One that cannot be read costs a line and exit code 3, not the others.
+    One that cannot be read costs a line and exit code 3, not the others. ``says_itself``: making a
+    page tells a terminal how far it is.
     """
     from profiler import ProfileError, open_report
     from reports.tables import print_pages
@@ -306,7 +324,7 @@ def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> in
     pages = []
     errors = []
     paths = find_profiles(args.profiles)
-    with _said("reading") as say:
+    with working("working", None if says_itself else PATIENCE) as say:
         for number, path in enumerate(paths, 1):
             if len(paths) > 1:
                 say(f"{number} of {len(paths)}, {path}")

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
         well = well and bool(frame["ok"].all())
-        shown = frame.assign(found=frame["found"].where(~frame["ok"], "well"))
+        fine = "ok" if args.form == "text" else "well"  # which programs know
+        shown = frame.assign(found=frame["found"].where(~frame["ok"], fine))
         columns = (Column("check", "check", text), Column("found", "found", sentence))
         notes = [say(f"note: {words}") for words in report.meta["warnings"]]
         return Page(str(report.path), (Table("checks", shown, columns), *notes))

@@ -56,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
     )
-    parser.add_argument("--format", choices=FORMATS, help="instead of what the file's suffix says")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        metavar="FORM",
+        help=f"{', '.join(FORMATS)} (default: what the file's suffix says)",
+    )
     parser.add_argument(
         "--level",
         choices=("steps", "tasks"),
@@ -73,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         choices=_TABLES,
         default="steps",
-        help="the table to write as .csv or .parquet (default: steps)",
+        metavar="TABLE",
+        help=f"what to write as .csv or .parquet: {', '.join(_TABLES)} (default: steps)",
     )
     parser.add_argument(
         "--run",
@@ -97,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         if form not in ("csv", "parquet") or args.table in _OF_RUN:
             common.check_iteration(report, args.which_run or 0, args.iteration or 0)
         try:
-            rows = _write(report, args, form)
+            with common.working(f"writing {args.output}"):
+                rows = _write(report, args, form)
         except OSError as error:
             raise common.CommandError(
                 f"{args.output}: cannot be written: {error.strerror or error}"

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
         from reports.html import write_html
 
         try:
-            write_html(report, args.output)
+            with common.working(f"drawing {args.output}"):
+                write_html(report, args.output)
         except OSError as error:
             raise common.CommandError(
                 f"{args.output}: cannot be written: {error.strerror or error}. Give another place:"

@@ -2,7 +2,7 @@
 
 Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
 device iteration); '<=' marks a bound, '~' an estimate. They do not add up, but for those of one
-change. Together the findings speak of nine tenths of the critical path at the least.
+change. Together the findings speak of at least nine tenths of the critical path.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.cli import common
+from reports.cli.timeline import drawing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_iteration(parser)
     parser.add_argument("--no-drawing", action="store_true", help="without the timeline")
     common.add_drawing(parser)
+    common.add_each(parser)
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -61,22 +63,16 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Lines,
         Page,
         Table,
-        drawing_width,
         identity,
         say,
-        speaks_unicode,
         whole_text,
     )
     from reports.tables import text as words
-    from reports.timeline import timeline
 
     common.check_iteration(report, args.which_run, args.iteration)
     table = pipeline.cycle_table(report, args.which_run, args.iteration)
     tasks = report.tasks(args.which_run, iteration=args.iteration)
     bubble = pipeline.bubble(report, args.which_run, args.iteration)
-    drawing = timeline(
-        tasks, table, args.width or drawing_width(), speaks_unicode() and not args.ascii
-    )
     people = pipeline.repeated(table)
     people = people.assign(
         position=[
@@ -109,7 +105,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     )
     parts: list[Table | Facts | Lines] = [
         Table("pipeline", table, (), most=args.top or None),  # first: what --csv has
-        *([] if args.no_drawing else [Lines(tuple(drawing), as_drawn=True)]),
+        *([] if args.no_drawing else [drawing(report, args, tasks, table)]),
         Table(
             "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
         ),

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
+    if not _is_statement(args.sql) and any(map(_is_statement, args.profiles)):
+        words = "the statement comes before the profile: ipu-report query 'select ...' PROFILE"
+        raise common.CommandError(words, common.USAGE)
 
     def page(report: Report) -> Page:
         from profiler import query
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             frame = query.select(report, args.sql, args.timeout).frame()
         except query.QueryError as error:
-            known = "its tables: ipu-report query 'select name from sqlite_master'"
+            known = f"its tables: ipu-report query 'select name from sqlite_master' {report.path}"
             option = " (--timeout)" if isinstance(error, query.QueryTimeout) else ""
             what = f"{report.path}: {error}{option}. Give one SELECT; {known}"
             raise common.CommandError(what, common.NOT_SO) from None
@@ -64,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
         return Page(str(report.path), (Table("rows", frame, columns, most=common.top(args)),))
 
     return common.each_profile(args, page)
+
+
+def _is_statement(words: str) -> bool:
+    return words.lower().lstrip().startswith(("select ", "with "))
 
 
 def _is_number(values: list[object]) -> bool:

@@ -3,7 +3,7 @@
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
 cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
-the best, or it says how much less another split could take at the most.
+the best, or it says how much less another split could take at most.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return common.each_profile(
         args,
         lambda report: _verify(report, args) if compares else _propose(report, args, compiles),
+        says_itself=compiles > 0,
     )
 
 

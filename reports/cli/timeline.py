@@ -1,20 +1,25 @@
 """The pipeline as text: a row an IPU, a cell a pipeline cycle, from ramp-up to ramp-down.
 
 Within a cell, each character is an equal part of that pipeline cycle's time and shows what the IPU
-did longest in it: dots are waiting. Numbers after a letter are micro-batches, where they fit; a
-wider terminal (or --width) fits more. 'slowest' is the IPU that the others waited for.
+did longest in it: dots are waiting. Where a character stands for several pipeline cycles, it shows
+what most of the busy time goes to, or a dot where the IPU waits for more than half. Numbers after a
+letter are micro-batches, where they fit; a wider terminal (or --width) fits more. 'slowest' is the
+IPU that the others waited for.
 """
 
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import TYPE_CHECKING
 
 from reports.cli import common
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from profiler import Report
-    from reports.tables import Page
+    from reports.tables import Lines, Page
 
 HELP = "the pipeline as text, from ramp-up to ramp-down"
 EXAMPLES = """  ipu-report timeline demo/training
@@ -30,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_run(parser)
     common.add_iteration(parser)
     common.add_drawing(parser)
+    common.add_each(parser)
     common.add_form(parser)
 
 
@@ -37,29 +43,17 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from profiler.analysis.pod import shards_of
         from reports.tables import (
             Column,
-            Lines,
             Page,
             Table,
-            drawing_width,
             integer,
-            speaks_unicode,
             text,
         )
-        from reports.timeline import timeline
 
         common.check_iteration(report, args.which_run, args.iteration)
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
-        unicode = speaks_unicode() and not args.ascii
-        replicas, shards = report.target.num_replicas, shards_of(report)
-        width = args.width or drawing_width()
-        lines = timeline(tasks, cycles, width, unicode, shards)
-        if replicas > 1:
-            words = f"one of {replicas} replicas, which do the same: ipu-report pod has every IPU"
-            lines.append(((words, "dim"),))
         phases = (
             cycles.groupby("phase", sort=False)
             .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
@@ -73,10 +67,32 @@ def run(args: argparse.Namespace) -> int:
         # First, for --csv, what people see as the drawing.
         parts = (
             Table("tasks", tasks, ()),
-            Lines(tuple(lines), as_drawn=True),
+            drawing(report, args, tasks, cycles),
             Table("pipeline_cycles", cycles, ()),
         )
         marked = common.mark(report)
         return Page(str(report.path), (*parts, *marked, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)
+
+
+def drawing(
+    report: Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
+) -> Lines:
+    """The timeline as the terminal has room for it, and which IPUs it stands for."""
+    from profiler.analysis.pod import shards_of
+    from reports.tables import Lines, drawing_width, speaks_unicode
+    from reports.timeline import timeline
+
+    replicas, shards = report.target.num_replicas, shards_of(report)
+    unicode = speaks_unicode() and not args.ascii
+    width = args.width or drawing_width()
+    lines = timeline(tasks, cycles, width, unicode, shards, args.each)
+    same = [
+        *([f"A lane is {shards} IPUs that share the tensors of a stage."] * (shards > 1)),
+        *([f"Drawn is one of {replicas} replicas, which do the same."] * (replicas > 1)),
+    ]
+    if same:
+        same.append("ipu-report pod has every IPU.")
+    lines += [((words, "dim"),) for words in textwrap.wrap(" ".join(same), width)]
+    return Lines(tuple(lines), as_drawn=True)

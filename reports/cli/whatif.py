@@ -64,7 +64,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     from profiler import confidence, units
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-    from profiler.units import per_second, percent
+    from profiler.units import per_second
     from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
     from reports.tables import text as words
 
@@ -91,7 +91,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     columns = (
         Column("split", "split", sentence),
         Column("cycles", "cycles"),
-        Column("change", "change", percent),
+        Column("change", "change", _change),
         Column("pipeline_cycle", "pipeline\ncycle"),
         Column("samples_per_second", "samples/s", per_second),
         Column("ipus", "IPUs", identity),
@@ -120,6 +120,10 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         str(report.path),
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
     )
+
+
+def _change(share: float) -> str:
+    return f"{share:+.1%}" if share else ""
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:

@@ -6,9 +6,13 @@ import ast
 import json
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import plotly.io
 import pytest
+from plotly.io import renderers
+from plotly.offline import get_plotlyjs
 
 from profiler import open_report
 from tests.paths import ROOT
@@ -29,7 +33,14 @@ def run_cell(source: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
-def test_every_cell_runs_and_shows_something(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_cell_runs_and_shows_something(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures need no network: plotly.js is in what the notebook's first figure shows."""
+    written: list[str] = []
+    ipython = SimpleNamespace(display_html=lambda words, raw: written.append(words))
+    monkeypatch.setattr(plotly.io._base_renderers, "ipython_display", ipython)
+    monkeypatch.setattr(renderers, "default", "plotly_mimetype")
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     names: dict[str, Any] = {}
     shown = {}
@@ -48,6 +59,8 @@ def test_every_cell_runs_and_shows_something(capsys: pytest.CaptureFixture[str])
                 assert "http://localhost:*" in answer.headers["Content-Security-Policy"]
     assert "a weight update" in shown["report"]
     assert all("plotly" in words for line, words in shown.items() if line.startswith("report.fig"))
+    assert not any("https://cdn.plot.ly" in words for words in shown.values())
+    assert any(get_plotlyjs()[:1000] in words for words in written)
     assert sum(line.startswith("report.figures") for line in shown) == 3
     assert "<iframe src='http://127.0.0.1:" in shown["shown"]
     assert " x  half precision" in capsys.readouterr().out

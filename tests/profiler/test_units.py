@@ -38,6 +38,11 @@ def test_one_thing_is_one_and_several_are_several() -> None:
     assert [units.count(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
 
 
+def test_ipus_are_a_list_in_english() -> None:
+    said = [units.ipus(numbers) for numbers in ([3], [2, 4], [2, 3, 4])]
+    assert said == ["IPU 3", "IPUs 2 and 4", "IPUs 2, 3 and 4"]
+
+
 def test_bytes_and_shares() -> None:
     assert [units.size(n) for n in (1, 1536, 1 << 21)] == ["1 B", "1.5 KiB", "2.0 MiB"]
     assert units.percent(0.2413) == "24.1%"

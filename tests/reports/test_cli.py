@@ -13,6 +13,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +185,47 @@ def test_a_terminal_is_told_what_takes_long(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
     assert main(["stages", str(runs)]) == 0
-    assert f"reading: 2 of 2, {runs}" in capsys.readouterr().err.replace("\n", "")
+    assert f"working: 2 of 2, {runs}" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_one_profile_that_takes_long_is_said_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word from the work itself; and a command with words of its own says no others."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    said = ""
+    with common.working("drawing a.html", 0):
+        while "drawing a.html" not in said:
+            said += capsys.readouterr().err
+    with common.working("compiling", None):
+        pass
+    assert "compiling" not in capsys.readouterr().err
+    monkeypatch.delenv("FORCE_COLOR")
+    with common.working("to a file", 0):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["html", "export", "stages"])
+def test_every_command_says_that_it_works(
+    command: str,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    @contextmanager
+    def working(words: str, after: float | None = 1.0) -> Iterator[Callable[[str], None]]:
+        assert after == common.PATIENCE
+        asked.append(words)
+        yield lambda more: None
+
+    monkeypatch.setattr(common, "working", working)
+    where = [] if command == "stages" else ["-o", str(tmp_path / "out.json")]
+    assert main([command, *where, str(runs / "training")]) == 0
+    assert asked[-1] in ("working", f"drawing {tmp_path}/out.json", f"writing {tmp_path}/out.json")
 
 
 def test_pipeline_says_who_is_waited_for_and_why(

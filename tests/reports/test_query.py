@@ -103,3 +103,11 @@ def test_an_unfinished_profile_answers(copy: Path, capsys: pytest.CaptureFixture
     partial = copy.rename(copy.with_name("profile.pop.partial"))
     code, out, _ = ask(capsys, partial, "select count(*) n from blocks", "--csv")
     assert (code, out.splitlines()[1].split(",")[1]) == (0, "4")
+
+
+def test_a_profile_before_its_statement_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", tiles=8)
+    assert main(["query", str(path), "SELECT 1"]) == 2
+    assert "the statement comes before the profile" in capsys.readouterr().err

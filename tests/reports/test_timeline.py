@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -75,19 +76,21 @@ def test_every_column_has_the_task_that_fills_most_of_it(
 
 
 @given(durations, durations)
-def test_a_column_of_many_tasks_has_the_activity_that_fills_most_of_it(
+def test_a_column_of_many_tasks_has_the_activity_that_fills_most_of_its_busy_time(
     lengths: list[int], columns: list[int]
 ) -> None:
+    """An IPU that is busy for more than half of a column is not drawn as waiting."""
+    waits = timeline.ACTIVITIES.index(timeline.IDLE)
     end = np.cumsum(lengths)
-    start, code = end - lengths, np.arange(len(lengths)) % 3
+    start, code = end - lengths, np.array([0, waits, 1, 2])[np.arange(len(lengths)) % 4]
     edges = np.concatenate([[0], np.cumsum(columns)])
     for first, last, found in zip(
         edges[:-1], edges[1:], most_of(start, end, code, edges), strict=True
     ):
         overlap = (np.minimum(end, last) - np.maximum(start, first)).clip(0)
-        sums = np.bincount(code, weights=overlap, minlength=3)
-        assert (timeline.ACTIVITIES[found] is timeline.IDLE) == (sums.max() <= 0)
-        if sums.max() > 0:
+        sums = np.bincount(code, weights=overlap, minlength=waits + 1)[:waits]
+        assert (found == waits) == (2 * sums.sum() < last - first)
+        if found != waits:
             assert sums[found] == sums.max()
 
 
@@ -205,12 +208,33 @@ def test_ipus_that_share_tensors_are_one_row(
     assert [row[:10] for row in rows] == [f"IPU {ipu} x 8 " for ipu in range(4)]
 
 
+@pytest.mark.parametrize("command", ["timeline", "pipeline"])
+def test_lanes_of_many_ipus_that_are_alike_are_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A drawing of 24 IPUs fits a page, and has the same lanes as the one of each."""
+    path = synthetic_profile(tmp_path / "profile.pop", ipus=24, micro_batches=60, steps_per_body=3)
+    common = [command, "--ascii", "--width", "80", str(path)]
+    assert ipu_report(common) == 0
+    folded = [line for line in capsys.readouterr().out.splitlines() if line.startswith("IPU ")]
+    assert ipu_report([*common, "--each"]) == 0
+    each = [line for line in capsys.readouterr().out.splitlines() if line.startswith("IPU ")]
+    assert len(each) == 24 > len(folded)
+    assert max(map(len, folded + each)) <= 80
+    more = [re.search(r", (\d+) more", line) for line in folded]
+    ranges = [re.match(r"IPU (\d+)(?:-(\d+))?", line) for line in folded]
+    count = sum(int(one[2] or one[1]) - int(one[1]) + 1 for one in ranges if one)
+    assert count + sum(int(one[1]) for one in more if one) == 24
+
+
+@pytest.mark.parametrize("command", ["timeline", "pipeline"])
 def test_of_replicas_one_is_drawn_and_that_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = synthetic_profile(tmp_path / "profile.pop", ipus=2, micro_batches=4)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE target SET num_replicas = 2, num_ipus = 4")
-    assert ipu_report(["timeline", "--ascii", "--width", "60", str(path)]) == 0
+    assert ipu_report([command, "--ascii", "--width", "60", str(path)]) == 0
     said = capsys.readouterr().out
-    assert said.count("\nIPU ") == 2 and "one of 2 replicas, which do the same" in said
+    assert said.count("\nIPU ") == 2
+    assert "Drawn is one of 2 replicas, which do the same. ipu-report pod" in " ".join(said.split())

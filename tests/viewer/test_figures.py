@@ -389,7 +389,7 @@ def test_a_search_steps_through_its_hits_and_round(report: Report) -> None:
     for number in range(slices + 1):
         hit = hits.in_rows(rows, name, (-1.0, -1.0) if window is None else window, True)
         assert hit is not None
-        window = hit.around(window)
+        window = hit.around(window, rows.end)
         starts.append(window)
         cycle, row = map(float, hit.at.split(","))
         position = rows.rows.at(round(row), cycle + rows.origin)
@@ -413,7 +413,7 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
             hits.in_tasks(found, rows, here, True),
         )
         assert one == other and one is not None
-        here = one.around(here)
+        here = one.around(here, rows.end)
     tasks = timeline._tasks_as_steps(report, 0, 0, [0, 1])
     coarse = trace.flat(pipeline.StepRows.of(tasks, [0, 1]))
     faint = trace._codes(coarse, name, found.names) == trace._FAINT

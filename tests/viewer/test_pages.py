@@ -448,7 +448,7 @@ def test_a_number_that_there_is_not_is_refused(chromium: Any, address: str) -> N
         page = view.open("/pipeline")
         page.locator(".control input[type=number]").fill("99999")
         page.keyboard.press("Enter")
-        view.wait("document.querySelector('#alert').innerText.includes('99999 is not among 0')")
+        view.wait("document.querySelector('#alert').innerText.includes('99999: there are 0 to')")
         view.wait("!location.search.includes('NaN')")
         assert page.input_value(".control input[type=number]") == "99999"
 
@@ -477,6 +477,60 @@ def test_a_figure_is_asked_by_keyboard_alone(chromium: Any, address: str) -> Non
         view.wait("location.pathname === '/memory' && document.activeElement?.id === 'main'")
         assert page.locator(".modebar-btn[data-title*='Share']").count() == 0
         assert view.complaints == []
+
+
+# What is in focus, whether it or what holds it looks otherwise without, and whether it can be read.
+_FOCUS = """() => {
+    const at = document.activeElement, held = at.closest('.dash-input-container, .switch') || at;
+    const looks = () => [at, held].map((one) => {
+        const style = getComputedStyle(one);
+        const outline = style.outlineStyle === 'none' ? '' : style.outline;
+        return [outline, style.boxShadow, style.borderColor].join();
+    }).join();
+    const ground = getComputedStyle(at.closest('label') || at);
+    const read = ground.color !== ground.backgroundColor, inFocus = looks();
+    at.blur();
+    const seen = looks() !== inFocus;
+    at.focus({ preventScroll: true });
+    const what = at.tagName + ' ' + (at.type || at.getAttribute('role') || '');
+    return [what, seen && read];
+}"""
+
+
+@pytest.mark.parametrize(("path", "stops"), [("/pipeline", 30), ("/program", 26)])
+def test_what_is_in_focus_is_seen(chromium: Any, address: str, path: str, stops: int) -> None:
+    with tab(chromium, address) as view:
+        page = view.open(path)
+        seen: dict[str, bool] = {}
+        for _ in range(stops):
+            in_table = page.evaluate("document.activeElement.matches('.ag-header-cell')")
+            page.keyboard.press("ArrowDown" if in_table else "Tab")
+            page.wait_for_timeout(30)
+            what, clearly = page.evaluate(_FOCUS)
+            if what.startswith("BODY"):  # the page's end
+                break
+            seen[what] = seen.get(what, True) and clearly
+        assert {"INPUT radio", "INPUT number"} <= seen.keys() or {"DIV gridcell"} <= seen.keys()
+        assert [what for what, clearly in seen.items() if not clearly] == []
+
+
+def test_a_table_is_one_stop_of_the_tab_key(chromium: Any, address: str) -> None:
+    """Arrows go through it; Tab leads in, and on to what follows it or back to what is before."""
+    inside = "Boolean(document.activeElement.closest('.ag-root-wrapper'))"
+    with tab(chromium, address) as view:
+        page = view.open("/operations")
+        page.locator("input[type=search]").focus()
+        page.keyboard.press("Tab")
+        assert page.evaluate(inside)
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.matches('.ag-cell') && " + inside)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "operations-csv"
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate(inside)
+        page.keyboard.press("Shift+Tab")
+        assert page.evaluate("document.activeElement.type") == "search"
 
 
 def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, report: Report) -> None:
@@ -653,6 +707,38 @@ def test_another_profile_is_another_page(chromium: Any, demo: Path, tmp_path: Pa
         assert view.complaints == []
 
 
+def test_a_link_within_a_page_stays_with_what_is_shown(chromium: Any, demo: Path) -> None:
+    """The profile, and on pages of time the unit and the iteration, as the pages' names do."""
+    with (
+        open_report(demo / "inference") as one,
+        open_report(demo / "training") as other,
+        serving(create_app(one, other)) as both,
+        tab(chromium, both) as view,
+    ):
+        page = view.open("/pipeline?profile=1&iteration=3&unit=%C2%B5s&at=100000,0")
+        page.get_by_role("link", name="its steps in the trace").click()
+        view.wait("location.pathname === '/trace' && location.search.includes('span=')")
+        settled(page)
+        asked = {name: view.query().get(name) for name in ("profile", "iteration", "unit", "ipu")}
+        assert asked == {"profile": "1", "iteration": "3", "unit": "µs", "ipu": "0"}
+        assert "training" in page.inner_text("#head")
+        page.go_back()
+        view.wait("location.pathname === '/pipeline'")
+        assert view.query()["profile"] == "1"
+
+
+def test_a_lanes_name_opens_it_between_its_lines_too(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        view.plot("pipeline-lanes", "plot.layout.meta.lanes[1] = [1, 1]")  # as if it were folded
+        box = page.locator("#pipeline-lanes .ytick text").nth(1).bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        view.wait("document.querySelector('#pipeline-lanes .over-name')")
+        page.mouse.down()
+        page.mouse.up()
+        view.wait("new URLSearchParams(location.search).get('opened') === '1'")
+
+
 def test_the_other_profile_is_shown_beside_this_one(
     chromium: Any, demo: Path, report: Report
 ) -> None:
@@ -757,6 +843,11 @@ def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> 
         "/nothing",
         "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00",
         "/liveness?ipu=77&step=1e9&tile=-1",
+        "/trace?from=abc&to=%00&at=zz,1&marks=x,y&select=q",
+        "/liveness?from=x&to=y&first=a&last=b&low=c&high=d&marks=-1",
+        "/query?sql=select+1e999+as+a,+2+as+b&form=line",
+        "/flame?at=zz&form=treemap",
+        "/?theme=purple",
     ],
 )
 def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path: str) -> None:
@@ -765,6 +856,22 @@ def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path
         view.wait("document.querySelector('#page')?.children.length")
         view.page.wait_for_timeout(500)
         assert not re.search("Traceback|Error", view.page.inner_text("body"))
+        assert view.page.evaluate("document.documentElement.dataset.theme") == "light"
+        assert view.complaints == []
+
+
+def test_what_is_refused_is_said_until_something_else_is_chosen(
+    chromium: Any, address: str
+) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/operations?direction=sideways&stage=77")
+        assert "There is no “sideways” in “for”" in page.inner_text("#alert")
+        assert "There is no stage 77" in page.inner_text("#alert")
+        assert "direction" not in view.query() or view.query()["direction"] == "all"
+        page.locator(".control").filter(has_text="stage").locator("button").first.click()
+        page.get_by_role("option", name="1 on IPU 1").click()
+        view.wait("!document.querySelector('#alert').innerText.includes('stage 77')")
+        assert "There is no “sideways” in “for”" in page.inner_text("#alert")
 
 
 def test_tabs_do_not_disturb_each_other(chromium: Any, address: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from profiler import Report, open_report
 from profiler.query import Answer
 from tests.synthetic import synthetic_profile
-from viewer.figures import counters, flame, marks, pipeline, theme, trace
+from viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
 from viewer.figures.marks import Selection
 from viewer.figures.units import Clock
 from viewer.pages import common, query, selection, timeline, waits
@@ -311,6 +311,11 @@ def test_a_chart_takes_columns_that_are_there_and_have_numbers() -> None:
     assert query.columns_to_draw(frame[["name"]], None, None) == ("name", None)
     bars = query.drawn(frame, "name", "n", "bars", LIGHT)
     assert list(bars.layout.yaxis.ticktext) == ["&lt;b&gt;", "NULL"]
+    many = pd.DataFrame({"name": [f"v{at}" for at in range(388)], "n": range(388)}, dtype=object)
+    some = query.drawn(many, "name", "n", "bars", LIGHT)
+    assert len(some.data[0].y) == answers.MOST_BARS
+    assert some.layout.xaxis.title.text == f"n, the first {answers.MOST_BARS} of 388 rows"
+    assert len(query.drawn(many, "name", "n", "line", LIGHT).data[0].y) == 388
     assert len(query.drawn(frame.head(0), "name", "n", "bars", LIGHT).layout.annotations) == 1
 
 
@@ -330,14 +335,14 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
     view = view_of(report, "memory", ipu="99", tile="5000")
     common.ipu_choice(view)
     common.number_field(view, "tile", "tile", 0, 15)
-    assert view.said == [
-        "There is no IPU “99” here; this is 0.",
-        "There is no tile 5000: there are 0 to 15; none is chosen.",
-    ]
+    assert view.said == {
+        "ipu": "There is no IPU 99: there are 0 to 3. This is 0; choose in “IPU”.",
+        "tile": "There is no tile 5000: there are 0 to 15. This is none.",
+    }
     fine = view_of(report, "memory", ipu="1", tile="5")
     common.ipu_choice(fine)
     common.number_field(fine, "tile", "tile", 0, 15)
-    assert fine.said == []
+    assert fine.said == {}
 
 
 @pytest.mark.parametrize(("later", "height"), [(True, "500px"), (False, "142px")])

@@ -61,6 +61,20 @@
     document.querySelectorAll('.scroll').forEach((part) => set(part, { tabindex: '0', role: 'region', 'aria-label': part.closest('.card')?.querySelector('h2')?.textContent || 'list' }));
   }
 
+  // -- tables: arrows go from cell to cell, Tab goes on to what follows. A thousand rows would hold whoever has no mouse.
+  const STOPS = 'a[href], button:not(:disabled), input:not([type=hidden]):not(:disabled), textarea, summary, [tabindex="0"]';
+  document.addEventListener('keydown', (event) => {
+    const grid = event.key === 'Tab' && event.target.matches?.('.ag-cell, .ag-header-cell') && event.target.closest('.ag-root-wrapper');
+    if (!grid) { return; }
+    const way = event.shiftKey ? Node.DOCUMENT_POSITION_PRECEDING : Node.DOCUMENT_POSITION_FOLLOWING;
+    const stops = Array.from(document.querySelectorAll(STOPS)).filter((one) => !grid.contains(one) && one.tabIndex >= 0
+      && (grid.compareDocumentPosition(one) & way) && one.checkVisibility({ visibilityProperty: true }));
+    const next = event.shiftKey ? stops.at(-1) : stops[0];
+    event.stopPropagation();
+    if (next) { event.preventDefault(); next.focus(); }
+    else { event.target.blur(); event.preventDefault(); }  // the page's end: what follows is the browser's
+  }, true);
+
   // -- focus: what had it and is drawn anew has it again; of another page, the page has it ---------------
   let last = null;
   const cardOf = (element) => element.closest('.card')?.querySelector('h2')?.textContent;

@@ -191,7 +191,7 @@
       if (moved) {
         const rows = metaOf(plot).rows || 0, limit = (row) => Math.max(0, Math.min(rows - 1, Math.round(row)));
         const [low, high] = [from.x, to.x].sort((a, b) => a - b);
-        const span = [Math.max(0, Math.floor(low)), Math.ceil(high)];
+        const span = [Math.max(0, Math.floor(low)), Math.min(metaOf(plot).end || Infinity, Math.ceil(high))];
         const lanes = rows ? [from.row, to.row].map(limit).sort((a, b) => a - b) : [];
         put(metaOf(plot).page, 'select', [...span, ...lanes].join(','));
       }
@@ -203,6 +203,18 @@
   }, true);
 
   // -- lanes: a click on a name opens or closes it, P pins it ------------------------------------------
+  // The figure whose lanes' names the pointer is over, between their lines too.
+  function nameAt(event) {
+    const plot = event.target.closest?.('.js-plotly-plot');
+    if (!(metaOf(plot).lanes || []).length || event.target.closest('.modebar, .legend')) { return null; }
+    const { part, down } = pointOf(plot, event);
+    return part < 0 && down >= 0 && down <= 1 ? plot : null;
+  }
+  document.addEventListener('mousemove', (event) => {
+    const over = nameAt(event);
+    document.querySelectorAll('.over-name').forEach((one) => one !== over && one.classList.remove('over-name'));
+    over?.classList.add('over-name');
+  }, { passive: true });
   const list = (param) => value(param).split(',').filter((one) => one);
   function toggled(param, one) {
     const known = list(param);
@@ -213,8 +225,7 @@
     if (clear && main()) { put(metaOf(main()).page, clear.dataset.clear, ''); return; }
     const pinned = event.target.closest?.('[data-pin]');
     if (pinned && main()) { pinSlice(pinned.dataset.pin.split(',')); return; }
-    const tick = event.target.closest?.('.ytick'), plot = tick?.closest('.js-plotly-plot');
-    const lane = (metaOf(plot).lanes || [])[Number(tick?.querySelector('text')?.__data__?.x)];
+    const plot = nameAt(event), lane = plot && metaOf(plot).lanes[Math.round(pointOf(plot, event).row)];
     if (lane && lane[1] >= 0) { hold(plot); put(metaOf(plot).page, 'opened', toggled('opened', lane[1]).join(',')); }
   });
   // The lane under the pointer, or, by keyboard, the one whose slice is asked after.
@@ -281,7 +292,7 @@
     const pointer = pointed(), plot = pointer?.plot || figures().find((one) => metaOf(one).timeline);
     if (!plot) { return; }
     const [low, high] = windowOf(plot), near = (high - low) * 6 / (plot._fullLayout.xaxis._length || 600);
-    const at = Math.round(pointer ? pointer.x : (low + high) / 2);
+    const at = Math.min(metaOf(plot).end || Infinity, Math.max(0, Math.round(pointer ? pointer.x : (low + high) / 2)));
     const known = list('marks').map(Number), old = known.find((one) => Math.abs(one - at) <= near);
     const marks = old === undefined ? [...known, at] : known.filter((one) => one !== old);
     put(metaOf(plot).page, 'marks', marks.join(','));

@@ -10,6 +10,7 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* as in the page's head */ }
     }
+    window.ipuscopeCarry();
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return window.ipuscopeHere();
   },
@@ -38,6 +39,7 @@ window.dash_clientside.viewer = {
     if (moved) { window.ipuscopeMoved = now; }
     window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
     window.ipuscopeKeep(query);
+    window.ipuscopeRefused(query);
     if (before.has('profile') && query.has('profile') && before.get('profile') !== query.get('profile')) {
       window.ipuscopeAnew(query);
     }
@@ -48,6 +50,21 @@ window.dash_clientside.viewer = {
     if (clicks) { document.getElementById('shortcuts').showModal(); }
     return false;
   },
+};
+
+// What an address asked for and did not get is said above the page, until its parameter is another.
+window.ipuscopeRefused = function (query) {
+  const said = Array.from(document.querySelectorAll('#alert [data-refused]'));
+  const value = (one) => query.get(one.dataset.refused) || '';
+  const holds = (one) => {
+    if (one.ipuscopeSaid?.words !== one.textContent) { one.ipuscopeSaid = { words: one.textContent, value: value(one) }; }
+    return one.ipuscopeSaid.value === value(one);
+  };
+  const rest = said.filter(holds);
+  if (rest.length === said.length) { return; }
+  const part = (one) => ({ namespace: 'dash_html_components', type: 'Div', props: {
+    children: one.textContent, className: one.className, role: 'status', 'data-refused': one.dataset.refused } });
+  window.dash_clientside.set_props('alert', { children: rest.map(part) });
 };
 
 window.ipuscopeHere = () => ({
@@ -77,8 +94,19 @@ shared.forEach((group) => { group.values = {}; });
 // are a choice on these two only.
 const chips = { pages: ['/memory', '/liveness', '/trace', '/program'], every: ['/trace', '/program'], value: '', seen: {} };
 
+const on = (group, path) => !group.pages || group.pages.includes(path);
+// A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
+const carried = ['profile', 'unit', 'run', 'iteration'];
+window.ipuscopeCarry = function () {
+  const query = new URLSearchParams(window.location.search), path = window.location.pathname, before = String(query);
+  shared.filter((group) => on(group, path)).forEach((group) => {
+    group.names.filter((name) => carried.includes(name) && group.values[name] && !query.has(name))
+      .forEach((name) => query.set(name, group.values[name]));
+  });
+  if (String(query) !== before) { window.history.replaceState(window.history.state, '', path + '?' + query); }
+};
+
 window.ipuscopeKeep = function (query) {
-  const on = (group, path) => !group.pages || group.pages.includes(path);
   shared.filter((group) => on(group, window.location.pathname)).forEach((group) => {
     if (!group.pages && !query.has('profile')) { return; }
     group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });
@@ -254,7 +282,9 @@ window.ipuscopeKeep = function (query) {
     const field = event.target;
     if (!field.matches?.('input[type=number]')) { return; }
     const name = field.closest('.control')?.querySelector('.label')?.textContent.split(' (')[0] || 'number';
-    const words = `${name}: ${field.value} is not among ${field.min || 0} to ${field.max || 'the largest'}.`;
+    const count = (number) => Number(number).toLocaleString('en-US');
+    const there = field.max ? `there are ${count(field.min || 0)} to ${count(field.max)}` : `they begin with ${field.min || 0}`;
+    const words = `There is no ${name} ${field.value}: ${there}. The page is as before; type another.`;
     const wrong = !field.validity.valid;
     if (wrong || refused === field) {
       window.dash_clientside.set_props('alert', { children: wrong

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FORMS = ("bars", "line", "points")
 MOST_POINTS = 2000
-_MOST_BARS = 60
+MOST_BARS = 60
 _NAME = 40  # characters of a label
 
 
@@ -36,7 +36,7 @@ def chart(frame: pd.DataFrame, x: str, y: str, form: str, theme: Theme) -> go.Fi
     points use numeric ``x`` values if the column has them.
     """
     if form == "bars":
-        return _bars(frame.head(_MOST_BARS), x, y, theme, len(frame))
+        return _bars(frame.head(MOST_BARS), x, y, theme, len(frame))
     shown = frame.head(MOST_POINTS)
     words = not numeric(shown[x])
     figure = go.Figure(

@@ -22,13 +22,23 @@ from profiler.report import PREDICTED_NOTE
 from viewer.figures import theme as themes
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
+from viewer.pages import refused
 from viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Children = Any
-_SAID = {"ipu": "IPU", "run": "call", "iteration": "device iteration"}  # parameters in words
+# Parameters that are the number of something, in words.
+_SAID = {
+    "ipu": "IPU",
+    "run": "call",
+    "iteration": "device iteration",
+    "follow": "micro-batch",
+    "step": "program step",
+    "stage": "stage",
+}
+MOST_PARAMETERS = 50  # of an address
 MANY_OPERATORS = 1500  # beyond which a page begins with groups of them
 BARE_CONFIG: Any = {
     "displaylogo": False,
@@ -51,36 +61,55 @@ class View:
     page: str
     params: dict[str, str]
     theme: Theme
-    said: list[str] = field(default_factory=list)  # what the address asks for and does not get
+    said: dict[str, str] = field(default_factory=dict)  # refused parameters, and in what words
 
     @property
     def report(self) -> Report:
         """The report of the chosen profile."""
-        return self.profiles.get(self.number("profile", 0))
+        return self.profiles.get(self.profile)
 
-    def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
-        """A parameter; the default if it is missing or, with a note on the page, not allowed."""
+    @property
+    def profile(self) -> int:
+        """The number of the chosen profile."""
+        return self.number("profile", 0, 0, max(0, len(self.profiles) - 1))
+
+    def text(
+        self, name: str, default: str, allowed: Sequence[str] | None = None, label: str = ""
+    ) -> str:
+        """A parameter; the default if it is missing or, with a note on the page, not allowed.
+
+        ``label``: the name of the control that has what is allowed.
+        """
         value = self.params.get(name, default)
         if allowed is None or value in allowed:
             return value
-        self.say(f"There is no {_SAID.get(name, name)} “{value}” here; this is {default}.")
+        noun, control = _SAID.get(name), f"“{label or name}”"
+        there = refused.names([one for one in allowed if one != "none" or not noun])
+        now = {"none": "None is chosen", "all": "All are shown"}.get(default, f"This is {default}")
+        if noun is None:
+            self.refuse(name, refused.refused(f"{{}} in {control}", value, there, f"{now}."))
+        else:
+            others = f"{now}; choose in {control}."
+            self.refuse(name, refused.refused(noun, value, there, others))
         return default
 
-    def say(self, words: str) -> None:
-        """Note once, above the page, what it does not show."""
-        if words not in self.said:
-            self.said.append(words)
+    def refuse(self, name: str, words: str) -> None:
+        """Note, above the page, why a parameter is not as the address has it."""
+        self.said.setdefault(name, words)
 
-    def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
-        """A whole number within bounds; otherwise the default, with a note on the page."""
+    def number(
+        self, name: str, default: int, low: int = 0, high: int = 1 << 40, none: str = ""
+    ) -> int:
+        """A whole number within bounds; otherwise the default, with a note on the page.
+
+        ``none``: what is shown where the default is out of bounds, which is no number.
+        """
         word = self.params.get(name, "")
         number = whole(word, low - 1, low, high)
         if word and number < low:
-            most = f" to {high:,}" if high < 1 << 40 else " on"
-            instead = f"this is {default}" if default >= low else "none is chosen"
-            self.say(
-                f"There is no {_SAID.get(name, name)} {word}: there are {low}{most}; {instead}."
-            )
+            there = refused.numbers(low, high) if high < 1 << 40 else f"they begin with {low}"
+            then = f"This is {default}." if default >= low else f"This is {none or 'none'}."
+            self.refuse(name, refused.refused(_SAID.get(name, name), word, there, then))
         return default if number < low else number
 
     def clock(self) -> Clock:
@@ -91,10 +120,11 @@ class View:
 def whole(value: object, default: int, low: int = 0, high: int = 1 << 40) -> int:
     """A whole number within bounds from untrusted browser input; the default if it is not one."""
     try:
-        number = int(float(str(value)))
+        number = float(str(value))
+        exact = int(number)
     except (ValueError, OverflowError):
         return default
-    return number if low <= number <= high else default
+    return exact if exact == number and low <= exact <= high else default
 
 
 @dataclass(frozen=True)
@@ -111,7 +141,7 @@ class Page:
 def parse(search: str | None) -> dict[str, str]:
     """The parameters of an address, the last value of each; none if it has no query."""
     try:
-        pairs = parse_qs((search or "").lstrip("?"), max_num_fields=50)
+        pairs = parse_qs((search or "").lstrip("?"), max_num_fields=MOST_PARAMETERS)
     except ValueError:
         return {}
     return {name: values[-1] for name, values in pairs.items()}
@@ -140,11 +170,23 @@ def query(**params: object) -> str:
     return urlencode({name: value for name, value in params.items() if value is not None})
 
 
-def hidden(view: View, name: str, default: str = "") -> Children:
-    """State without a visible control, such as the position of a zoom."""
-    return dcc.Input(
-        id=param_id(view.page, name), type="hidden", value=view.params.get(name, default)
-    )
+def hidden(
+    view: View, name: str, default: str = "", check: refused.Check | None = None
+) -> Children:
+    """State without a visible control, such as the position of a zoom.
+
+    ``check`` has words for a value that there is not: the default is taken in its place.
+    """
+    value = view.params.get(name, default)
+    if value != default and check is not None and (words := check(value)):
+        view.refuse(name, words)
+        value = default
+    return dcc.Input(id=param_id(view.page, name), type="hidden", value=value)
+
+
+def hidden_profile(view: View) -> Children:
+    """Which profile is shown, where there is no choice."""
+    return dcc.Input(id=param_id(view.page, "profile"), type="hidden", value=str(view.profile))
 
 
 def choice(
@@ -162,7 +204,7 @@ def choice(
         dcc.Dropdown(
             id=param_id(view.page, name),
             options=[{"value": value, "label": words} for value, words in options],
-            value=view.text(name, default, values),
+            value=view.text(name, default, values, label),
             clearable=False,
             searchable=len(options) > 12,
             className="wide" if wide else "",
@@ -174,8 +216,13 @@ def several(
     view: View, name: str, label: str, options: Sequence[tuple[str, str]], none: str
 ) -> Children:
     """A dropdown for any number of several; ``none`` is its placeholder."""
-    allowed = {value for value, _ in options}
-    chosen = [one for one in view.params.get(name, "").split(",") if one in allowed]
+    allowed = {value: None for value, _ in options}
+    asked = list(filter(None, view.params.get(name, "").split(",")))
+    chosen = [one for one in asked if one in allowed]
+    for one in asked:
+        if one not in allowed:
+            there, then = refused.names([*allowed]), "It is left out."
+            view.refuse(name, refused.refused(f"{{}} in “{label}”", one, there, then))
     field = dcc.Dropdown(
         id=param_id(view.page, name),
         options=[{"value": value, "label": words} for value, words in options],
@@ -195,7 +242,7 @@ def switch(
         dcc.RadioItems(
             id=param_id(view.page, name),
             options=[{"value": value, "label": words} for value, words in options],
-            value=view.text(name, default, [value for value, _ in options]),
+            value=view.text(name, default, [value for value, _ in options], label),
             className="switch",
             inline=True,
         ),
@@ -216,7 +263,8 @@ def search(view: View, name: str, label: str) -> Children:
 
 def number_field(view: View, name: str, label: str, low: int, high: int | None) -> Children:
     """A whole number, or nothing."""
-    value = view.number(name, low - 1, low, 1 << 40 if high is None else high)
+    _, _, empty = label.rstrip(")").partition("(empty: ")
+    value = view.number(name, low - 1, low, 1 << 40 if high is None else high, empty)
     field = dcc.Input(
         id=param_id(view.page, name),
         type="number",
@@ -262,7 +310,7 @@ def controls(view: View, *children: Children) -> Children:
         names = [(str(at), f"{'AB'[at]}: {name}") for at, name in enumerate(apart(folders))]
         which = [choice(view, "profile", "profile", names, "0", wide=True)]
     else:
-        which = [hidden(view, "profile", "0")]
+        which = [hidden_profile(view)]
     return html.Div([*which, *children], className="controls")
 
 
@@ -434,8 +482,11 @@ def predicted(view: View) -> list[Children]:
 
 
 def misfits(view: View) -> list[Children]:
-    """What the address asks for that the page cannot show."""
-    return [message(words, "warning") for words in view.said]
+    """What the address asks for that the page cannot show, each until its parameter changes."""
+    return [
+        html.Div(words, className="message warning", role="status", **_data("refused", name))
+        for name, words in view.said.items()
+    ]
 
 
 def failure(error: BaseException) -> Children:
@@ -597,20 +648,24 @@ function(relayout, figure) {
     const low = relayout['xaxis.range[0]'] ?? (relayout['xaxis.range'] || [])[0];
     const high = relayout['xaxis.range[1]'] ?? (relayout['xaxis.range'] || [])[1];
     if (low === undefined || high === undefined) { return none; }
-    const scale = ((figure || {}).layout || {}).meta ? figure.layout.meta.scale : 1;
-    return [String(Math.floor(low / scale)), String(Math.ceil(high / scale))];
+    const meta = ((figure || {}).layout || {}).meta || {};
+    const scale = meta.scale || 1, end = meta.end || Infinity;
+    // beyond the ends, where a drag may have gone, there is nothing
+    const ends = [Math.max(0, Math.floor(low / scale)), Math.min(end, Math.ceil(high / scale))];
+    return ends[0] < ends[1] ? ends.map(String) : ['', ''];
 }
 """
 
 ZOOM_Y = """
-function(relayout) {
+function(relayout, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
     if (!relayout) { return none; }
     if (relayout['yaxis.autorange']) { return ['', '']; }
     const low = relayout['yaxis.range[0]'] ?? (relayout['yaxis.range'] || [])[0];
     const high = relayout['yaxis.range[1]'] ?? (relayout['yaxis.range'] || [])[1];
     if (low === undefined || high === undefined) { return none; }
-    return [String(Math.floor(low)), String(Math.ceil(high))];
+    const ends = [Math.max(0, Math.floor(low)), Math.min(figure.layout.meta.high, Math.ceil(high))];
+    return ends[0] < ends[1] ? ends.map(String) : ['', ''];
 }
 """
 
@@ -619,18 +674,18 @@ def zoomable(
     figure: go.Figure,
     page: str,
     scale: float = 1.0,
-    y: bool = False,
+    y: int | None = None,
     x: tuple[str, str] = ("from", "to"),
     end: int | None = None,
 ) -> go.Figure:
     """Tell the browser how to request another part of a figure.
 
     It needs the page's parameters, the one for the x-axis (``x``), the unit of that axis, and the
-    total length (``end``).
+    total length (``end``); ``y`` is that of the other axis, where it can be zoomed, too.
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
-    if y:
-        meta["y"] = ["low", "high"]
+    if y is not None:
+        meta |= {"y": ["low", "high"], "high": y}
     return figure.update_layout(meta=meta)
 
 
@@ -648,8 +703,27 @@ def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "t
 
 def window(low: object, high: object, end: int) -> tuple[float, float] | None:
     """A zoom as cycles or positions within 0 .. end; None for everything."""
-    left, right = whole(low, -1, -end, 2 * end), whole(high, -1, -end, 2 * end)
-    left, right = max(0, left), min(end, right)
-    return (
-        (float(left), float(right)) if str(low or "") and str(high or "") and right > left else None
-    )
+    most = 1 << 53
+    ends = [whole(one, most + 1, -most, most) for one in (low, high)]
+    if max(ends) > most:
+        return None
+    left, right = max(0, ends[0]), min(end, ends[1])
+    return (float(left), float(right)) if right > left else None
+
+
+def no_window(low: object, high: object, end: int, noun: str) -> str:
+    """Why a zoom is not, or not wholly, what is shown; "" where it is, or none is asked for.
+
+    ``noun``: what is counted, such as cycles.
+    """
+    asked = [str(one) if one not in (None, "") else "" for one in (low, high)]
+    if not any(asked):
+        return ""
+    found, there = window(low, high, end), refused.numbers(0, end, noun)
+    ends = [whole(one, -1, 0, end) for one in asked]
+    if found is not None and found == tuple(ends):
+        return ""
+    if found is None and min(ends) >= 0:
+        there = "it ends where it begins" if ends[0] == ends[1] else "it ends before it begins"
+    then = "All is shown." if found is None else f"This is {found[0]:,.0f} to {found[1]:,.0f}."
+    return refused.refused("window from {} to {}", tuple(asked), there, then)

@@ -40,7 +40,7 @@ def layout(view: View) -> Any:
     return [
         html.Div(
             [
-                common.hidden(view, "profile", "0"),
+                common.hidden_profile(view),
                 common.unit_switch(view),
                 common.search(view, "find", "find by name"),
             ],

@@ -13,7 +13,7 @@ from profiler.analysis.hierarchy import Look, Node, Path
 from viewer.figures import flame as figures
 from viewer.figures import units
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, refused
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -145,12 +145,13 @@ def register(app: Dash, profiles: Profiles) -> None:
         bytes_of = measure == "bytes" or not len(report.runs)
         second = common.other_of(profiles, profile, other)
         what = ("bytes" if bytes_of else "cycles", order, layers == "together")
-        here = figures.path_of(str(at or ""))
+        here, lost = figures.path_of(str(at or "")), False
         if second is None and not here and what == ("cycles", "module", True):
             seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
         else:
             nodes = tree_of(profiles, report, second, *what)
-            here = here if here in nodes else ()
+            lost = bool(here) and here not in nodes
+            here = () if lost else here
             seen = hierarchy.look(nodes, here)
         shown = seen.shown
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
@@ -160,7 +161,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         figure = figures.drawn(shown, here, which, words, theme, bytes_of, compared)
         legend = [] if compared else figures.legend(shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
-        return figure, named, _parts(seen, here, words, compared)
+        parts = _parts(seen, here, words, compared)
+        return figure, named, [*_lost(at, order, what[0]), *parts] if lost else parts
+
+
+def _lost(at: Any, order: str, measure: str) -> list[Any]:
+    """A message that the part asked for is not in the tree."""
+    there = f"none over {dict(_ORDERS)[order]} has {measure} under this name"
+    words = refused.refused("part", at, there, "All is shown; click a part to see it alone.")
+    return [common.message(words, "warning")]
 
 
 def _parts(seen: Look, at: Path, words: Any, compared: bool) -> Any:

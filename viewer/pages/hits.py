@@ -32,12 +32,12 @@ class Hit:
         """The point of the figure that is in it."""
         return f"{(self.start + self.end) // 2},{self.row}"
 
-    def around(self, window: tuple[float, float] | None) -> tuple[int, int]:
-        """A window as wide as ``window`` with the hit in its middle."""
+    def around(self, window: tuple[float, float] | None, end: int) -> tuple[int, int]:
+        """A window as wide as ``window`` with the hit in its middle; ``end``: of what is shown."""
         length = max(1, self.end - self.start)
         width = _WIDTH * length if window is None else max(window[1] - window[0], length)
         low = max(0, int((self.start + self.end - width) / 2))
-        return low, int(low + width)
+        return low, min(end, int(low + width))
 
 
 def executed(

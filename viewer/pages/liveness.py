@@ -15,7 +15,7 @@ from viewer.figures.legend import legend_above
 from viewer.figures.marks import marked
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
-from viewer.pages import common, timeline
+from viewer.pages import common, refused, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -56,6 +56,7 @@ def layout(view: View) -> Any:
             common.other_switch(view),
             *(common.hidden(view, name) for name in ("first", "last", "low", "high")),
         ),
+        html.Div(id="liveness-said"),
         common.figure_card(
             "Live bytes over tiles and program steps",
             "liveness-heat",
@@ -92,6 +93,7 @@ def _over_time(view: View) -> list[Any]:
         return []
     return [
         *common.predicted(view),
+        html.Div(id="liveness-window"),
         common.figure_card(
             "Live bytes over time",
             "liveness-time",
@@ -128,6 +130,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output(common.param_id(NAME, "low"), "value"),
         Output(common.param_id(NAME, "high"), "value"),
         Input("liveness-heat", "relayoutData"),
+        State("liveness-heat", "figure"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -174,11 +177,27 @@ def register(app: Dash, profiles: Profiles) -> None:
             values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
         )
         key = f"{ipu}{steps}{tiles}"
-        common.zoomable(figure, NAME, y=True, x=("first", "last"), end=count).update_layout(
+        common.zoomable(figure, NAME, y=tile_count, x=("first", "last"), end=count).update_layout(
             uirevision="same",
             **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
         )
         return figure
+
+    zoom = ("first", "last", "low", "high")
+
+    @app.callback(
+        Output("liveness-said", "children"),
+        *common.param_input(NAME, "profile", "ipu", "step", *zoom),
+    )
+    def said(profile: Any, ipu: Any, step: Any, left: Any, right: Any, low: Any, high: Any) -> Any:
+        report, ipu = common.chosen(profiles, profile, ipu)
+        count = int(report.steps_of_ipus[ipu])
+        words = (
+            _no_step(step, ipu, count),
+            common.no_window(left, right, count, "steps"),
+            common.no_window(low, high, report.target.tiles_per_ipu, "tiles"),
+        )
+        return [common.message(one, "warning") for one in words if one]
 
     @app.callback(
         Output("liveness-steps", "figure"),
@@ -235,7 +254,6 @@ def register(app: Dash, profiles: Profiles) -> None:
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
             [
-                *_no_step(step, at, count),
                 html.P(words),
                 common.table("liveness-table", variables, COLUMNS, theme, height=320),
             ],
@@ -264,25 +282,31 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("liveness-time", "figure"),
+        Output("liveness-window", "children"),
         *timeline.inputs(NAME, *what, "unit"),
+        common.param_state(NAME, "at"),
         common.theme_state(),
     )
     def over_time(*values: Any) -> Any:
-        *of, unit, low, high, marks, _, where = values
+        *of, unit, low, high, marks, chosen, clicked, where = values
         report, chip, rows, window = rows_of(*of, low, high)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
         at = timeline.run_of(report, of[2])
         which = timeline.iteration_of(report, at, of[3])
         part = timeline.part_of(report, at, which, [chip], window)
+        said = [
+            *timeline.no_iteration(report, at, of[3]),
+            *timeline.refusals(low, high, marks, chosen, rows.end, 1, clicked),
+        ]
         if part is None:
             words = "Counted by steps: zoom in on Pipeline or Execution trace to have them."
-            return counter_figures.nothing(words, theme)
+            return counter_figures.nothing(words, theme), said
         tracks = timeline.tracks_of(profiles, report, rows, (*of, chip, part))
         whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
         figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
         marked(figure, timeline.marks_of(marks, rows.end), None, clock, theme)
         timeline.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
-        return figure
+        return figure, said
 
     @app.callback(
         Output(common.param_id(NAME, "step"), "value", allow_duplicate=True),
@@ -328,12 +352,12 @@ def positions(report: Report, ipu: int, step: np.ndarray) -> np.ndarray:
     return program.loc[in_program, "position"].to_numpy()
 
 
-def _no_step(asked: Any, shown: int, steps: int) -> list[Any]:
-    """A message where the program of the IPU has no step of the number that is asked for."""
-    if asked is None or str(asked) in ("", str(shown)):
-        return []
-    words = f"There is no step {asked} here: there are 0 to {steps - 1:,}; this is {shown:,}."
-    return [common.message(words, "warning")]
+def _no_step(asked: Any, ipu: int, steps: int) -> str:
+    """A sentence where the program of the IPU has no step of the number that is asked for."""
+    if str(asked or 0) == "0" or common.whole(asked, -1, 0, steps - 1) >= 0:
+        return ""
+    there, then = refused.numbers(0, steps - 1), "This is the fullest."
+    return refused.refused(f"program step {{}} of IPU {ipu}", asked, there, then)
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:

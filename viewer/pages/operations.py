@@ -14,7 +14,7 @@ from viewer.figures import tiles as tile_figures
 from viewer.figures import units
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, refused
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -66,6 +66,7 @@ _OTHER = (
     ),
     Column("other_difference", "other − this", "+,.0f", width=125),
 )
+_NO_OPERATOR = ("operator", "Click one in the table.")
 _GROUPS = (
     ("none", "nothing"),
     ("aten", "ATen"),
@@ -110,7 +111,7 @@ def layout(view: View) -> Any:
             common.choice(view, "group", "grouped by", _GROUPS, _group_default(view)),
             common.search(view, "find", "find by name"),
             common.other_switch(view),
-            common.hidden(view, "op"),
+            common.hidden(view, "op", check=refused.no_row(view.report, records.Op, *_NO_OPERATOR)),
             common.hidden(view, "within"),
         ),
         common.card(
@@ -147,6 +148,12 @@ def _register_clicks(app: Dash) -> None:
         """function(clicks) { return clicks ? '' : window.dash_clientside.no_update; }""",
         Output(common.param_id(NAME, "within"), "value", allow_duplicate=True),
         Input("operations-groups", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        """function(group) { return ''; }""",  # what is open is no group of another kind
+        Output(common.param_id(NAME, "within"), "value", allow_duplicate=True),
+        Input(common.param_id(NAME, "group"), "value"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -258,7 +265,16 @@ def _table(
             frame, trail = frame[one], [_trail(group, within)]
         else:
             frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
+    if within and not trail:
+        trail = [common.message(_no_group(group, within, len(frame)), "warning")]
     return [*trail, *_rows(frame, columns, theme)]
+
+
+def _no_group(group: str, within: str, count: int) -> str:
+    """That a group is not there to be opened."""
+    by = dict(_GROUPS[1:]).get(group)
+    there = "nothing is grouped" if by is None else f"there are {count:,} by {by}"
+    return refused.refused("group", within, there, "All is shown.")
 
 
 def _rows(frame: pd.DataFrame, columns: tuple[Column, ...], theme: Theme) -> list[Any]:

@@ -116,7 +116,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def draw(*values: Any) -> Any:
-        *of, unit, follow, low, high, marks, chosen, where = values
+        *of, unit, follow, low, high, asked_marks, chosen, where = values
         report, run, iteration, arrangement = asked(*of)
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
@@ -127,14 +127,17 @@ def register(app: Dash, profiles: Profiles) -> None:
             lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None
         )
         figure = with_streams(figure, report)
-        marks = timeline.marks_of(marks, lanes.end)
+        marks = timeline.marks_of(asked_marks, lanes.end)
         selected = timeline.selection_of(chosen, lanes.end)
         marked(figure, marks, selected, clock, theme)
         key = (run, iteration, arrangement)
         end, count = lanes.end, len(lanes.shown)
         timeline.keep_zoom(figure, NAME, clock, window, key, end, lanes.arranged, count)
         busy = with_streams(figures.busy(lanes, clock, theme, window), report)
-        said = timeline.in_time(low, high, lanes.end)
+        said = [
+            *timeline.no_iteration(report, run, of[2]),
+            *timeline.refusals(low, high, asked_marks, chosen, end, count),
+        ]
         measured = timeline.measured(marks, selected, clock)
         phases = _phases(report, run, iteration, clock, theme)
         return figure, busy, phases, said, measured, list(window or ())
@@ -167,7 +170,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         clock = Clock(report.target.clock_hz, common.unit_of(unit))
         point = timeline.point_of(at)
         path = partial(timeline.meanwhile, profiles, report, run, iteration)
-        return task_details(report, lanes, point, clock, path)
+        return task_details(report, lanes, point, clock, path, at)
 
 
 def task_details(
@@ -176,14 +179,16 @@ def task_details(
     point: tuple[float, float] | None,
     clock: Clock,
     meanwhile: Callable[[int, int], list[tuple[str, Any]]] = lambda begin, end: [],
+    asked: Any = None,
 ) -> Any:
     """The task at a point of the lanes, with links to its steps, operators and memory.
 
-    ``meanwhile`` has more to say of a wait between two cycles.
+    ``meanwhile`` has more to say of a wait between two cycles; ``asked`` is the point as the
+    address has it.
     """
     position = None if point is None else figures.task_at(lanes, *point)
     if point is None or position is None:
-        return common.message("Click a task in the pipeline.")
+        return timeline.nothing_at(asked, lanes.end, len(lanes.shown), "a task in the pipeline")
     task: Any = lanes.tasks.iloc[position]
     ipu, begin, end = (int(task[name]) for name in ("ipu", "start", "end"))
     begin, end = begin - lanes.origin, end - lanes.origin
@@ -200,7 +205,7 @@ def task_details(
     if task["phase"]:
         rows.append(("pipeline cycle", f"{task['pipeline_cycle']}, {task['phase']}"))
     margin = max(1, (end - begin) // 20)
-    window = {"from": max(0, begin - margin), "to": end + margin}
+    window = {"from": max(0, begin - margin), "to": min(lanes.end, end + margin)}
     steps = common.query(ipu=in_replica, **window)
     links = [dcc.Link("its steps in the trace", href=f"/trace?{steps}")]
     if task["stage"] >= 0:

@@ -10,7 +10,7 @@ from profiler import Report, analysis
 from viewer.figures import pod as figures
 from viewer.figures.theme import Theme
 from viewer.figures.units import count
-from viewer.pages import common, timeline
+from viewer.pages import common, refused, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -41,9 +41,18 @@ def layout(view: View) -> Any:
         f"{count(number, 'IPU')}: t = {shards} share the tensors of a stage and are alike,"
         f" p = {target.ipus_per_replica} in the pipeline, r = {target.num_replicas} replicas."
     )
+
+    def no_ipu(value: str) -> str:
+        if common.whole(value, -1, 0, number - 1) >= 0:
+            return ""
+        there, then = refused.numbers(0, number - 1), "Click one in the map."
+        return refused.refused("IPU", value, there, then)
+
     return [
         common.controls(
-            view, common.switch(view, "by", "colour", [(one, one) for one in _BY], "busy")
+            view,
+            common.switch(view, "by", "colour", [(one, one) for one in _BY], "busy"),
+            common.hidden(view, "ipu", check=no_ipu),
         ),
         *common.predicted(view),
         common.figure_card(
@@ -64,8 +73,22 @@ def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:
     return profiles.made(report, "pod", lambda: analysis.pod(report))
 
 
+_CLICK = """
+function(click) {
+    const one = click && click.points && click.points[0];
+    return one && one.customdata ? String(one.customdata[1]) : window.dash_clientside.no_update;
+}
+"""
+
+
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "ipu"), "value"),
+        Input("pod-map", "clickData"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
         Output("pod-map", "figure"),
@@ -96,15 +119,11 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("pod-chosen", "children"),
-        Input("pod-map", "clickData"),
-        *common.param_input(NAME, "profile"),
-        prevent_initial_call=True,
+        *common.param_input(NAME, "profile", "ipu"),
     )
-    def chosen(clicked: Any, profile: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
-        try:
-            number = common.whole(clicked["points"][0]["customdata"][1], -1)
-        except (KeyError, IndexError, TypeError):
+    def chosen(profile: Any, number: Any) -> Any:
+        report, number = profiles.get(common.whole(profile, 0)), common.whole(number, -1)
+        if number < 0:  # reading the IPUs to find none takes as long as finding one
             return ""
         ipus = ipus_of(profiles, report)
         if not 0 <= number < len(ipus):

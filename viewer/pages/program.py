@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report
+from profiler import Report, records
 from profiler.analysis.program import MOST_OPENED, OPENED, Nodes, nodes, parents_of, top_nodes
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, refused
 from viewer.pages.common import Column, Page, View
 from viewer.pages.trace import step_details
 from viewer.profiles import Profiles
@@ -41,6 +41,16 @@ _COLUMNS = (
 
 def layout(view: View) -> Any:
     """The page."""
+    node = refused.no_row(view.report, records.Program, "node", "Click one in the tree.")
+
+    def no_nodes(value: str) -> str:
+        return next(filter(None, map(node, filter(None, value.split(",")))), "")
+
+    def no_step(value: str) -> str:
+        if (words := node(value)) or int(value) in view.report.steps_in_order("program"):
+            return words
+        return refused.refused("step at node", value, "it has others in it", "Click a step.")
+
     ipus = [
         ("all", "all"),
         *((str(ipu), str(ipu)) for ipu in range(view.report.target.ipus_per_replica)),
@@ -50,8 +60,8 @@ def layout(view: View) -> Any:
             view,
             common.choice(view, "ipu", "IPU", ipus, "all"),
             common.search(view, "find", "find by name"),
-            common.hidden(view, "toggled"),
-            common.hidden(view, "node"),
+            common.hidden(view, "toggled", check=no_nodes),
+            common.hidden(view, "node", check=no_step),
         ),
         common.card(
             "Program tree",

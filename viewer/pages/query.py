@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html
 
 from profiler import Report, records, schema
 from profiler import query as queries
 from viewer.figures import answers, units
-from viewer.pages import common
+from viewer.pages import common, refused
 from viewer.pages.common import Column, Page, View
 from viewer.profiles import Profiles
 
@@ -65,7 +65,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
 
 def layout(view: View) -> Any:
     """The page; a statement in its address is run at once."""
-    asked = view.params.get("sql", "")[:_MOST_CHARACTERS] or EXAMPLES[0][1]
+    asked = _statement(view)
     return [
         common.controls(
             view,
@@ -108,6 +108,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Chart",
             "query-chart",
+            note=f"Bars are of the first {answers.MOST_BARS} rows at most; line and points of all.",
             controls=[
                 common.switch(view, "form", "as", [(one, one) for one in answers.FORMS], "bars"),
                 _column(view, "x", "along"),
@@ -115,6 +116,17 @@ def layout(view: View) -> Any:
             ],
         ),
     ]
+
+
+def _statement(view: View) -> str:
+    """The statement of the address, or else the first example."""
+    asked = view.params.get("sql", "")
+    if len(asked) > _MOST_CHARACTERS:
+        there = f"one may have {_MOST_CHARACTERS:,} characters, and this has {len(asked):,}"
+        words = refused.refused("statement", asked, there, "This is the first example.")
+        view.refuse("sql", words)
+        asked = ""
+    return asked or EXAMPLES[0][1]
 
 
 def _column(view: View, name: str, label: str) -> Any:
@@ -178,10 +190,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         except queries.QueryError as error:
             return common.message(_refusal(str(error)), "error"), [], None, [], None
         frame = answer.frame()
+        said = [] if ctx.triggered_id else _no_columns(frame, x, y)
         x, y = columns_to_draw(frame, x, y)
         names = [{"value": name, "label": name} for name in frame.columns]
         numbers = [one for one in names if answers.numeric(frame[one["value"]])]
-        return _table(answer, common.theme_of(where)), names, x, numbers, y
+        return [*said, *_table(answer, common.theme_of(where))], names, x, numbers, y
 
     @app.callback(
         Output("query-chart", "figure"),
@@ -219,6 +232,21 @@ def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, st
     return along, str(y) if y in numbers else others[0] if others else None
 
 
+def _no_columns(frame: pd.DataFrame, x: Any, y: Any) -> list[Any]:
+    """Messages where the answer has not the columns that an address wants in the chart."""
+    every = [str(name) for name in frame.columns]
+    numbers = [name for name in every if answers.numeric(frame[name])]
+    said = [
+        refused.refused(f"{what} {{}} in “{label}”", asked, refused.names(known), "Choose another.")
+        for what, label, asked, known in (
+            ("column", "along", x, every),
+            ("column of numbers", "how much", y, numbers),
+        )
+        if asked and asked not in known
+    ]
+    return [common.message(words, "warning") for words in said]
+
+
 def drawn(frame: pd.DataFrame, x: Any, y: Any, form: Any, theme: Any) -> go.Figure:
     """The chart, or a message that says why there is none."""
     along, much = columns_to_draw(frame, x, y)
@@ -235,7 +263,7 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
     columns = []
     for at, name in enumerate(frame.columns):
         numbers = answers.numeric(frame[name])
-        whole = numbers and all(value is None or value == int(value) for value in frame[name])
+        whole = numbers and all(value is None or value % 1 == 0 for value in frame[name])
         form = "" if not numbers else ",.0f" if whole else ",.6g"
         columns.append(Column(f"c{at}", str(name), form, width=150 if numbers else 0))
     shown = frame.set_axis([column.name for column in columns], axis=1).map(_cell)

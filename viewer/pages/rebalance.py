@@ -26,7 +26,7 @@ from viewer.figures import rebalance as figures
 from viewer.figures import units
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
-from viewer.pages import checked, common, timeline
+from viewer.pages import checked, common, refused, timeline
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -65,7 +65,7 @@ def layout(view: View) -> Any:
                 ),
             ),
             common.unit_switch(view),
-            common.hidden(view, "starts"),
+            common.hidden(view, "starts", check=_no_split(view)),
         ),
         common.filled("rebalance-numbers"),
         common.figure_card(
@@ -150,6 +150,24 @@ def asked(costs: Costs, starts: Any) -> Assignment:
         ipus = now.ipus if len(now.ipus) == len(rows) else tuple(range(len(rows)))
         return Assignment(tuple(rows), ipus)
     return profiled(costs)
+
+
+def _no_split(view: View) -> refused.Check:
+    """Checks the split that an address asks for."""
+
+    def check(value: str) -> str:
+        costs = costs_of(view.profiles, view.report)
+        split = asked(costs, value)
+        written = in_address(split)
+        if value in (written, written.partition("@")[0]):
+            return ""
+        there = (
+            "it has the first Block of each stage, from 0 and rising to"
+            f" {len(costs) - 1} at most, and after an @ its IPU"
+        )
+        return refused.refused("split", value, there, "This is the profiled one.")
+
+    return check
 
 
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:

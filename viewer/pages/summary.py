@@ -95,7 +95,11 @@ def _why(view: View, clock: Clock) -> Any:
             [
                 html.B(units.percent(row.share)),
                 html.Span(
-                    [sentence(row.what), " ", dcc.Link("in the trace", href=waits.link(row))]
+                    [
+                        sentence(row.what),
+                        " ",
+                        dcc.Link("in the trace", href=waits.link(row, critical.total)),
+                    ]
                 ),
             ]
         )

@@ -26,7 +26,7 @@ from viewer.figures.marks import MOST_MARKS, Selection
 from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock, percent
-from viewer.pages import common, waits
+from viewer.pages import common, refused, waits
 from viewer.pages.common import View
 from viewer.profiles import Profiles
 
@@ -42,7 +42,18 @@ Ipus = Sequence[int] | np.ndarray
 
 def hidden(view: View) -> list[Any]:
     """Inputs without a visible control, which hold state."""
-    return [common.hidden(view, name) for name in ("from", "to", "marks", "select", "at", "opened")]
+    names = ("from", "to", "marks", "select", "at")
+    lanes = view.report.target.num_ipus * (2 if shards_of(view.report) > 1 else 1)
+
+    def no_lane(value: str) -> str:
+        bad = [one for one in value.split(",") if common.whole(one, -1, 0, lanes - 1) < 0]
+        there, then = refused.numbers(0, lanes - 1), "None is opened; click a lane's name."
+        return refused.refused("lane", bad[0], there, then) if bad else ""
+
+    return [
+        *(common.hidden(view, name) for name in names),
+        common.hidden(view, "opened", check=no_lane),
+    ]
 
 
 def lane_controls(view: View) -> list[Any]:
@@ -116,11 +127,59 @@ def iteration_of(report: Report, run: int, iteration: Any) -> int:
     return common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
 
 
-def in_time(low: Any, high: Any, end: int) -> list[Any]:
-    """A message if the window is outside what is shown."""
-    if not (str(low or "") and str(high or "")) or common.window(low, high, end) is not None:
+def refusals(
+    low: Any, high: Any, marks: Any, select: Any, end: int, lanes: int, at: Any = None
+) -> list[Any]:
+    """Messages about a window, marks and a selection that are not within what is shown.
+
+    ``end``: its cycles; ``lanes``: its rows; ``at``: a point, where no details say that it is none.
+    """
+    said = [common.no_window(low, high, end, "cycles")]
+    asked = [one for one in str(marks or "").split(",") if one]
+    known = [one for one in asked if common.whole(one, -1, 0, end) >= 0]
+    if known != asked:
+        bad = next(one for one in asked if one not in known)
+        there = refused.numbers(0, end, "cycles")
+        said.append(refused.refused("mark at", bad, there, "It is left out; M sets one."))
+    elif len(set(known)) > MOST_MARKS:
+        there = f"there are {MOST_MARKS} at most"
+        said.append(refused.refused("mark after the first", MOST_MARKS, there, ""))
+    if str(select or ""):
+        said.append(_no_selection(str(select), end, lanes))
+    point = point_of(at)
+    if at and (point is None or not 0 <= point[0] <= end):
+        said.append(_no_point(at, end, lanes, "Click anything for details."))
+    return [common.message(words, "warning") for words in said if words]
+
+
+def _no_point(at: Any, end: int, lanes: int, then: str) -> str:
+    there = f"there are cycles 0 to {end:,} of lanes 0 to {lanes - 1}"
+    point = point_of(at)
+    if point is None:
+        return refused.refused("point", at, there, then)
+    where = (round(point[0]), round(point[1]))
+    return refused.refused("slice at cycle {} of lane {}", where, there, then)
+
+
+def _no_selection(asked: str, end: int, lanes: int) -> str:
+    found = selection_of(asked, end)
+    rows = None if found is None else found.rows
+    if found is not None and (rows is None or rows[1] < lanes):
+        as_it_is = [found.low, found.high, *(rows or ())]
+        if [common.whole(one, -1) for one in asked.split(",")] == as_it_is:
+            return ""
+    there = f"two cycles of 0 to {end:,} make one, and two of the lanes 0 to {lanes - 1}"
+    drawn = "This is what there is of it" if found is not None else "Nothing is selected"
+    return refused.refused("selection", asked, there, f"{drawn}; drag with Shift to select.")
+
+
+def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
+    """A message if the call that is chosen has not this device iteration, as another may have."""
+    most = max(0, int(report.runs["iterations"].iloc[run]) - 1)
+    if str(iteration or "") == "" or common.whole(iteration, -1, 0, most) >= 0:
         return []
-    words = f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown."
+    there, then = refused.numbers(0, most), "This is 0."
+    words = refused.refused("device iteration {} in this call", iteration, there, then)
     return [common.message(words, "warning")]
 
 
@@ -443,6 +502,14 @@ def point_of(value: Any) -> tuple[float, float] | None:
     except ValueError:
         return None
     return (cycle, row) if abs(cycle) < 1 << 53 and abs(row) < 1 << 20 else None
+
+
+def nothing_at(asked: Any, end: int, lanes: int, what: str) -> Any:
+    """What the details say where no point is asked for, or nothing is at it: to click ``what``."""
+    click = f"Click {what}."
+    if asked in (None, ""):
+        return common.message(click)
+    return common.message(_no_point(asked, end, lanes, click), "warning")
 
 
 def meanwhile(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
-from profiler import Report
+from profiler import Report, records
 from profiler.analysis.named_steps import ExecutedByName
 from profiler.host import host_lanes
 from viewer.figures import counters as counter_figures
@@ -26,7 +26,7 @@ from viewer.figures.pipeline import Lane
 from viewer.figures.theme import WAITING, Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
-from viewer.pages import common, hits, selection, timeline
+from viewer.pages import common, hits, refused, selection, timeline
 from viewer.pages.common import Column, Page, View
 from viewer.pages.timeline import Arrangement, Window
 from viewer.profiles import Profiles
@@ -47,6 +47,7 @@ _MOVED = (
     Column("bytes", "bytes", ",.0f", width=118),
 )
 _FEW_TENSORS = 8
+_NO_STEP = ("program step", "Click a step in the trace.")
 
 
 def layout(view: View) -> Any:
@@ -75,7 +76,7 @@ def layout(view: View) -> Any:
             *timeline.lane_controls(view),
             common.unit_switch(view),
             common.search(view, "find", "find by name"),
-            common.hidden(view, "step"),
+            common.hidden(view, "step", check=refused.no_row(report, records.Step, *_NO_STEP)),
             *timeline.hidden(view),
             dcc.Store(id="trace-marked"),
             dcc.Store(id="trace-drawn"),  # when the trace is there, what is beneath it follows
@@ -143,16 +144,17 @@ function(selected, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
     const range = selected && selected.range && selected.range.x;
     if (!range) { return none; }
-    const scale = figure.layout.meta ? figure.layout.meta.scale : 1;
-    return [String(Math.floor(range[0] / scale)), String(Math.ceil(range[1] / scale))];
+    const { scale, end } = figure.layout.meta;
+    const [low, high] = range.map((at) => at / scale).sort((a, b) => a - b);
+    return [String(Math.max(0, Math.floor(low))), String(Math.min(end, Math.ceil(high)))];
 }
 """
 
 _WHAT = ("profile", "run", "iteration", "span", "ipu", "form", *timeline.LANES, "unit")
 
-# Marks the shown part on the overview: a shape, without drawing its curve again.
+# Marks the part that is drawn on the overview: a shape, without drawing its curve again.
 _MARK = """
-function(low, high, figure) {
+function(drawn, figure) {
     const mark = (again) => {
         const plot = document.querySelector('#trace-overview .js-plotly-plot');
         if (!plot || !plot.layout || !plot.layout.meta) {
@@ -160,13 +162,14 @@ function(low, high, figure) {
             return;
         }
         const scale = plot.layout.meta.scale;
-        const shapes = low && high ? [{ type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1,
-            x0: Number(low) * scale, x1: Number(high) * scale, fillcolor: '#808a96', opacity: 0.35,
+        const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
+        const shapes = drawn && drawn.length ? [{ ...whole,
+            x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
             line: { width: 1, color: '#808a96' } }] : [];
         window.Plotly.relayout(plot, { shapes, selections: [] });
     };
     setTimeout(() => mark(40), 150);
-    return [low, high];
+    return drawn;
 }
 """
 
@@ -185,7 +188,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     app.clientside_callback(
         _MARK,
         Output("trace-marked", "data"),
-        *common.param_input(NAME, "from", "to"),
+        Input("trace-drawn", "data"),
         Input("trace-overview", "figure"),
     )
     _figures(app, profiles)
@@ -206,7 +209,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def draw(*values: Any) -> Any:
-        *what, find, low, high, marks, chosen, where = values
+        *what, find, low, high, asked_marks, chosen, where = values
         it = what_is_asked(profiles, *what, window=(low, high))
         window = common.window(low, high, it.rows.end)
         words, theme = str(find or ""), common.theme_of(where)
@@ -217,14 +220,15 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         have = named.names if named is not None else ()
         figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path, have)
         figure = with_streams(figure, it.report)
-        marks = timeline.marks_of(marks, it.rows.end)
+        marks = timeline.marks_of(asked_marks, it.rows.end)
         selected = timeline.selection_of(chosen, it.rows.end)
         marked(figure, marks, selected, it.clock, theme)
         lanes = it.lanes(profiles)
         end, count = it.rows.end, len(it.rows.names)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
         said = [
-            *timeline.in_time(low, high, it.rows.end),
+            *timeline.no_iteration(it.report, it.run, values[2]),
+            *timeline.refusals(low, high, asked_marks, chosen, it.rows.end, len(it.rows.names)),
             *it.as_tasks(),
             *it.left_out(profiles),
         ]
@@ -260,7 +264,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         *what, where = values
         it = what_is_asked(profiles, *what)
         over = figures.overview(it.rows, it.clock, common.theme_of(where), timeline.pixels(where))
-        return over.update_layout(meta={"scale": it.clock.scale})
+        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
 
 
 def _sums(app: Dash, profiles: Profiles) -> None:
@@ -309,7 +313,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         if hit is None:
             return nothing
         wide = named is not None and what_is_asked(profiles, *what, window=(low, high)).as_tasks()
-        return *map(str, hit.around(None if wide else window)), hit.at
+        return *map(str, hit.around(None if wide else window, it.rows.end)), hit.at
 
     @app.callback(
         Output("trace-hit", "children"),
@@ -368,7 +372,9 @@ def _details(app: Dash, profiles: Profiles) -> None:
         if len(row):
             theme, frame = common.theme_of(where), it.report.program_steps()
             details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
-        return details or common.message("Click a step in the trace.")
+        if details:
+            return details
+        return timeline.nothing_at(at, it.rows.end, len(it.rows.names), "a step in the trace")
 
 
 @dataclass(frozen=True)

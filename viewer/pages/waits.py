@@ -20,14 +20,14 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
     return profiles.made(report, ("path", run, iteration), make)
 
 
-def link(row: Any) -> str:
+def link(row: Any, total: int) -> str:
     """The address in the execution trace of where a wait is longest on the path.
 
-    ``row``: one of `profiler.analysis.waits_in_short`'s longest.
+    ``row``: one of `profiler.analysis.waits_in_short`'s longest; ``total``: cycles of the path.
     """
     query: dict[str, int | str] = {"step": int(row.step)}
     if row.end >= 0:
         margin = max(1, (row.end - row.begin) // 4)
         query["from"] = max(0, row.begin - margin)
-        query["to"] = row.end + margin
+        query["to"] = min(total, row.end + margin)
     return "/trace?" + urlencode(query)

@@ -1,0 +1,58 @@
+"""Help that fits the terminal: descriptions are filled, examples keep their lines."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterator
+
+_REMARK = re.compile(r"(?<=\S) {2,}(?=\S)")  # what an example is for stands behind it
+_ASIDE, _GOES_ON = " " * 8, " " * 6
+_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|\S)+")
+
+
+class HelpText(argparse.HelpFormatter):
+    """Fills paragraphs; a line that begins with two spaces is an example, or belongs to one."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave room for the names of subcommands, which argparse forgets to be indented."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            longest = max(map(len, action.choices)) + 2 * self._indent_increment
+            self._action_max_length = max(self._action_max_length, self._current_indent + longest)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.split("\n\n")
+        return "\n\n".join("\n".join(_paragraph(one, width)) for one in paragraphs)
+
+
+def _paragraph(text: str, width: int) -> Iterator[str]:
+    lines = text.splitlines()
+    if not any(line.startswith("  ") for line in lines):
+        yield from textwrap.wrap(" ".join(lines), width)
+        return
+    for line in lines:
+        if len(line) <= width:
+            yield line
+            continue
+        command, *remark = _REMARK.split(line.rstrip(), maxsplit=1)
+        if command.startswith(_ASIDE):  # the remark of the line above
+            command, remark = "", [command.lstrip()]
+        if command:
+            yield from _command(command, width)
+        yield from textwrap.wrap(
+            "".join(remark), width, initial_indent=_ASIDE, subsequent_indent=_ASIDE
+        )
+
+
+def _command(line: str, width: int) -> Iterator[str]:
+    """A command, over several lines as a shell takes them."""
+    row = line[: len(line) - len(line.lstrip())]
+    for at, word in enumerate(_WORD.findall(line)):
+        if at and len(row) + len(word) + 3 > width:
+            yield f"{row} \\"
+            row = _GOES_ON + word
+        else:
+            row += f"{' ' * bool(at)}{word}"
+    yield row

@@ -1,0 +1,75 @@
+"""What an address or a field asks for and does not get, as one kind of sentence.
+
+Each says what was asked for, what there is, and what is shown in its place or where to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from profiler import Report
+from profiler.units import shortened
+
+_LONGEST = 40  # characters of what was asked for
+_MOST = 8  # of what there is, by name
+Check = Callable[[str], str]  # the sentence about a parameter's value; "" where it is fine
+
+
+def refused(what: str, asked: object, there: str, then: str) -> str:
+    """The sentence: what there is not, what ``there`` is, and what holds or helps ``then``.
+
+    ``what``: a noun, or one with places for what was asked for, "window from {} to {}" for two.
+    """
+    parts = asked if isinstance(asked, tuple) else (asked,)
+    place = what if "{}" in what else f"{what} {{}}"
+    return f"There is no {place.format(*map(said, parts))}: {there}. {then}"
+
+
+def said(asked: object) -> str:
+    """Numbers as they are, everything else in quotation marks, short."""
+    words = shortened(str(asked), _LONGEST)
+    if not words:
+        return "nowhere"
+    return words if words.lstrip("-").isdecimal() else f"“{words}”"
+
+
+def numbers(low: int, high: int, noun: str = "") -> str:
+    """What there is of something numbered: there are tiles 0 to 1,471."""
+    named = f"{noun} " if noun else ""
+    if high < low:
+        return "there is none"
+    return (
+        f"there is {named}{low:,} only" if low == high else f"there are {named}{low:,} to {high:,}"
+    )
+
+
+def names(words: Sequence[str]) -> str:
+    """What there is of something named; of numbers in a row, from where to where."""
+    digits = [int(one) for one in words if one.isdecimal()]
+    others = [one for one in words if not one.isdecimal()]
+    if len(digits) > 2 and digits == list(range(digits[0], digits[-1] + 1)):
+        others.append(f"{digits[0]:,} to {digits[-1]:,}")
+    else:
+        others = list(words)
+    if len(others) > _MOST:
+        others = [*others[:_MOST], f"{len(others) - _MOST:,} more"]
+    if len(words) < 2:
+        return f"there is {words[0]} only" if words else "there is none"
+    if len(others) < 2:
+        return f"there are {others[0]}"
+    return f"there are {', '.join(others[:-1])} and {others[-1]}"
+
+
+def no_row(report: Report, record: type, noun: str, then: str) -> Check:
+    """Checks the id of a row of a table; "" is none."""
+
+    def check(value: str) -> str:
+        ids = report.columns_of(record)["id"]
+        if value.isdecimal() and report.rows_of(record, np.array([int(value[:18])]))[0] >= 0:
+            return ""
+        least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+        return refused(noun, value, numbers(least, most), then)
+
+    return check
