@@ -146,14 +146,14 @@ def reach(results: Sequence[Result]) -> str:
         inside = sum(error <= worst for error in errors) / len(errors)
         lines.append(
             f"| {name} | {len(errors)} | {median:.2f} | {worst:.2f} |"
-            f" {statistics.median(errors):.3f} | {max(errors):.3f} | {100 * inside:.0f}% |"
+            f" {statistics.median(errors):.3f} | {max(errors):.3f} | {math.floor(100 * inside)}% |"
         )
     memory = [r.error for r in known if is_total_memory(r.row) and not r.row.mark]
     if memory:
         inside = sum(error <= 0.15 for error in memory) / len(memory)
         lines.append(
             f"| memory, nine of ten within 0.15 | {len(memory)} | 0.06 | 0.15 |"
-            f" {statistics.median(memory):.3f} | {max(memory):.3f} | {100 * inside:.0f}% |"
+            f" {statistics.median(memory):.3f} | {max(memory):.3f} | {math.floor(100 * inside)}% |"
         )
     return "\n".join(lines)
 
@@ -351,6 +351,10 @@ def head(results: Sequence[Result]) -> str:
         errors = [r.error for r in timed if r.row.group == "whole models"]
         return f"{100 * statistics.median(errors):.0f}%" if errors else "-"
 
+    def micro_batch() -> str:
+        errors = increments.errors(results)
+        return f"{100 * statistics.median(errors):.0f}%" if errors else "-"
+
     return HEAD.format(
         products=percent("poplibs, products"),
         fp16=percent("dense products, bow fp16"),
@@ -358,6 +362,7 @@ def head(results: Sequence[Result]) -> str:
         layers=percent("poplibs, layers"),
         convolutions=percent("poplibs, convolutions"),
         models=training(),
+        micro_batch=micro_batch(),
         inference=percent("whole models, inference"),
         depthwise=percent("poplibs, depthwise"),
         memory=f"{100 * statistics.median(memory):.0f}%" if memory else "-",
@@ -375,7 +380,7 @@ For users, in five lines:
    carries how far its cycles likely are from the truth, and reports show it.
 2. Medians of time: products {products} (measured on Bow: fp16 {fp16}, fp32 {fp32}), layers with
    their gradients {layers}, convolutions with theirs {convolutions}, trained
-   models {models}, inference {inference}.
+   models {models} (one more micro-batch of theirs {micro_batch}), inference {inference}.
 3. Bytes of tile memory, code aside: a median of {memory}, nine of ten within {nine}.
 4. Weakest: depthwise convolutions ({depthwise}), convolutions of 2019's software, layers with few
    rows or outputs, losses; no published row measures norms, softmax and optimisers on their own.
