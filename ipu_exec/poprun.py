@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ipu_exec import launch, run
 from ipu_exec.checks import count
 from ipuscope import __version__
+from ipuscope.help_text import HelpText
 from ipuscope.words import Parser
 
 _EXAMPLE = """example:
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="poprun",
         description="Run several instances of a PopTorch script on modelled IPUs.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpText,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

@@ -42,6 +42,7 @@ from ipu_exec.planning import sweeping as sweeps
 from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
 from ipuscope import __version__
+from ipuscope.help_text import HelpText
 from ipuscope.words import Parser
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
@@ -155,7 +156,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpText,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(

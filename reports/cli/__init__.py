@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ipuscope import __version__
+from ipuscope.help_text import HelpText
 from ipuscope.words import Parser
 from reports.cli import (
     advise,
@@ -47,7 +48,6 @@ from reports.cli import (
     why,
 )
 from reports.cli.common import CommandError, first_steps, one_line
-from reports.cli.help_text import HelpText
 
 # In the order of --help: what a newcomer needs first.
 COMMANDS = {

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
+from ipu_exec import poprun, run
+from ipuscope.help_text import HelpText
 from reports.cli import COMMANDS, make_parser
-from reports.cli.help_text import HelpText
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -26,6 +27,19 @@ def test_help_is_no_wider_than_the_terminal(
     module = COMMANDS.get(command or "")
     words = " ".join((module.__doc__ or "").split()) if module else "Ask a profile.pop"
     assert words in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", ["ipu-run", "poprun"])
+def test_help_of_runs_is_no_wider_either(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = run._parser("ipu-run") if command == "ipu-run" else poprun._parser()
+    lines = parser.format_help().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert parser.description is not None
+    assert parser.description in " ".join(" ".join(lines).split())
 
 
 def test_an_example_that_is_too_long_is_still_one_command() -> None:
@@ -47,3 +61,11 @@ def test_paragraphs_are_filled() -> None:
     assert first == "One."
     assert second.split() == ("two three " * 9).split()
     assert len(second.splitlines()) == 3
+
+
+def test_prose_before_examples_is_filled_and_indented_with_its_group() -> None:
+    text = HelpText("run", width=30)._fill_text("one two " * 9 + "\n  run it   so", 30, "  ")
+    *prose, example = text.splitlines()
+    assert " ".join(" ".join(prose).split()) == ("one two " * 9).strip()
+    assert all(line.startswith("  ") and len(line) <= 30 for line in prose)
+    assert example == "    run it   so"

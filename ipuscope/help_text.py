@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -23,27 +24,35 @@ class HelpText(argparse.HelpFormatter):
             self._action_max_length = max(self._action_max_length, self._current_indent + longest)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        paragraphs = text.split("\n\n")
-        return "\n\n".join("\n".join(_paragraph(one, width)) for one in paragraphs)
+        paragraphs = (_paragraph(one, width - len(indent)) for one in text.split("\n\n"))
+        return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
 
 
 def _paragraph(text: str, width: int) -> Iterator[str]:
-    lines = text.splitlines()
-    if not any(line.startswith("  ") for line in lines):
-        yield from textwrap.wrap(" ".join(lines), width)
+    for example, lines in itertools.groupby(text.splitlines(), _is_example):
+        if example:
+            for line in lines:
+                yield from _example(line, width)
+        else:
+            yield from textwrap.wrap(" ".join(lines), width)
+
+
+def _is_example(line: str) -> bool:
+    return line.startswith("  ")
+
+
+def _example(line: str, width: int) -> Iterator[str]:
+    if len(line) <= width:
+        yield line
         return
-    for line in lines:
-        if len(line) <= width:
-            yield line
-            continue
-        command, *remark = _REMARK.split(line.rstrip(), maxsplit=1)
-        if command.startswith(_ASIDE):  # the remark of the line above
-            command, remark = "", [command.lstrip()]
-        if command:
-            yield from _command(command, width)
-        yield from textwrap.wrap(
-            "".join(remark), width, initial_indent=_ASIDE, subsequent_indent=_ASIDE
-        )
+    command, *remark = _REMARK.split(line.rstrip(), maxsplit=1)
+    if command.startswith(_ASIDE):  # the remark of the line above
+        command, remark = "", [command.lstrip()]
+    if command:
+        yield from _command(command, width)
+    yield from textwrap.wrap(
+        "".join(remark), width, initial_indent=_ASIDE, subsequent_indent=_ASIDE
+    )
 
 
 def _command(line: str, width: int) -> Iterator[str]:
