@@ -79,7 +79,7 @@ def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str,
 def _other_split(
     title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
 ) -> Insight:
-    action = "ipu-report rebalance -o FILE writes that split as a placement file"
+    action = "to use that split, ipu-report rebalance -o FILE writes it as a placement file"
     where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return Insight(title, detail, action, where, gain, change=change, waits=waits)

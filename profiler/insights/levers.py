@@ -92,7 +92,7 @@ def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
     if levers.micro_batches:
         return (
             f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
-            f"With {levers.micro_batches}, phases fill and drain less often{_and_update(basis)}.",
+            f"With {levers.micro_batches}, phases fill and drain{_and_update(basis)} less often.",
             Waits(phases=(PipelinePhase.UPDATE,)),
         )
     if levers.outputs:
@@ -127,7 +127,7 @@ def _words_on_room(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
 
 
 def _and_update(basis: Basis) -> str:
-    return ", and weights are updated less often" if basis.costs.training else ""
+    return " and weights are updated" if basis.costs.training else ""
 
 
 def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
@@ -138,7 +138,7 @@ def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:
     times = one.samples_per_second / max(1e-9, advised.present.samples_per_second)
     words = one.title.split(" instead of ")[0]
     yield Insight(
-        f"{words} would be quicker, and does not fit",
+        f"{words} would be quicker, but does not fit",
         f"{times:.2f} times the samples a second{' (an estimate)' * one.estimate}; {one.memory}.",
         "Make room first: ipu-report tile says what the tile holds",
         f"/memory?ipu={one.ipu}",

@@ -65,7 +65,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
     findings = [
         Insight(
             f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{units.size(free)} of it are free."
+            f"{units.size(free)} of it is free."
             + (" A micro-batch may grow until it is full." if roomy else ""),
             (
                 "A larger micro-batch uses the tiles better"

@@ -55,8 +55,9 @@ def rest(
 ) -> Iterator[Insight]:
     """An insight on each cause that still has much of the path, with what shortens it.
 
-    The gain is a bound: from the schedule without that cause or, where there is no schedule to ask,
-    its part of the path. ``turn``: what a device iteration is, in words.
+    Its share is of the whole path, as `ipu-report why` has it. The gain is a bound: from the
+    schedule without that cause or, where there is no schedule to ask, what others do not speak of.
+    ``turn``: what a device iteration is, in words.
     """
     known = np.zeros(len(path), dtype=bool)
     for one in spoken_of:
@@ -67,9 +68,12 @@ def rest(
         cycles = int(pieces["cycles"].sum())
         if cycles < _WORTH * total or str(cause) not in _ACTION:
             continue
+        whole = int(path.loc[path["cause"] == cause, "cycles"].sum())
+        others = f"; other insights speak of {whole - cycles:,}" if whole > cycles else ""
         yield Insight(
-            f"{_what(str(cause))} takes {percent(cycles / total)} of {turn}",
-            f"{cycles:,} cycles of the critical path, {_most(pieces)}.",
+            f"{_what(str(cause))} takes {percent(whole / total)} of {turn}",
+            f"{whole:,} cycles of the critical path{others}. Of {'the rest' if others else 'them'},"
+            f" {_most(pieces)}.",
             _ACTION[str(cause)],
             "/trace" if costs is None else "/pipeline",
             _bound(str(cause), cycles, costs, present),
@@ -95,7 +99,7 @@ def _most(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     share = of_ipu.max() / max(1, of_ipu.sum())
     shortly = str(first["name"]).removesuffix("/mid")  # the part of a stream copy that moves bytes
-    return f"{percent(share)} of them on IPU {of_ipu.idxmax()}, the longest in {shortly}"
+    return f"{percent(share)} are on IPU {of_ipu.idxmax()}, the longest in {shortly}"
 
 
 def _bound(cause: str, cycles: int, costs: Costs | None, present: Prediction | None) -> int:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -20,9 +21,10 @@ from ipu_exec.options import LEVERS_VARIABLE
 from profiler import Report, analysis, open_report
 from profiler.advise import Advice, Levers, advise
 from profiler.analysis.critical_path import WAITING, critical_path, entries
-from profiler.enums import Role
+from profiler.enums import PipelinePhase, Role
 from profiler.insights import Insight, Waits, insights, levers, share_accounted
 from profiler.insights.finding import accounted
+from profiler.insights.rest import rest
 from profiler.rebalance import Costs
 from profiler.rebalance.split import quickest
 from tests.models import Mlp, Mnist, TiedWords, model_of
@@ -358,6 +360,30 @@ def adds_up_and_is_spoken_of(report: Report) -> None:
     assert share_accounted(report, all_insights) >= 0.9
     assert all(one.action for one in all_insights)
     assert all(one.gain_cycles > 0 for one in all_insights if one.waits)
+
+
+def test_a_cause_has_the_share_that_why_says() -> None:
+    """Though another insight speaks of a part of it."""
+    rows = [("steady", 600, 0), ("update", 300, 1)]
+    path = pd.DataFrame(
+        {
+            "cause": "streaming memory",
+            "phase": [phase for phase, *_ in rows],
+            "direction": "",
+            "stage": 0,
+            "op": -1,
+            "ipu": [ipu for *_, ipu in rows],
+            "name": "load/mid",
+            "cycles": [cycles for _, cycles, _ in rows],
+        }
+    )
+    path = pd.concat([path, path.assign(cause="compute", cycles=50)], ignore_index=True)
+    spoken = [Waits(phases=(PipelinePhase.UPDATE,))]
+    (streams,) = [one for one in rest(path, spoken, "an update") if "streaming" in one.title]
+    assert streams.title == "streaming memory takes 90.0% of an update"
+    assert streams.gain_cycles == 600
+    assert "900 cycles of the critical path; other insights speak of 300." in streams.detail
+    assert "Of the rest, 100.0% are on IPU 0" in streams.detail
 
 
 # all of examples.models but sizes of a family that are the same model when they are tiny

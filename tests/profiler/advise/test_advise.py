@@ -185,7 +185,7 @@ def test_the_insights_on_phases_name_what_is_too_large(
     monkeypatch.setattr(PhasedBasis, "memory_with", much_a_sample)
     assert not [one for one in advise(report).single if one.levers.micro_batch]
     (one,) = (one for one in insights(report) if "does not fit" in one.title)
-    assert one.title == "micro-batch of 16 would be quicker, and does not fit"
+    assert one.title == "micro-batch of 16 would be quicker, but does not fit"
     assert "IPU 0: does not fit by" in one.detail
     assert not one.gain_cycles
 
