@@ -233,8 +233,16 @@ def _print_text(pages: Sequence[Page], named: bool) -> None:
                     console.print(Text.assemble(*line), soft_wrap=part.as_drawn)
 
 
+class _Console(Console):
+    """Leaves a reader that has seen enough (``| head``) to the command, which ends well then."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the exception is handled; rich would end the process with 1."""
+        raise BrokenPipeError
+
+
 def _console(width: int) -> Console:
-    return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    return _Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def _for_people(part: Table | Facts | Lines) -> bool:

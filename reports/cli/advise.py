@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
     parser.add_argument(
         "--samples",
-        type=common.count,
+        type=common.positive,
         default=0,
         metavar="N",
         help="most samples of a weight update (default: 32 times as many as now)",

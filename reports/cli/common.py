@@ -171,6 +171,13 @@ def count(words: str) -> int:
     return int(words)
 
 
+def positive(words: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    if not words.isdecimal() or not int(words):
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
+    return int(words)
+
+
 def whole_numbers(option: str, words: str) -> tuple[int, ...]:
     """Parse comma-separated whole numbers. Raises CommandError with the name of the option."""
     parts = [part.strip() for part in words.split(",")]

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
-        "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
+        "--depth", type=common.positive, metavar="N", help="levels to show (default: all)"
     )
     parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
     common.add_top(parser, 60)

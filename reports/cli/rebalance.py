@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser, "*")  # `--verify AFTER` takes the only one for its N
     parser.add_argument(
-        "--stages", type=common.count, metavar="N", help="number of stages (default: fastest)"
+        "--stages", type=common.positive, metavar="N", help="number of stages (default: fastest)"
     )
     parser.add_argument(
         "--fewest", action="store_true", help="the fewest IPUs on which the model fits"

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_stage_ipus(parser, "the IPU of each stage (default: 0, 1, 2 ...)")
     parser.add_argument(
         "--micro-batches",
-        type=common.count,
+        type=common.positive,
         metavar="N",
         help="gradient accumulation (default: as profiled)",
     )

@@ -206,6 +206,35 @@ def test_one_profile_that_takes_long_is_said_too(
     assert capsys.readouterr().err == ""
 
 
+def test_a_reader_that_has_seen_enough_is_no_failure(runs: Path) -> None:
+    """As of ``| head`` under a shell's pipefail."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "reports.cli", "ops", str(runs / "training")]
+        process = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    finally:
+        os.close(writing)
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "advise --samples",
+        "rebalance --stages",
+        "whatif --micro-batches",
+        "program --depth",
+    ],
+)
+def test_none_of_what_must_be_some_is_refused(
+    words: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nought meant the default, without a word."""
+    line = complain(capsys, 2, *words.split(), "0", runs / "training")
+    assert f"argument {words.split()[1]}: '0' is not a whole number of at least 1" in line
+
+
 @pytest.mark.parametrize("command", ["html", "export", "stages"])
 def test_every_command_says_that_it_works(
     command: str,
