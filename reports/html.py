@@ -46,7 +46,7 @@ _TOP_OPS = 40
 _MOST_WAITS = 15
 _SENTENCE = 60  # letters from which a table's cell wraps
 _FEW_COLUMNS = 4  # that a narrow window has room for
-_NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| [KMGT]?i?B)?)?")
+_NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| (K|M|G)?i?B)?)?")
 _LONG = 16  # letters from which a name may break
 _BEHIND_MARKS = re.compile(r"(?<=[/._:])(?=[A-Za-z])")
 _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked at
