@@ -275,6 +275,11 @@ window.ipuscopeKeep = function (query) {
     }
   });
 
+  // -- on paper: a figure that is drawn anew for its width keeps its place meanwhile -------------------
+  const graphs = () => Array.from(document.querySelectorAll('.dash-graph'));
+  window.addEventListener('beforeprint', () => graphs().forEach((one) => { one.style.minHeight = one.offsetHeight + 'px'; }));
+  window.addEventListener('afterprint', () => graphs().forEach((one) => { one.style.minHeight = ''; }));
+
   // -- keys -------------------------------------------------------------------------------------------
   // A number that there is not: the field keeps what was typed, and the page says why nothing follows.
   let refused = null;
