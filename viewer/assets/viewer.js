@@ -310,8 +310,6 @@ window.ipuscopeKeep = function (query) {
     if (event.key === 'Enter' && event.target.matches?.('input[type=search]')) {
       step(event.target.value, event.shiftKey ? 'trace-previous' : 'trace-next', 40);
     }
-    const cell = event.key === 'Enter' && event.target.closest?.('.ag-row .ag-cell');
-    if (cell) { cell.click(); }  // a table's rows, as by a click
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
       document.getElementById('query-run')?.click();
     }
