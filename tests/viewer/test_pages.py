@@ -533,6 +533,25 @@ def test_a_table_is_one_stop_of_the_tab_key(chromium: Any, address: str) -> None
         assert page.evaluate("document.activeElement.type") == "search"
 
 
+def test_a_page_is_printed_with_its_bars_and_without_its_buttons(
+    chromium: Any, address: str
+) -> None:
+    with tab(chromium, address, color_scheme="dark") as view:
+        page = view.open("/")
+        page.emulate_media(media="print")
+        assert page.locator("nav.side").is_hidden()
+        assert page.locator(".tools").first.is_hidden()
+        assert page.locator(".bar-chart").first.is_visible()
+        kept = "getComputedStyle(document.querySelector('.bar-chart .bar')).printColorAdjust"
+        assert page.evaluate(kept) == "exact"
+        view.open("/pipeline")
+        held = "[...document.querySelectorAll('.dash-graph')].map(one => one.style.minHeight)"
+        page.evaluate("() => { window.dispatchEvent(new Event('beforeprint')); }")
+        assert all(height.endswith("px") for height in page.evaluate(held))
+        page.evaluate("() => { window.dispatchEvent(new Event('afterprint')); }")
+        assert set(page.evaluate(held)) == {""}
+
+
 def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         page = view.open("/program?find=convolve")

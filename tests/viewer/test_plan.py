@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from planner import Obtained
 from tests.planner.test_plan_file import candidate, plan
 from viewer.figures import theme as themes
 from viewer.figures.plan import candidates, pareto
 from viewer.plan_app import command_of, create_plan_app, facts_of, first_chosen
+from viewer.screenshots import serving
 
 
 def test_the_front_has_what_no_other_beats_in_speed_and_memory() -> None:
@@ -42,6 +46,23 @@ def test_the_app_answers() -> None:
     assert answer.status_code == 200
     assert b"Samples a second over memory" in answer.data
     assert dict(facts_of(plan().candidates[0]))["t x p x r"] == "1 x 2 x 2"
+
+
+@pytest.mark.browser
+def test_a_candidate_is_chosen_by_keyboard(chromium: Any) -> None:
+    with serving(create_plan_app(plan(), "plan.json")) as address:
+        page = chromium.new_page()
+        said: list[str] = []
+        page.on("console", lambda one: said.append(one.text))
+        page.goto(address)
+        page.locator("#plan-table .ag-header-cell").first.focus()
+        for _ in range(3):  # the filters, and two rows
+            page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.innerText.trim()") == "2"
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#plan-table .ag-row-selected [col-id=rank] >> text=2")
+        page.close()
+        assert [words for words in said if "getRowId" in words] == []
 
 
 def test_the_best_and_the_scripts_own_are_side_by_side_at_first() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from profiler import Report, open_report
-from profiler.query import Answer
+from profiler.query import Answer, select
 from tests.synthetic import synthetic_profile
 from viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
 from viewer.figures.marks import Selection
@@ -325,6 +325,22 @@ def test_a_table_of_an_answer_holds_any_name_and_number() -> None:
     _, grid = query._table(answer, LIGHT)
     assert grid.rowData == [{"c0": str(large), "c1": "<i>", "c2": 1.5}]
     assert [column["headerName"] for column in grid.columnDefs] == ["a.b", "a.b:1", "d3.x"]
+
+
+def test_what_is_of_calls_has_no_rows_where_none_was_profiled(
+    report: Report, tmp_path: Path
+) -> None:
+    compiled = open_report(synthetic_profile(tmp_path / "compiled.pop", runs=0))
+    full = []
+    for name in query.OF_CALLS:
+        sql = f"SELECT * FROM {name} LIMIT 5"
+        full.append(len(select(report, sql).rows) > 0)
+        assert len(select(compiled, sql).rows) == 0
+        (said,) = query._none_profiled(compiled, sql)
+        assert f"No call was profiled, so {name} has no rows" in said.children
+        assert query._none_profiled(report, sql) == []
+    assert sum(full) == len(full) - 2  # it has no host events
+    assert query._none_profiled(compiled, "SELECT * FROM ops WHERE 0") == []
 
 
 def view_of(report: Report, page: str, **params: str) -> common.View:

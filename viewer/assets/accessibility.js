@@ -64,6 +64,7 @@
   // -- tables: arrows go from cell to cell, Tab goes on to what follows. A thousand rows would hold whoever has no mouse.
   const STOPS = 'a[href], button:not(:disabled), input:not([type=hidden]):not(:disabled), textarea, summary, [tabindex="0"]';
   document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter') { event.target.closest?.('.ag-row .ag-cell')?.click(); }  // a row, as by a click
     const grid = event.key === 'Tab' && event.target.matches?.('.ag-cell, .ag-header-cell') && event.target.closest('.ag-root-wrapper');
     if (!grid) { return; }
     const way = event.shiftKey ? Node.DOCUMENT_POSITION_PRECEDING : Node.DOCUMENT_POSITION_FOLLOWING;

@@ -275,6 +275,11 @@ window.ipuscopeKeep = function (query) {
     }
   });
 
+  // -- on paper: a figure that is drawn anew for its width keeps its place meanwhile -------------------
+  const graphs = () => Array.from(document.querySelectorAll('.dash-graph'));
+  window.addEventListener('beforeprint', () => graphs().forEach((one) => { one.style.minHeight = one.offsetHeight + 'px'; }));
+  window.addEventListener('afterprint', () => graphs().forEach((one) => { one.style.minHeight = ''; }));
+
   // -- keys -------------------------------------------------------------------------------------------
   // A number that there is not: the field keeps what was typed, and the page says why nothing follows.
   let refused = null;
@@ -305,8 +310,6 @@ window.ipuscopeKeep = function (query) {
     if (event.key === 'Enter' && event.target.matches?.('input[type=search]')) {
       step(event.target.value, event.shiftKey ? 'trace-previous' : 'trace-next', 40);
     }
-    const cell = event.key === 'Enter' && event.target.closest?.('.ag-row .ag-cell');
-    if (cell) { cell.click(); }  // a table's rows, as by a click
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
       document.getElementById('query-run')?.click();
     }

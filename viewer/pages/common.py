@@ -583,7 +583,7 @@ def table(
         height = min(
             height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
         )
-    more: dict[str, Any] = {"getRowId": f"params.data.{row_id}"} if row_id else {}
+    more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
     if fitted:
         more |= {"columnSize": "responsiveSizeToFit", "columnSizeOptions": _limits(columns)}
     return dag.AgGrid(

@@ -5,6 +5,7 @@ The statement that ran is in the address.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -28,6 +29,19 @@ ANSWER_BYTES = 1 << 20
 _MOST_CHARACTERS = 4000  # of a statement: it has to fit into an address
 _EXACT = 1 << 53  # whole numbers that a browser takes as they are
 
+# Tables and views of calls: a model that was only compiled has no rows in them.
+OF_CALLS = (
+    "runs",
+    "iterations",
+    "host_events",
+    "host_values",
+    "run_cycles",
+    "execution_steps",
+    "stage_micro_batches",
+    "steps",
+    "steps_by_ipu",
+    "execution_cycle_totals",
+)
 EXAMPLES: tuple[tuple[str, str], ...] = (
     ("Stages: what a micro-batch costs", "SELECT stage, cycles, ipu FROM stage_cycles"),
     (
@@ -194,6 +208,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         x, y = columns_to_draw(frame, x, y)
         names = [{"value": name, "label": name} for name in frame.columns]
         numbers = [one for one in names if answers.numeric(frame[one["value"]])]
+        said += _none_profiled(report, sql) if not len(frame) else []
         return [*said, *_table(answer, common.theme_of(where))], names, x, numbers, y
 
     @app.callback(
@@ -230,6 +245,19 @@ def columns_to_draw(frame: pd.DataFrame, x: Any, y: Any) -> tuple[str | None, st
     along = str(x) if x in names else names[0] if names else None
     others = [name for name in numbers if name != along] or numbers
     return along, str(y) if y in numbers else others[0] if others else None
+
+
+def _none_profiled(report: Report, sql: Any) -> list[Any]:
+    """A message where there are no rows because no call was profiled."""
+    named = re.findall(r"\w+", str(sql).lower())
+    of_calls = [name for name in OF_CALLS if name in named]
+    if not report.predicted or not of_calls:
+        return []
+    words = (
+        f"No call was profiled, so {of_calls[0]} has no rows: the model was only compiled. Pages"
+        " of time draw the schedule that this predicts."
+    )
+    return [common.message(words)]
 
 
 def _no_columns(frame: pd.DataFrame, x: Any, y: Any) -> list[Any]:

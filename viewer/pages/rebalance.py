@@ -287,6 +287,8 @@ def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
 def _levers(report: Report, advised: Advised) -> Any:
     """The advisor's proposals besides the split, and how to check them."""
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
+    if not every and report.meta["state"] == "out of memory":
+        return common.message("No lever that is known makes it fit. What frees most is said above.")
     if not every:
         return common.message("No other lever that is known gains anything.")
     rows = [_lever(one) for one in every[:MOST_LEVERS]]

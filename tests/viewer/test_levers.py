@@ -1,0 +1,20 @@
+"""What Rebalance says of levers where there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from viewer.pages import rebalance
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("executed", "No other lever"), ("out of memory", "No lever that is known makes it fit")],
+)
+def test_no_lever_is_said_by_what_it_would_be_for(state: str, said: str) -> None:
+    none: Any = SimpleNamespace(single=(), together=None)
+    report: Any = SimpleNamespace(meta={"state": state})
+    assert rebalance._levers(report, none).children.startswith(said)
