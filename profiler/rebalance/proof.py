@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler import units
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import (
@@ -110,7 +111,7 @@ def does_not_fit(
     one before, until Blocks are left over; else that Blocks which must be together are not.
     """
     count, limit = len(costs), costs.machine.bytes_per_tile
-    lead = f"no split of {count} Blocks into {stages} stages fits: "
+    lead = f"no split of {count} Blocks into {units.count(stages, 'stage')} fits: "
 
     def over(first: int, last: int, depth: int) -> int:
         (passing,) = passing_alone(costs, np.array([first]), np.array([last]))

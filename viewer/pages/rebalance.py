@@ -19,6 +19,7 @@ from profiler.rebalance.costs import check, pipelined
 from profiler.rebalance.known_split import known_split
 from profiler.rebalance.parse import in_address
 from profiler.rebalance.split import Split, quickest
+from profiler.units import count as counted
 from profiler.units import per_second, sentence
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -312,7 +313,7 @@ def _best(report: Report, costs: Costs, count: int) -> tuple[Split, str]:
     For the profiled number also onto fewer IPUs, or back to one, as `ipu-report rebalance` finds.
     """
     if count != len(costs.ipus):
-        return best_split(costs, count), f"split into {count} stages"
+        return best_split(costs, count), f"split into {counted(count, 'stage')}"
     own = costs is Costs.from_report(report)
     return (known_split(report) if own else quickest(costs)), "split onto these IPUs"
 
