@@ -649,7 +649,7 @@ blind test of training. PopART's and TensorFlow's are compiled as PyTorch's prog
 of their own public configurations (tags v2.5.0 to v3.3.0 of [EX]); a pack counts as the sequences
 that PyTorch's configuration says, 1.17 or 2. Attention has no dropout in BERT's pretraining
 (attention_probs_dropout_prob 0): until these rows came the older ones of BERT were compiled with
-it, and a few per cent slower. BERT-Large in packs of 128 does
+it, and up to 1% slower. BERT-Large in packs of 128 does
 6,044 sequences/s in PopART and 5,592 in PyTorch on 16 IPUs, 22,759 and 18,494 on 64, by much the
 same configuration: 8 and 23% apart, on 64 IPUs predicted 4%. The rest is not explained; how the
 two programs run it, and their hosts, differ.
