@@ -146,9 +146,12 @@ def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataF
 
 def chain_through(tasks: pd.DataFrame) -> Chain:
     """The chain through the tasks of a device iteration (`Report.tasks`), from its beginning."""
+    import pandas as pd
+
     origin = int(tasks["start"].min()) if len(tasks) else 0
-    kind = tasks["kind"].astype(str).to_numpy()
-    rank = np.where(kind == "idle", 2, np.where(kind == records.BESIDE, 1, 0))
+    kind, kinds = pd.factorize(tasks["kind"])
+    rank_of = [{"idle": 2, records.BESIDE: 1}.get(str(name), 0) for name in kinds]
+    rank = np.array(rank_of or [0])[kind]
     start, end = (tasks[name].to_numpy() - origin for name in ("start", "end"))
     total = int(end.max(initial=0))
     return chain(tasks["ipu"].to_numpy(), start, end, rank, total)

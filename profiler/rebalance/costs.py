@@ -272,7 +272,7 @@ def _meeting(
     one IPU nothing is exchanged: there it is what the links would take.
     """
     ops = report.ops[report.ops["direction"] == Direction.UPDATE]
-    if not ops["aten"].str.startswith("aten.stack.").any():
+    if not any(name.startswith("aten.stack.") for name in set(ops["aten"].tolist())):
         return None, 0
     names = ("direction", "purpose", "op", "block", "ipu", "cycles")
     direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
