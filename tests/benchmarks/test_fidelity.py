@@ -6,6 +6,7 @@ Rows are read by their grammar, run through the front end, and reported honestly
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -272,9 +273,14 @@ def test_fine_tuning_has_no_heads_of_pretraining() -> None:
 
 
 def test_each_class_of_error_has_the_rows_of_today() -> None:
-    """`measured.csv`, which profiles take their error from, is of the rows that are registered."""
+    """`measured.csv`, which profiles take their error from, is of the rows that are registered.
+
+    But for those that a compile shows to be other work, which have a star on the page.
+    """
+    starred = set(re.findall(r"^\| (\S+)\* \|", (ROOT / "docs" / "fidelity.md").read_text(), re.M))
     rows = read(HERE / "validation.csv") + found_elsewhere()
-    counted = Counter(name for row in rows if (name := class_of(row)) is not None)
+    known = [row for row in rows if row.mark or row.id not in starred]
+    counted = Counter(name for row in known if (name := class_of(row)) is not None)
     assert counted == {name: error.rows for name, error in errors().items()}
 
 
