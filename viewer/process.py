@@ -8,10 +8,10 @@ import gc
 def settle() -> None:
     """Let the garbage collector leave alone what is loaded by now, a million objects that stay.
 
-    A pass over them takes 70 ms, and would fall into one answer or another. Later passes come
-    seldom: an answer makes thousands of objects, few of which are in cycles, and a pass over all
-    that came since takes as long as a small answer.
+    A pass over them takes 70 ms, and would fall into one answer or another. A pass over all
+    that came since takes as long as a small answer, and comes seldom; those over what is young, of
+    which most goes at once, stay as often as they are.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(700, 10, 200)
