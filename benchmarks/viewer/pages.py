@@ -85,7 +85,8 @@ def section(profiles: dict[str, Path]) -> list[str]:
         " server takes, where nothing is kept of the profile and in a viewer that is started"
         f" after that, the least of {_ROUNDS} rounds, and the kilobytes of the answer. In bold: a"
         f" first time over {WANTED} times that of the first profile; times up to"
-        f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. A profile of 16,384 steps or more"
+        f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. A profile of"
+        " 16,384 steps or more"
         " holds what takes long to work out (`profiler.worked_out`), as the code that is measured"
         " writes it. What is over that then is mostly the reading of more: there are"
         f" {_sizes(profiles)}.",
