@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pandas as pd
 
 from planner.engine import Engine
+from planner.mapping import Mapping
 from planner.phased_costs import PhasedCosts
 from planner.phased_search import least_held
 from planner.plan import SHARES, Candidate, Plan
@@ -15,7 +16,7 @@ from planner.priced import Place, Priced, RingsOf, choices_of, places
 from planner.question import Question
 from profiler.rebalance import best_split, what_if
 from profiler.rebalance.what_if import Prediction
-from profiler.units import per_second
+from profiler.units import count, per_second
 
 _HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
 _KIB = 1024
@@ -63,7 +64,7 @@ def why(plan: Plan) -> Iterable[str]:
     best = plan.best
     mapping = best.mapping
     yield (
-        f"{mapping.attached} IPUs as t={mapping.shards} x p={mapping.pipeline} x"
+        f"{count(mapping.attached, 'IPU')} as t={mapping.shards} x p={mapping.pipeline} x"
         f" r={mapping.replicas}: {per_second(best.rate)} samples/s,"
         f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
         f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
@@ -75,8 +76,8 @@ def why(plan: Plan) -> Iterable[str]:
     if mapping.attached < plan.question.ipus:
         left = plan.question.ipus - mapping.attached
         yield (
-            f"{left} of the {plan.question.ipus} IPUs are better left free: no mapping onto more"
-            " of them is better"
+            f"{left} of the {plan.question.ipus} IPUs {'is' if left == 1 else 'are'} better left"
+            " free: no mapping onto more of them is better"
         )
     recomputing = mapping.recomputation
     if recomputing != "none" and not mapping.in_phases:
@@ -107,24 +108,36 @@ def _against_own(plan: Plan) -> Iterable[str]:
         )
 
 
+def _shared(mapping: Mapping) -> str:
+    shards = mapping.shards
+    return f"tensors shared by {shards} IPUs" if shards > 1 else "tensors whole on an IPU"
+
+
+# the respects that matter, as what a mapping has of each
+_RESPECTS: tuple[Callable[[Mapping], str], ...] = (
+    lambda one: f"pipelines of {count(one.pipeline, 'IPU')}",
+    lambda one: count(one.replicas, "replica"),
+    lambda one: f"a micro-batch of {one.micro_batch}",
+    lambda one: (
+        f"a memory proportion of {one.memory_proportion}"
+        if one.proportion
+        else "the script's memory proportion"
+    ),
+    _shared,
+)
+
+
 def _against_others(plan: Plan) -> Iterable[str]:
     """The best candidate that differs in one respect, for the respects that matter."""
-    best = plan.best
-    respects = {
-        "pipelines of {} IPUs": lambda one: one.mapping.pipeline,
-        "{} replicas": lambda one: one.mapping.replicas,
-        "a micro-batch of {}": lambda one: one.mapping.micro_batch,
-        "a memory proportion of {}": lambda one: one.mapping.memory_proportion,
-        "tensors shared by {} IPUs": lambda one: one.mapping.shards,
-    }
-    for said, respect in respects.items():
-        others = [one for one in plan.candidates if one.runs and respect(one) != respect(best)]
+    best, mapping = plan.best, plan.best.mapping
+    for said in _RESPECTS:
+        others = [one for one in plan.candidates if one.runs and said(one.mapping) != said(mapping)]
         if not others:
             continue
         other = max(others, key=lambda one: one.rate)
         less = 1 - other.rate / best.rate
         if less > 0:
-            how = said.format(respect(other))
+            how = said(other.mapping)
             yield f"with {how} the best is {less:.1%} slower ({other.mapping})"
 
 
@@ -133,8 +146,9 @@ def _proof(plan: Plan) -> str:
         return f"{plan.stopped}: of what was looked at until then, this is the best"
     if plan.exact:
         return (
-            f"exact for the costs of the {plan.compiles} compiles: with a stage an IPU every split,"
-            " p and r and every way to save memory was looked at or ruled out by a lower bound"
+            f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
+            " split, p and r and every way to save memory was looked at or ruled out by a lower"
+            " bound"
         )
     return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
 
@@ -161,9 +175,9 @@ def none_runs(candidates: Sequence[Candidate], question: Question) -> str:
     nearest = min(candidates, key=lambda one: one.obtained.fullest if one.obtained else 0)
     problem = nearest.obtained.problem if nearest.obtained is not None else ""
     return (
-        f"no mapping onto {question.ipus} IPUs fits: the nearest is {nearest.mapping}, which was"
-        f" compiled: {problem}. More IPUs, smaller --micro-batches or lower --proportions take less"
-        " of a tile"
+        f"no mapping onto {count(question.ipus, 'IPU')} fits: the nearest is {nearest.mapping},"
+        f" which was compiled: {problem}. More IPUs, smaller --micro-batches or lower --proportions"
+        " take less of a tile"
     )
 
 
@@ -179,7 +193,7 @@ def no_mapping(
     if not legal:
         return _nothing_legal(every, question)
     nearest = _nearest(legal, question, engine.rings)
-    said = f"no mapping onto {question.ipus} IPUs fits"
+    said = f"no mapping onto {count(question.ipus, 'IPU')} fits"
     if nearest is not None:
         place, prediction = nearest
         fullest = max(prediction.memory, key=lambda one: one.nbytes)
@@ -197,7 +211,7 @@ def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) 
     """Say that no cut into phases fits, by how many bytes, and name the nearest."""
     found = [(least_held(costs, question), costs) for costs in every]
     known = [(one, costs) for one, costs in found if one is not None]
-    said = f"no mapping in phases onto {question.ipus} IPUs fits"
+    said = f"no mapping in phases onto {count(question.ipus, 'IPU')} fits"
     if not known:
         return f"{said}: {question.global_batch} samples cannot be cut so. Give --global-batch more"
     (nbytes, place), costs = min(known, key=lambda one: one[0][0])
@@ -217,7 +231,7 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
     least = "2p - 1" if question.training else "p"
     return (
         f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
-        f" micro-batches of {sizes} for a pipeline on at most {question.ipus} IPUs"
+        f" micro-batches of {sizes} for a pipeline on at most {count(question.ipus, 'IPU')}"
         f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
         " replica). Give --global-batch more samples, or let go of what is fixed"
     )

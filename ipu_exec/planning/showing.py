@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -18,7 +19,7 @@ from planner.plan import SHARES
 from planner.plan_file import content
 from planner.planning import News
 from planner.words import kib, latency, table
-from profiler.units import per_second
+from profiler.units import count, per_second
 
 SHOWN = 10  # rows
 _NAMED = 9  # stages whose Blocks are counted one by one
@@ -55,8 +56,8 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     """The best mappings, where the time of each goes, and why the first is the best."""
     question = plan.question
     console.print(
-        f"[bold]{plan.model or 'The model'} on {question.ipus} IPUs[/], {question.global_batch:,}"
-        f" samples a {question.turn}, for {question.objective}"
+        f"[bold]{plan.model or 'The model'} on {count(question.ipus, 'IPU')}[/],"
+        f" {question.global_batch:,} samples a {question.turn}, for {question.objective}"
     )
     console.print(_mappings(plan, plan.candidates[:rows]))
     console.print(_times(plan.candidates[:rows]))
@@ -64,12 +65,26 @@ def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
     if verified:
         console.print(_verified(plan, verified))
     for line in (*plan.why, *plan.notes):
-        console.print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
+        _say(line, "- ", "  ", console)
     if plan.left_out:
-        lines = ("not compiled:", *(f"  {line}" for line in plan.left_out))
-        console.print("\n".join(lines), markup=False, highlight=False)
+        console.print("not compiled:")
+    for line in plan.left_out:
+        _say(line, "  ", "    ", console)
     cached = f", {plan.cached} from the disk" if plan.cached else ""
-    console.print(f"{plan.compiles} compiles{cached}, {plan.seconds:.1f} s", style="dim")
+    console.print(f"{count(plan.compiles, 'compile')}{cached}, {plan.seconds:.1f} s", style="dim")
+
+
+def _say(words: str, first: str, others: str, console: Console) -> None:
+    """Print lines that begin so, no wider than the terminal but for words that are."""
+    lines = textwrap.wrap(
+        words,
+        console.width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 def _folded(split: str) -> str:

@@ -21,8 +21,17 @@ def test_on_80_columns_nothing_is_cut() -> None:
     )
     many = replace(best, mapping=replace(best.mapping, stages=stages))
     console = Console(width=80, file=io.StringIO())
-    show(replace(plan(), candidates=(many, *others)), console)
+    long = f"{'of a sentence there are so many words ' * 6}{'-'.join('7' * 60)}"
+    shown = replace(
+        plan(), candidates=(many, *others), why=(long,), notes=(f"[x] {long}",), left_out=(long,)
+    )
+    show(shown, console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in printed
-    assert all(len(line) <= 80 for line in printed.splitlines() if not line.startswith("- "))
+    lines = printed.splitlines()
+    split = "-".join("7" * 60)  # a word is whole, so that it can be copied
+    assert {line.strip() for line in lines if len(line) > 80} == {split}
     assert "1-9x2" in printed
+    said = " ".join(printed.split())
+    assert all(words in said for words in (f"- {long}", f"- [x] {long}", f"compiled: {long}"))
+    assert all(line.startswith(("- ", "  ")) for line in lines if "a sentence" in line)

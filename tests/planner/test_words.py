@@ -1,0 +1,52 @@
+"""A plan's sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner import Plan, StagePlan
+from planner.words import why
+from tests.planner.test_plan_file import candidate, plan
+
+
+def against(**of_another: object) -> str:
+    """What is said of another mapping that is slower, beside one of 2 IPUs and 2 replicas."""
+    best, other = plan().candidates
+    best = replace(best, mapping=replace(best.mapping, shards=2, replicas=2, proportion=0.2))
+    mapping = replace(best.mapping, **of_another)  # type: ignore[arg-type]
+    (said,) = (
+        line
+        for line in why(replace(plan(), candidates=(best, replace(other, mapping=mapping))))
+        if line.startswith("with ")
+    )
+    return said
+
+
+@pytest.mark.parametrize(
+    ("another", "said"),
+    [
+        ({"replicas": 1}, "with 1 replica the best is "),
+        ({"replicas": 4}, "with 4 replicas the best is "),
+        ({"stages": (StagePlan(0, ("a", "b", "c")),)}, "with pipelines of 1 IPU the best is "),
+        ({"micro_batch": 8}, "with a micro-batch of 8 the best is "),
+        ({"proportion": 0.6}, "with a memory proportion of 0.6 the best is "),
+        ({"proportion": 0.0}, "with the script's memory proportion the best is "),
+        ({"shards": 4}, "with tensors shared by 4 IPUs the best is "),
+        ({"shards": 1}, "with tensors whole on an IPU the best is "),
+    ],
+)
+def test_another_mapping_is_named_by_what_differs(another: dict[str, object], said: str) -> None:
+    assert against(**another).startswith(said)
+
+
+def test_one_is_no_plural() -> None:
+    alone = (StagePlan(0, ("a", "b", "c")),)
+    one = replace(candidate(10.0), mapping=replace(candidate(10.0).mapping, stages=alone))
+    one = replace(one, mapping=replace(one.mapping, replicas=1))
+    question = replace(plan().question, ipus=2, fixed={})
+    lines = list(why(Plan(question, (one,), ("a", "b", "c"), compiles=1)))
+    assert lines[0].startswith("1 IPU as t=1 x p=1 x r=1: ")
+    assert "1 of the 2 IPUs is better left free: no mapping onto more of them is better" in lines
+    assert lines[-1].startswith("exact for the costs of 1 compile: ")
