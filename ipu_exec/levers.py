@@ -49,11 +49,14 @@ class Levers:
         return self != Levers()
 
 
-def parse(text: str) -> Levers:
-    """Levers as ``--with`` accepts them, separated by commas. Error for an unknown one."""
+def parse(text: str, option: str = "--with") -> Levers:
+    """Levers as ``--with`` accepts them, separated by commas.
+
+    Error for an unknown one; it names the command's ``option`` that said it.
+    """
     levers = Levers(said=text)
     for word in filter(None, (part.strip() for part in text.split(","))):
-        pulled = _one(word)
+        pulled = _one(word, option)
         pulled["options"] = (*levers.options, *pulled.get("options", ()))
         levers = replace(levers, **pulled)
     return levers
@@ -69,7 +72,7 @@ def _is_option(name: str) -> bool:
     return callable(place)
 
 
-def _one(word: str) -> dict[str, Any]:
+def _one(word: str, option: str) -> dict[str, Any]:
     name, _, value = word.partition("=")
     if word in ("half", "float"):
         return {"precision": word}
@@ -80,7 +83,7 @@ def _one(word: str) -> dict[str, Any]:
     choices = {"recompute": tuple(_RECOMPUTATION), "outputs": _OUTPUTS, "state": _STATES}
     if value in choices.get(name, ()):
         return {name: value}
-    raise Error(f"--with {word!r} is no lever. There are: {_KNOWN}")
+    raise Error(f"{option} {word!r} is no lever. There are: {_KNOWN}")
 
 
 def asked() -> Levers:

@@ -43,7 +43,7 @@ def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     settings = [_values(said) for said in args.sweep]
     combinations = [dict(chosen) for chosen in product(*settings)]
     for one in combinations:
-        parse(_levers(one))
+        parse(_levers(one), "--sweep")
     folder = Path(args.profile_dir or "sweep")
     with ThreadPoolExecutor(args.workers or 1) as pool:
         rows = []
