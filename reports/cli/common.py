@@ -27,6 +27,7 @@ MOST_DIRECTORIES, MOST_BELOW = (
     100,
 )  # looked into, and profiles, of a directory that is given
 PATIENCE = 1.0  # seconds of work until a terminal is told
+LEAST_WIDTH = 40  # columns that --width takes
 _A_FEW = 500  # directories between two words of how many there were
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
@@ -119,11 +120,21 @@ def add_iteration(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _columns(text: str) -> int:
+    """Columns to draw in; fewer than have room for the names of IPUs are refused."""
+    number = count(text)
+    if number < LEAST_WIDTH:
+        raise argparse.ArgumentTypeError(
+            f"{number} is too narrow: a drawing takes {LEAST_WIDTH} columns or more"
+        )
+    return number
+
+
 def add_drawing(parser: argparse.ArgumentParser) -> None:
     """--width and --ascii."""
     parser.add_argument(
         "--width",
-        type=count,
+        type=_columns,
         metavar="COLUMNS",
         help="columns to use instead of the terminal's width",
     )

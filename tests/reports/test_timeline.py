@@ -209,6 +209,22 @@ def test_ipus_that_share_tensors_are_one_row(
 
 
 @pytest.mark.parametrize("command", ["timeline", "pipeline"])
+def test_a_width_is_obeyed_or_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", ipus=2, micro_batches=40)
+    for few in ("0", "3", "39"):
+        with pytest.raises(SystemExit) as ended:
+            ipu_report([command, "--width", few, str(path)])
+        assert ended.value.code == 2
+        said = f"argument --width: {few} is too narrow: a drawing takes 40 columns or more"
+        assert said in capsys.readouterr().err
+    assert ipu_report([command, "--width", "40", str(path)]) == 0
+    drawing = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert 36 < max(map(len, drawing)) <= 40
+
+
+@pytest.mark.parametrize("command", ["timeline", "pipeline"])
 def test_lanes_of_many_ipus_that_are_alike_are_one(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
