@@ -85,23 +85,35 @@ class ExecutedByName:
         of_body = np.add.reduceat(self.steps.length, self.steps.first)
         return int(of_body[self.at].sum())
 
-    def before(self, time: float) -> int:
-        """How many have their middle before a cycle."""
-        return int(self._before(time).sum())
+    def before(self, time: float, ipu: int | None = None) -> int:
+        """How many have their middle before a cycle; with an IPU, or at it on an earlier one."""
+        many = self._before(time)
+        if ipu is not None:
+            many = np.where(self.ipu < ipu, self._before(time + 0.5), many)
+        return int(many.sum())
 
-    def next(self, time: float, forward: bool) -> tuple[int, int, int] | None:
+    def next(
+        self, time: float, forward: bool, ipu: int | None = None
+    ) -> tuple[int, int, int] | None:
         """(IPU, start, end) of the first whose middle is later than a cycle, or the last earlier.
 
-        None where there is none on that side.
+        With an IPU, those at that very cycle on later (earlier) ones come first. None where there
+        is none on that side.
         """
-        many = self._before(time + 0.5 if forward else time)
+        until = (time, time + 0.5)
+        many = self._before(until[forward])
+        if ipu is not None:
+            beside = self.ipu > ipu if forward else self.ipu < ipu
+            many = np.where(beside, self._before(until[not forward]), many)
         there = many < self.steps.count[self.at] if forward else many > 0
         task = np.flatnonzero(there)
         if not len(task):
             return None
         entry = self.steps.first[self.at[task]] + many[task] - (0 if forward else 1)
         middle = 2 * (self.start[task] + self.steps.start[entry]) + self.steps.length[entry]
-        best = int(middle.argmin() if forward else middle.argmax())
+        ties = np.flatnonzero(middle == (middle.min() if forward else middle.max()))
+        on = self.ipu[task[ties]]
+        best = int(ties[on.argmin() if forward else on.argmax()])
         begin = int(self.start[task[best]] + self.steps.start[entry[best]])
         return int(self.ipu[task[best]]), begin, begin + int(self.steps.length[entry[best]])
 

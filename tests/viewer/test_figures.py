@@ -420,6 +420,26 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
     assert 0 < faint.sum() < len(faint) and (trace._codes(coarse, name, ()) == trace._FAINT).all()
 
 
+def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Report) -> None:
+    rows = trace.flat(executed(report))
+    steps = report.steps(0, iteration=0).query("step >= 0 and end > start")
+    name = str(steps.groupby(["name", "start", "end"])["ipu"].nunique().idxmax()[0])
+    found = hits.executed(Profiles([report]), report, 0, 0, rows, name)
+    now: hits.Hit | None = None
+    seen = []
+    for _ in range(len(found)):
+        one = hits.in_rows(rows, name, (-1.0, -1.0), True, now)
+        assert one == hits.in_tasks(found, rows, (-1.0, -1.0), True, now) and one is not None
+        now = hits.chosen(rows, name, timeline.point_of(one.at), None)
+        assert now == one
+        seen.append(one)
+    assert len(set(seen)) == len(found) > len({one.start for one in seen})
+    assert hits.in_rows(rows, name, None, False, now) == seen[-2]
+    assert hits.in_tasks(found, rows, None, False, now) == seen[-2]
+    last = seen[-1]
+    assert hits.chosen(rows, name, timeline.point_of(last.at), (0.0, last.start - 1.0)) is None
+
+
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])
 def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) -> None:
     first, last = report.extent(0, None, 0)

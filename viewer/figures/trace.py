@@ -379,16 +379,19 @@ def by_activity(
 
 
 def next_hit(
-    rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
+    rows: Trace, find: str, window: tuple[float, float] | None, forward: bool, now: int = -1
 ) -> int | None:
     """The position in ``rows.rows`` of the next slice named so, or of the previous one.
 
-    Its name contains ``find``. The search starts at the middle of ``window`` and wraps around. None
-    if no slice has the name.
+    Its name contains ``find``. The search starts at the slice ``now`` where that is named so, else
+    at the middle of ``window``, and wraps around. None if no slice has the name.
     """
     hits, middles = _hits(rows, find)
     if not len(hits):
         return None
+    chosen = np.flatnonzero(hits == now)
+    if len(chosen):
+        return int(hits[(chosen[0] + (1 if forward else -1)) % len(hits)])
     here = -1.0 if window is None else (window[0] + window[1]) / 2
     at = (
         int(np.searchsorted(middles, here + 1, side="right"))

@@ -50,12 +50,33 @@ def executed(
     return steps.executed(report, run, ipus, iteration)
 
 
-def in_tasks(
-    found: ExecutedByName, rows: Trace, window: tuple[float, float] | None, forward: bool
+def chosen(
+    rows: Trace, find: str, point: tuple[float, float] | None, window: tuple[float, float] | None
 ) -> Hit | None:
-    """The next hit after the middle of the window, or the one before; around the end if need be."""
+    """The slice at a point of the figure, where it is a hit and the window has some of it."""
+    position = -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
+    if not figures.number_of_hit(rows, find, position)[0]:
+        return None
+    hit = _of(rows, position)
+    return hit if window is None or (hit.start <= window[1] and window[0] <= hit.end) else None
+
+
+def in_tasks(
+    found: ExecutedByName,
+    rows: Trace,
+    window: tuple[float, float] | None,
+    forward: bool,
+    here: Hit | None = None,
+) -> Hit | None:
+    """The hit after ``here``, or before; around the end if need be.
+
+    Where no hit is chosen, the one after the middle of the window.
+    """
     middle = -1.0 if window is None else (window[0] + window[1]) / 2
-    next_one = found.next(middle + rows.origin, forward)
+    ipu = None
+    if here is not None:
+        middle, ipu = (here.start + here.end) / 2, int(rows.ipu[here.row])
+    next_one = found.next(middle + rows.origin, forward, ipu)
     next_one = next_one or found.next(-np.inf if forward else np.inf, forward)
     if next_one is None:
         return None
@@ -65,12 +86,20 @@ def in_tasks(
 
 
 def in_rows(
-    rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
+    rows: Trace,
+    find: str,
+    window: tuple[float, float] | None,
+    forward: bool,
+    here: Hit | None = None,
 ) -> Hit | None:
     """The same among the slices of the rows."""
-    position = figures.next_hit(rows, find, window, forward)
-    if position is None:
-        return None
+    middle = 0 if here is None else (here.start + here.end) // 2 + rows.origin
+    now = -1 if here is None else rows.rows.at(here.row, middle)
+    position = figures.next_hit(rows, find, window, forward, now)
+    return None if position is None else _of(rows, position)
+
+
+def _of(rows: Trace, position: int) -> Hit:
     row = int(np.searchsorted(rows.rows.first, position, side="right")) - 1
     start, end = (int(times[position]) for times in (rows.rows.start, rows.rows.end))
     return Hit(row, start - rows.origin, end - rows.origin)

@@ -293,11 +293,11 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
         Input("trace-previous", "n_clicks"),
         Input("trace-next", "n_clicks"),
-        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to")),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to", "at")),
         prevent_initial_call=True,
     )
     def step_through(previous: Any, following: Any, *values: Any) -> Any:
-        *what, find, low, high = values
+        *what, find, low, high, at = values
         nothing = no_update, no_update, no_update
         if not (previous or following):
             return nothing
@@ -305,14 +305,16 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         forward = ctx.triggered_id == "trace-next"
         window = common.window(low, high, it.rows.end)
         named = it.named(profiles, words)
+        near = it if named is None else what_is_asked(profiles, *what, window=(low, high))
+        here = hits.chosen(near.rows, words, timeline.point_of(at), window)
         hit = (
-            hits.in_rows(it.rows, words, window, forward)
+            hits.in_rows(it.rows, words, window, forward, here)
             if named is None
-            else hits.in_tasks(named, it.rows, window, forward)
+            else hits.in_tasks(named, it.rows, window, forward, here)
         )
         if hit is None:
             return nothing
-        wide = named is not None and what_is_asked(profiles, *what, window=(low, high)).as_tasks()
+        wide = named is not None and near.as_tasks()
         return *map(str, hit.around(None if wide else window, it.rows.end)), hit.at
 
     @app.callback(
@@ -332,7 +334,8 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         named = what_is_asked(profiles, *what).named(profiles, words) if number else None
         if named is not None:
             middle = (it.rows.rows.start[position] + it.rows.rows.end[position]) / 2
-            number, count = named.before(middle) + 1, len(named)
+            row = int(np.searchsorted(it.rows.rows.first, position, side="right")) - 1
+            number, count = named.before(middle, int(it.rows.ipu[row])) + 1, len(named)
         return f"{number:,} of {count:,}" if number else ""
 
 
