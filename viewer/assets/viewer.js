@@ -52,6 +52,15 @@ window.dash_clientside.viewer = {
   },
 };
 
+// Columns of a table between their limits, whenever its width changes. (dash-ag-grid's columnSizeOptions does
+// that too, and hands its name on to AG Grid, which warns in the console.)
+window.dashAgGridFunctions = {
+  fitted: function (params) {
+    const { columnLimits } = params.api.getGridOption('autoSizeStrategy');
+    params.api.sizeColumnsToFit({ columnLimits: columnLimits.map(({ colId, ...limit }) => ({ key: colId, ...limit })) });
+  },
+};
+
 // What an address asked for and did not get is said above the page, until its parameter is another.
 window.ipuscopeRefused = function (query) {
   const said = Array.from(document.querySelectorAll('#alert [data-refused]'));

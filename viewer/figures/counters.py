@@ -107,7 +107,7 @@ def drawn(
     )
     shown = [low * clock.scale, high * clock.scale]
     style = {"showgrid": False, "zeroline": False, "linecolor": theme.line, "range": shown}
-    figure.update_xaxes(**style, matches="x")
+    figure.update_xaxes(**style)
     figure.update_xaxes(tickfont={"size": 12}, exponentformat="SI")
     title = {"text": clock.title, "font": {"size": 12, "color": theme.muted}, "standoff": 8}
     figure.update_xaxes(title=title, row=3, col=1)

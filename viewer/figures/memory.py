@@ -147,7 +147,6 @@ def heat_map(
             },
         )
     )
-    figure.update_xaxes(matches="x")
     return figure
 
 

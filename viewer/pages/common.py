@@ -561,7 +561,8 @@ def table(
                 "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
             }
         else:
-            definition |= {"flex": 1, "minWidth": _narrowest(column) if fitted else column.least}
+            least = _narrowest(column) if fitted else column.least
+            definition |= {"minWidth": least} | ({} if fitted else {"flex": 1})
         definitions.append(definition)
     filters = sortable and height is not None and height >= 300
     names = [column.name for column in columns]
@@ -584,8 +585,9 @@ def table(
             height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
         )
     more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
-    if fitted:
-        more |= {"columnSize": "responsiveSizeToFit", "columnSizeOptions": _limits(columns)}
+    if fitted:  # at first, and with every width of the window (assets/viewer.js)
+        options["autoSizeStrategy"] = {"type": "fitGridWidth", "columnLimits": _limits(columns)}
+        more |= {"eventListeners": {"gridSizeChanged": ["fitted(params)"]}}
     return dag.AgGrid(
         id=id,
         **more,
@@ -612,13 +614,13 @@ def _narrowest(column: Column) -> int:
     return min(column.width, max(heading, round(column.width * (0.8 if column.format else 0.6))))
 
 
-def _limits(columns: Sequence[Column]) -> dict[str, Any]:
+def _limits(columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Between what each column may be for all to fit the table; what is left is for names."""
     limits = []
     for column in columns:
-        limit = {"key": column.name, "minWidth": _narrowest(column)}
+        limit = {"colId": column.name, "minWidth": _narrowest(column)}
         limits.append(limit | ({"maxWidth": column.width} if column.width else {}))
-    return {"columnLimits": limits}
+    return limits
 
 
 def unit_of(unit: object) -> str:
