@@ -228,9 +228,11 @@ class _Emitter:
 
     def _update(self, ipu: int) -> BodyBuilder:
         body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
-        for stage in self.stages:
-            if self.placement.ipus[stage] == ipu:
-                self.weight_updates.append(stage, body)
+        here = [stage for stage in self.stages if self.placement.ipus[stage] == ipu]
+        for stage in here:
+            self.weight_updates.ahead(stage, body)
+        for stage in here:
+            self.weight_updates.append(stage, body)
         return body
 
     def _phase(self, direction: str, stage: int, body: BodyBuilder, traffic: Traffic) -> None:

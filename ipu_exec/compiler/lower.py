@@ -171,18 +171,22 @@ class _Lowering:
 
     def updates(self) -> None:
         for ipu in range(self.placement.num_ipus):
-            for stage in self.stages:
-                if self.placement.ipus[stage] == ipu:
-                    self._updates(stage)
+            here = [stage for stage in self.stages if self.placement.ipus[stage] == ipu]
+            for stage in here:
+                self._updates(stage, ahead=True)
+            for stage in here:
+                self._updates(stage, ahead=False)
 
-    def _updates(self, stage: int) -> None:
+    def _updates(self, stage: int, ahead: bool) -> None:
         for update in self.residency.updates[stage]:
+            if update.ahead != ahead:
+                continue
             shard = self._shard_of_update(update, stage)
             for storage in update.moved:
                 self.layouts.decide(storage, stage)
             for op in update.ops:
                 self._lower(op, stage, None if op.id in update.whole else shard)
-        for state in self.states.get(stage, ()):
+        for state in () if ahead else self.states.get(stage, ()):
             self.layouts.decide(state, stage)
 
     def unused(self) -> None:

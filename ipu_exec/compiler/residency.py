@@ -40,6 +40,7 @@ class WeightUpdate:
     moved: tuple[int, ...]  # all that comes before the update and goes after it
     in_parts: bool  # each replica updates its part
     whole: frozenset[int]  # of ``ops``: ids of those that run on whole tensors all the same
+    ahead: bool = False  # some of a weight's operators, which run before the updates of all weights
 
     @property
     def moves_states_only(self) -> bool:
@@ -233,7 +234,7 @@ def _updates(
 
     ``states``: the stage's optimiser state by weight. ``shared``: operators that run before those
     of all weights (`_shared_between_weights`), except if what they read is loaded for the update of
-    their weight, or that is updated in parts.
+    their weight.
     """
     updates: list[WeightUpdate] = []
     ahead: dict[int, WeightUpdate] = {}  # by the first operator
@@ -241,12 +242,12 @@ def _updates(
         of_weight = all_of_weight
         of_state = tuple(states.get(weight, ()))
         read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
-        if weight not in places.updated_in_parts:
-            for op in of_weight:
-                on_chip = not away & {graph.values[v].storage for v in op.inputs}
-                if op.id in shared and on_chip:
-                    ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), False, frozenset())
-            of_weight = [op for op in of_weight if op.id not in ahead]
+        in_parts = weight in places.updated_in_parts
+        for op in of_weight:
+            on_chip = not away & {graph.values[v].storage for v in op.inputs}
+            if op.id in shared and on_chip:
+                ahead[op.id] = WeightUpdate(weight, (op,), (), (), (), in_parts, frozenset(), True)
+        of_weight = [op for op in of_weight if op.id not in ahead]
         read_away = tuple(s for s in read if s in away)
         waiting = [s for s in of_state if s in places.remote and s not in read_away]
         whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))
@@ -257,7 +258,7 @@ def _updates(
                 of_state,
                 read_away,
                 (*waiting, *read_away),
-                weight in places.updated_in_parts,
+                in_parts,
                 whole,
             )
         )

@@ -76,7 +76,7 @@ def wait_for_senders(updates: Sequence[BodyBuilder]) -> None:
 
     ``updates``: the weight updates of all IPUs, which begin together. Changes their steps.
 
-    Where gradients are loaded or shared weight by weight, an IPU updates one weight before it takes
+    Where gradients are loaded weight by weight, an IPU updates one weight before it takes
     the norm of the next, so that IPUs would wait for each other: such a step does not wait, and the
     estimate is too short by that.
     """

@@ -40,11 +40,18 @@ class WeightUpdates:
         self.operators, self.transfers, self.collectives = operators, transfers, collectives
         self.exchanges = update_exchanges(self.graph, mapping.placement)
 
+    def ahead(self, stage: int, body: BodyBuilder) -> None:
+        """Append what runs before the updates of all of an IPU's weights."""
+        for update in self.residency.updates[stage]:
+            if update.ahead:
+                self._update(update, stage, body)
+
     def append(self, stage: int, body: BodyBuilder) -> None:
-        """Append all updates of a stage."""
+        """Append a stage's updates, weight by weight."""
         gathered: dict[int, Use] = {}
         for update in self.residency.updates[stage]:
-            gathered |= self._update(update, stage, body)
+            if not update.ahead:
+                gathered |= self._update(update, stage, body)
         self.collectives.exchange(Purpose.ALL_GATHER, dict.fromkeys(gathered, stage), body)
         for part in gathered.values():
             body.hold(replace(part, last=body.last))
@@ -97,6 +104,8 @@ class WeightUpdates:
         """Run a weight's operators on this replica's part.
 
         Returns its parts of tensors that are kept whole and were changed: they are gathered later.
+        What runs ahead changes none, and the part of the gradient that it reads is held by the
+        weight's own update.
         """
         first = len(body.steps)
         partial = [op for op in update.ops if op.id not in update.whole]
@@ -109,6 +118,8 @@ class WeightUpdates:
                 self._reduce_numbers(op, shard, stage, body)
             self._reduce_over_shards(op, update.weight, body)
             self._send(op, stage, body)
+        if update.ahead:
+            return {}
         changed = {self.mapping.storage(v) for op in partial for v in op.writes}
         gathered: dict[int, Use] = {}
         for storage, part in parts.items():

@@ -25,14 +25,20 @@ STAGES, SCALAR = 3, 4  # stages; bytes of a norm
 
 
 def pipeline(
-    max_grad_norm: float, widths: Sequence[int] = (16,) * (STAGES + 1), off_chip: str = ""
+    max_grad_norm: float,
+    widths: Sequence[int] = (16,) * (STAGES + 1),
+    off_chip: str = "",
+    ipus: Sequence[int] = range(STAGES),
+    replicas: int = 1,
 ) -> Executable:
     options = ipu_exec.Options().showCompilationProgressBar(False).autoRoundNumIPUs(True)
-    stages = (Stage(f"L{index}").ipu(index) for index in range(STAGES))
+    stages = (Stage(f"L{index}").ipu(ipu) for index, ipu in enumerate(ipus))
     options.setExecutionStrategy(PipelinedExecution(*stages))
     options.Training.gradientAccumulation(2 * STAGES)
+    options.replicationFactor(replicas)
     if off_chip:
         there = ipu_exec.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(2)
+        there.useReplicatedTensorSharding(replicas > 1).minElementsForReplicatedTensorSharding(2)
         getattr(options.TensorLocations, off_chip)(there)
     model = Mlp(list(widths))
     batch = torch.randn(4, widths[0]), torch.randn(4, widths[-1])
@@ -131,6 +137,38 @@ def test_norms_come_first_where_their_gradients_are_on_the_chip(where: str) -> N
     executable = pipeline(max_grad_norm=1.0, widths=[64, 64, 512, 512], off_chip=where)
     gathered = waited(updates(executable)[0])[0]
     assert (gathered > 0) == (where == "setOptimizerLocation")
+
+
+@pytest.mark.parametrize(
+    ("ipus", "replicas"), [((0, 1, 0), 1), ((0, 1, 2), 2), ((0, 1, 0), 2)], ids=str
+)
+def test_no_state_is_loaded_before_all_norms_are_there(ipus: Sequence[int], replicas: int) -> None:
+    """Whether a later stage of the IPU has norms too, or replicas take norms of their parts."""
+    executable = pipeline(
+        max_grad_norm=1.0,
+        widths=[64, 64, 512, 512],
+        off_chip="setOptimizerLocation",
+        ipus=ipus,
+        replicas=replicas,
+    )
+    for body in updates(executable):
+        steps = list(enumerate(body.steps))
+        norms = [at for at, step in steps if "linalg_vector_norm" in step.name]
+        loads = [at for at, step in steps if step.purpose is Purpose.REMOTE_LOAD]
+        assert max(norms) < min(loads)
+        reduced = [name for name in (step.name for step in body.steps) if "norm/AllReduce" in name]
+        assert bool(reduced) == (replicas > 1)
+
+
+def test_a_part_of_a_gradient_whose_norm_is_taken_is_held_once() -> None:
+    sizes = {"widths": [64, 64, 512, 512], "off_chip": "setOptimizerLocation", "replicas": 2}
+    for limit in (1.0, float("inf")):
+        for body in updates(pipeline(max_grad_norm=limit, **sizes)):
+            parts = [use for use in body.temporaries if use.name.endswith("/part")]
+            assert len({use.name for use in parts}) == len(parts)
+            gradients = [use for use in parts if use.name.endswith("/accumulator/part")]
+            assert len(gradients) == 2  # of a weight and a bias
+            assert {use.first for use in gradients} == {0}
 
 
 def test_every_norm_is_taken_before_the_sum_and_every_gradient_scaled_behind(
