@@ -50,18 +50,30 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     return options, number(row.case, r"micro-batch (\d+)")
 
 
+class LimitedLamb(ipu_exec.optim.LAMB):
+    """LAMB where the norm over all gradients is limited, as PopART's ``clip_norm_settings`` do."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One weight update."""
+        every = [parameter for group in self.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(every, 1.0)
+        return super().step(closure)
+
+
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
     """In float16 only a second moment is in float32, as in Graphcore's public configurations,
-    unless the row says that all of its state is.
+    unless the row says that the first one is too, or all of its state.
     """
     half = row.dtype == "fp16" and "LAMB in fp32" not in row.case
     types = {"accum_type": torch.float16} if half else {}
-    first = {"first_order_momentum_accum_type": torch.float16} if half else {}
+    half_first = half and "first moment in fp32" not in row.case
+    first = {"first_order_momentum_accum_type": torch.float16} if half_first else {}
     velocity = {"velocity_accum_type": torch.float16} if half else {}
     if "LARS" in row.case:
         return ipu_exec.optim.LARS(model.parameters(), **types)
     if "LAMB" in row.case:
-        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **types, **first)
+        lamb = LimitedLamb if "gradient norm limited" in row.case else ipu_exec.optim.LAMB
+        return lamb(model.parameters(), lr=1e-3, **types, **first)
     if "RMSprop" in row.case:
         return ipu_exec.optim.RMSprop(
             model.parameters(), lr=1e-3, momentum=0.9, use_tf_variant=True, **types
@@ -163,6 +175,7 @@ def bert(row: Row) -> Compiled:
         halves=bool(halves),
         head_parts=number(row.case, r"head in (\d+) parts", 1),
         packed=number(row.case, r"packs of (\d+)", 1),
+        next_sentence="no next sentence" not in row.case,
     )
     if halves:
         place_halves(options, halves)

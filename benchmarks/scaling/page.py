@@ -42,7 +42,8 @@ Graphcore/benchmarks/resnet/implementations/tensorflow/configs.yml and
 Graphcore/benchmarks/bert/implementations/popart/configs/mk2): accumulation falls as the pod grows,
 so that an update has less work to hide its all-reduce behind. ResNet-50's batch norms take their
 statistics over two replicas, as there. BERT's attentions and feed-forward networks are placed one
-by one, and its head's product is in four parts. A pipeline of 4 IPUs for
+by one, its head's product is in four parts, its attention has no dropout, no second head says if a
+sentence follows the other, and the norm of all gradients is limited. A pipeline of 4 IPUs for
 ResNet-50 is a public configuration of which no throughput was found.
 
 BERT-Large on Bow is Graphcore's own table ([GCP], PyTorch, SDK 3.2 and 3.3) in its public

@@ -36,6 +36,7 @@ class BertConfig:
     halves: bool = False
     head_parts: int = 1  # of the vocabulary, in which the head's product is computed
     packed: int = 1  # sequences to a pack, which are one after the other in its tokens
+    next_sentence: bool = True  # whether a second head says if a sentence follows the other
 
 
 BASE = BertConfig()
@@ -127,8 +128,9 @@ class Bert(nn.Module):
         self.transform = nn.Linear(config.hidden, config.hidden)
         self.transform_norm = nn.LayerNorm(config.hidden)
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
-        self.pooler = nn.Linear(config.hidden, config.hidden)
-        self.next = nn.Linear(config.hidden, 2)
+        if config.next_sentence:
+            self.pooler = nn.Linear(config.hidden, config.hidden)
+            self.next = nn.Linear(config.hidden, 2)
 
     def blocks(self) -> tuple[str, ...]:
         names = ("attention", "feed_forward") if self.config.halves else ("layer",)
@@ -154,9 +156,12 @@ class Bert(nn.Module):
             hidden = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
             hidden = self.transform_norm(functional.gelu(self.transform(hidden)))
             scores = self._scores(hidden)
-            second = [self.next(torch.tanh(self.pooler(x[:, at]))) for at in self._first_tokens()]
             loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
-            loss = loss + functional.cross_entropy(torch.cat(second).float(), follows.flatten())
+            if self.config.next_sentence:
+                second = [
+                    self.next(torch.tanh(self.pooler(x[:, at]))) for at in self._first_tokens()
+                ]
+                loss = loss + functional.cross_entropy(torch.cat(second).float(), follows.flatten())
             return scores, poptorch.identity_loss(loss, reduction="none")
 
     def _attended(self, visible: torch.Tensor) -> torch.Tensor:
