@@ -33,6 +33,7 @@ class Columns(Mapping[str, np.ndarray]):
         self._reader, self._record, self._check = reader, record, check
         self._lock = lock or RLock()
         self._read: dict[str, np.ndarray] = {}
+        self._coded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._names = tuple(column.name for column in schema.columns(record))
         self._at_once = reader.completes(record)
         self._rows = 0 if self._at_once else reader.count(record)
@@ -64,6 +65,19 @@ class Columns(Mapping[str, np.ndarray]):
         self.read()
         return super().items()
 
+    def coded(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A column of texts: the place of each row's among the distinct ones, and these.
+
+        Many times as quick as the texts of all rows, where the file has them so.
+        """
+        with self._lock:
+            if name not in self._coded:
+                known = None
+                if not self.has(name):
+                    known = self._reader.packed_texts(self._record, name, self._rows)
+                self._coded[name] = known or _distinct(self[name])
+            return self._coded[name]
+
     def read(self, *names: str) -> None:
         """Read these columns (default: all) in one go, quicker than one after the other."""
         wanted = self._names if self._at_once else names or self._names
@@ -81,3 +95,10 @@ class Columns(Mapping[str, np.ndarray]):
                 for name in missing:
                     self._read.pop(name, None)
                 raise
+
+
+def _distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import pandas as pd
+
+    places, words = pd.factorize(texts)
+    return places, words

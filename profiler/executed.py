@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from profiler.merged import Merged
 from profiler.trace import Bodies, Slices, Tasks, distinct, slices
 
 _SIGNED = (np.int8, np.int16, np.int32, np.int64)
+
+
+class Names:
+    """Texts by position: only those that are asked for are read. ``some``: those at positions."""
+
+    def __init__(self, count: int, some: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._count, self._some = count, some
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        """The text at a position, or those at an array of them."""
+        found = self._some(np.atleast_1d(at))
+        return found if np.ndim(at) else found[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._some(np.arange(self._count)).tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
     """What bodies execute, by name: program steps in the order of their table, then bodies.
 
-    ``name`` and ``kind`` (an index into ``kinds``) of each; ``of_entry`` is the position of each
-    entry of `trace.Bodies` among them, ``kind_of_entry`` its kind: a body's, where it has one.
+    ``name`` of each; ``of_entry`` is the position of each entry of `trace.Bodies` among them,
+    ``kind_of_entry`` its kind (an index into ``kinds``): a body's, where it has one.
     """
 
-    name: np.ndarray
-    kind: np.ndarray
+    name: Names | np.ndarray
     kinds: tuple[str, ...]
     of_entry: np.ndarray
     kind_of_entry: np.ndarray
@@ -29,7 +49,13 @@ class Named:
     def nothing(cls) -> Named:
         """Of a profile in which nothing runs."""
         none = np.zeros(0, dtype=np.int64)
-        return cls(np.zeros(0, dtype=object), none, (), none, none)
+        return cls(np.zeros(0, dtype=object), (), none, none)
+
+    def merged(self, entries: Merged) -> Named:
+        """The same of merged bodies: several steps are named as the first of them."""
+        source = entries.source
+        of = {"of_entry": self.of_entry[source], "kind_of_entry": self.kind_of_entry[source]}
+        return replace(self, **of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +64,8 @@ class Executed:
 
     ``step`` is the program step's id, -1 for a wait; ``what`` a position in ``named.name``, and
     ``kind`` one in ``named.kinds``. These are as narrow as their numbers: a call has a million.
+    ``merged``: where steps of fewer than ``finest`` cycles are, the entry of each slice among those
+    of the merged bodies; ``step`` is -1 of several, too.
     """
 
     ipu: np.ndarray
@@ -47,6 +75,8 @@ class Executed:
     start: np.ndarray
     end: np.ndarray
     named: Named
+    merged: np.ndarray | None = None
+    finest: int = 0
 
     def __len__(self) -> int:
         return len(self.start)
@@ -58,13 +88,14 @@ class Executed:
         return cls(none, none, none, none, none, none, Named.nothing())
 
     @classmethod
-    def of(cls, tasks: Tasks, unrolled: Slices, named: Named) -> Executed:
-        """The slices of tasks (`trace.slices`)."""
+    def of(cls, tasks: Tasks, unrolled: Slices, named: Named, finest: int = 0) -> Executed:
+        """The slices of tasks (`trace.slices`); ``finest``: of merged bodies, as ``named`` is."""
         entry = unrolled.entry
         columns = (unrolled.bodies.step, named.of_entry, named.kind_of_entry)
         step, what, kind = (as_narrow(column)[entry] for column in columns)
         ipu = np.repeat(as_narrow(tasks.ipu), unrolled.count)
-        return cls(ipu, step, what, kind, unrolled.start, unrolled.end, named)
+        merged = entry if finest else None
+        return cls(ipu, step, what, kind, unrolled.start, unrolled.end, named, merged, finest)
 
 
 def as_narrow(values: np.ndarray) -> np.ndarray:

@@ -149,14 +149,7 @@ class Reader:
         """Those of these columns that a table of ``rows`` rows has packed (`whole_columns`)."""
         if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
             return {}
-        self._check_columns(record)
-        marks = ",".join("?" * len(columns))
-        stored = self._query(
-            f"SELECT name, dtype, length, data, words FROM main.{schema.PACKED_TABLE}"
-            f" WHERE of = ? AND name IN ({marks})",
-            [record.table, *(column.name for column in columns)],
-        )
-        cells = {name: others for name, *others in stored}
+        cells = self._packed_cells(record, [column.name for column in columns])
         answers = {}
         for column in columns:
             if column.name not in cells:
@@ -166,6 +159,28 @@ class Reader:
                 self._check_vectors(record, column, values)
                 answers[column.name] = values
         return answers
+
+    def packed_texts(
+        self, record: type[Any], name: str, rows: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """A packed column of texts, as `whole_columns.unpack_texts` gives it; None if it is not."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return None
+        cells = self._packed_cells(record, [name])
+        if name not in cells:
+            return None
+        return whole_columns.unpack_texts(cells[name], rows, MAX_VALUE_BYTES)
+
+    def _packed_cells(self, record: type[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+        """dtype, length, data and words of those of these columns that a table has packed."""
+        self._check_columns(record)
+        marks = ",".join("?" * len(names))
+        stored = self._query(
+            f"SELECT name, dtype, length, data, words FROM main.{schema.PACKED_TABLE}"
+            f" WHERE of = ? AND name IN ({marks})",
+            [record.table, *names],
+        )
+        return {name: others for name, *others in stored}
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Packed columns of a table that do not say what its rows say."""

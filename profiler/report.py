@@ -22,11 +22,12 @@ import numpy as np
 
 from profiler import held, held_memory, integrity, kept, liveness, records, seal, trace
 from profiler.columns import Check, Columns
-from profiler.executed import Executed, Named, Spent, spent
+from profiler.executed import Executed, Named, Names, Spent, spent
 from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
 from profiler.lock import is_being_written
 from profiler.memory import IpuVariables, by_kind, columns_of_tiles, tile_totals
+from profiler.merged import Merged, merged
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
 
@@ -52,7 +53,7 @@ _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
     *("start", "stop"),
 )
-_FEW_NAMES = 4000  # that are read one by one
+_FEW_NAMES = 4000  # that are read one by one, or an eighth: all take as long
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
@@ -653,16 +654,33 @@ class Report:
         ipus: Ipus | None = None,
         iteration: int | None = None,
         window: tuple[float, float] | None = None,
+        finest: int = 0,
     ) -> Executed:
         """Executed steps as numbers, in the order of `steps`, many times as fast.
 
         ``ipus`` None: all. ``window``: only tasks that are not over before its first cycle and
-        begin before its last, on the clock shared by all runs.
+        begin before its last, on the clock shared by all runs. ``finest``: steps of fewer cycles
+        are merged with their neighbours (`merged`).
         """
         tasks = self._tasks(run, ipus, iteration)
-        if window is not None:
+        if window is not None and window != (-np.inf, np.inf):
             tasks = tasks.where((tasks.end > window[0]) & (tasks.start < window[1]))
-        return Executed.of(tasks, self._slices(tasks), self._named)
+        if finest <= 1:
+            return Executed.of(tasks, self._slices(tasks), self._named)
+        fewer = self.merged(finest)
+        slices = self._slices(tasks, fewer.bodies)
+        return Executed.of(tasks, slices, self._named.merged(fewer), finest)
+
+    def merged(self, finest: int) -> Merged:
+        """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
+        kind = self._named.kind_of_entry
+        return self._keep(("merged", finest), lambda: merged(self._bodies, kind, finest))
+
+    def ipus_with_io(self, run: int = 0) -> np.ndarray:
+        """The IPUs whose I/O tiles run something beside their other work."""
+        of_body = self._table(records.Body)["kind"] == records.BESIDE
+        tasks = self._tasks_of_iteration(run)
+        return np.unique(tasks.ipu[of_body[tasks.body]]) if of_body.any() else tasks.ipu[:0]
 
     def extent(
         self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
@@ -709,24 +727,32 @@ class Report:
     @cached_property
     def _named(self) -> Named:
         """What bodies run: steps, then bodies, which a wait is named by."""
-        import pandas as pd
-
         body, step, bodies = self._table(records.Body), self._steps, self._bodies
         at = np.repeat(np.arange(len(bodies.count)), bodies.count)
+        steps = len(step["id"])
         order = np.argsort(step["id"], kind="stable")
         row = self._found(bodies.step, step["id"], order, "a body has the step")
-        row = order[row] if len(order) else row
-        own = len(order) + at
+        row = order[row] if steps else row
+        own = steps + at
         whole = body["kind"] != "task"
-        kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
-        kind, kinds = pd.factorize(np.concatenate([self._step_kinds, kind_of_body]))
+        kind_of_step, kinds = self._kinds_of_steps
+        places = {name: place for place, name in enumerate(kinds)}
+        of_body = np.where(whole, body["kind"], "compute").tolist()
+        kind_of_body = np.array([places.setdefault(name, len(places)) for name in of_body])
+        kind = np.concatenate([kind_of_step, kind_of_body]).astype(np.int64)
         what = np.where(bodies.step < 0, own, row)
+
+        def names(some: np.ndarray) -> np.ndarray:
+            found, of_steps = np.empty(len(some), dtype=object), some < steps
+            found[of_steps] = self.names_at(records.Step, some[of_steps])
+            found[~of_steps] = body["name"][some[~of_steps] - steps]
+            return found
+
         return Named(
-            np.concatenate([step["name"], body["name"]]),
-            kind.astype(np.int64),
-            tuple(map(str, kinds)),
+            Names(steps + len(body["id"]), names),
+            tuple(places),
             what,
-            kind[np.where(whole[at] if len(at) else False, own, what)].astype(np.int64),
+            kind[np.where(whole[at] if len(at) else False, own, what)],
         )
 
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
@@ -890,21 +916,31 @@ class Report:
 
         def make() -> pd.DataFrame:
             steps = self.steps_of_ipu(ipu, "position", "name", "op", "block", "direction")
+            return _frame({**steps, **self.live_columns(ipu)})
+
+        return self._keep(("liveness", ipu), make)
+
+    def live_columns(self, ipu: int) -> dict[str, np.ndarray]:
+        """The columns of `liveness` that are numbers of bytes and tiles; of steps none is read."""
+
+        def make() -> dict[str, np.ndarray]:
             total = self.live_bytes(ipu)
             max_tile, max_tile_bytes = self._fullest_of_steps(ipu)
             always = np.full(len(total), self.tile_columns(ipu)["always_live"].sum())
-            return _frame(
-                {
-                    **steps,
-                    "always_live": always,
-                    "not_always_live": total - always,
-                    "total": total,
-                    "max_tile": max_tile,
-                    "max_tile_bytes": max_tile_bytes,
-                }
-            )
+            return {
+                "always_live": always,
+                "not_always_live": total - always,
+                "total": total,
+                "max_tile": max_tile,
+                "max_tile_bytes": max_tile_bytes,
+            }
 
-        return self._keep(("liveness", ipu), make)
+        return self._keep(("live columns", ipu), make)
+
+    def names_of_steps(self, ipu: int, positions: np.ndarray) -> np.ndarray:
+        """Names of program steps of an IPU by their positions; of few, only these are read."""
+        ids = self.steps_of_ipu(ipu, "step")["step"][positions]
+        return self.names_at(records.Step, self.rows_of(records.Step, ids))
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
@@ -1036,7 +1072,7 @@ class Report:
         with self._lock:
             asked = self._names_asked.get(record, 0) + len(rows)
             self._names_asked[record] = asked
-        if asked > _FEW_NAMES or columns.has("name"):
+        if asked > max(_FEW_NAMES, columns.rows // 8) or columns.has("name"):
             return columns["name"][rows]
         ids, which = np.unique(columns["id"][rows], return_inverse=True)
         texts = np.array([*self._reader.texts(record, "name", ids.tolist()), None], dtype=object)
@@ -1216,14 +1252,18 @@ class Report:
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:
-        import pandas as pd
-
-        self._steps.read("type", "purpose")
-        kind, kinds = pd.factorize(self._steps["type"])
-        purpose, purposes = pd.factorize(self._steps["purpose"])
-        pairs = [trace.step_kind(one, other) for one in kinds for other in purposes]
-        of_steps: np.ndarray = np.array(pairs, dtype=object)[kind * len(purposes) + purpose]
+        kind, kinds = self._kinds_of_steps
+        of_steps: np.ndarray = np.array([*kinds, None], dtype=object)[kind]
         return of_steps
+
+    @cached_property
+    def _kinds_of_steps(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The kind of each step, as a position among those that there are; these."""
+        (type, types), (purpose, purposes) = map(self._steps.coded, ("type", "purpose"))
+        pairs = [trace.step_kind(one, other) for one in types for other in purposes]
+        kinds = tuple(dict.fromkeys(pairs))
+        code = np.array([kinds.index(pair) for pair in pairs] or [0])
+        return code[type * len(purposes) + purpose], kinds
 
     @cached_property
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -1377,10 +1417,11 @@ class Report:
             raise self._reader.damaged(f"{what} {ids[wrong][0]}, which is missing")
         return at
 
-    def _slices(self, tasks: Tasks) -> trace.Slices:
-        self._check_size(trace.slice_count(tasks, self._bodies))
+    def _slices(self, tasks: Tasks, bodies: Bodies | None = None) -> trace.Slices:
+        bodies = bodies or self._bodies
+        self._check_size(trace.slice_count(tasks, bodies))
         try:
-            return trace.slices(tasks, self._bodies)
+            return trace.slices(tasks, bodies)
         except ValueError as error:
             raise self._reader.damaged(str(error)) from error
 

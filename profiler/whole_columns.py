@@ -108,14 +108,28 @@ def unpack(
     ``cells``: dtype, length, data and words of its row in `schema.PACKED`; ``most_bytes``: of its
     words.
     """
+    if column.kind == "str":
+        coded = unpack_texts(cells, rows, most_bytes)
+        return None if coded is None else coded[1][coded[0]]
     dtype, length, data, words = cells
-    if length != rows or (words is not None) != (column.kind == "str"):
+    if length != rows or words is not None:
+        return None
+    try:
+        return codec.decode(dtype, length, data, rows)
+    except ValueError:
+        return None
+
+
+def unpack_texts(
+    cells: Sequence[Any], rows: int, most_bytes: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """A column of texts: the place of each row's among the distinct ones, and these."""
+    dtype, length, data, words = cells
+    if length != rows or type(words) is not bytes:
         return None
     try:
         numbers = codec.decode(dtype, length, data, rows)
-        if column.kind != "str":
-            return numbers
-        if type(words) is not bytes or zstandard.frame_content_size(words) > most_bytes:
+        if zstandard.frame_content_size(words) > most_bytes:
             return None
         text = zstandard.ZstdDecompressor().decompress(words, allow_extra_data=False).decode()
     except (ValueError, zstandard.ZstdError):  # UnicodeDecodeError is a ValueError
@@ -123,5 +137,4 @@ def unpack(
     distinct = np.array(text.split(_BETWEEN), dtype=object)
     if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(distinct):
         return None
-    chosen: np.ndarray = distinct[numbers]
-    return chosen
+    return numbers, distinct

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from profiler.executed import as_narrow
+from profiler.merged import lengths
 from profiler.report import Report
 
 _SPARSE = 8  # times as many numbers as steps: they are searched rather than listed
@@ -17,7 +19,7 @@ class OfSteps:
     """Memory, tiles and link traffic of steps; entry i is of step ``step[i]``, ids in order.
 
     ``live``: bytes live on the IPU, over all tiles; ``tiles``: active tiles; ``link``: bytes that
-    the IPU sends to other IPUs. int64.
+    the IPU sends to other IPUs. int64, but for the mean of the tiles of steps that are merged.
     """
 
     step: np.ndarray
@@ -40,6 +42,34 @@ def of_steps(report: Report, ipu: int) -> OfSteps:
     return OfSteps(*(column[order] for column in columns))
 
 
+def of_merged(report: Report, known: Sequence[OfSteps], finest: int) -> OfSteps:
+    """Counters of merged bodies' entries (`Report.merged`), which stand in the place of ``step``.
+
+    ``known``: those of the IPUs whose steps count. ``live`` is the most of what an entry stands
+    for, ``tiles`` their mean over its time, ``link`` their sum.
+    """
+    bodies, entries = report.bodies_in_row, report.merged(finest)
+    live, tiles, link = np.zeros((3, len(bodies.step)), dtype=np.int64)
+    there = np.zeros(len(bodies.step), dtype=bool)
+    for one in known:
+        if not len(one.step):
+            continue
+        at, missing = _found(one.step, bodies.step)
+        here = np.delete(np.arange(len(at)), missing)
+        there[here] = True
+        live[here], tiles[here], link[here] = (
+            column[at[here]] for column in (one.live, one.tiles, one.link)
+        )
+    length = lengths(bodies)
+    took = entries.total(length)
+    alone = np.diff(entries.begin) == 1
+    mean = np.where(
+        alone, tiles[entries.source], entries.total(tiles * length) / np.maximum(1, took)
+    )
+    found = np.flatnonzero(there[entries.source])
+    return OfSteps(found, entries.most(live)[found], mean[found], entries.total(link)[found])
+
+
 def at_slices(known: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``live, tiles, link`` of `OfSteps` for executed steps in time order; an entry a slice.
 
@@ -54,7 +84,9 @@ def at_slices(known: OfSteps, step: np.ndarray) -> tuple[np.ndarray, np.ndarray,
         return none, none, none
     at[idle] = 0
     columns = (known.live, known.tiles, known.link)
-    live, tiles, link = (as_narrow(column)[at] for column in columns)
+    live, tiles, link = (
+        (as_narrow(column) if column.dtype.kind == "i" else column)[at] for column in columns
+    )
     if len(idle):
         begins = np.append(True, np.diff(idle) > 1)
         before = (idle[begins] - 1)[np.cumsum(begins) - 1]

@@ -666,3 +666,20 @@ def test_rows_of_slices_in_any_order_are_those_of_sorted_ones() -> None:
     again = lod.Rows.make(rows.code.astype(np.int32), rows.start, rows.end, rows.code, 3)
     assert again.source.tolist() == list(range(len(order)))
     assert again.first.tolist() == rows.first.tolist()
+
+
+def test_live_bytes_keep_their_peaks_and_name_their_steps(report: Report) -> None:
+    names = report.program_steps(1)["name"].to_numpy(dtype=object)
+    steps = memory.LiveSteps(report.live_columns(1), lambda at: report.names_of_steps(1, at))
+    figure = memory.liveness(steps, 1 << 20, theme.LIGHT)
+    always, rest, fullest = figure.data
+    frame = report.liveness(1)
+    assert (np.array(always.y) + np.array(rest.y)).max() * memory.MIB == frame["total"].max()
+    assert np.array(fullest.y).max() * memory.KIB == frame["max_tile_bytes"].max()
+    at = np.array(rest.x)
+    assert list(rest.customdata) == [
+        memory.plain(memory.units.shortened(name)) for name in names[at]
+    ]
+    one = memory.liveness(steps, 1 << 20, theme.LIGHT, (5, np.arange(len(frame)) * 1024))
+    assert np.array(one.data[2].y).tolist() == list(range(len(frame)))
+    assert {cells[0] for cells in one.data[2].customdata} == {5}

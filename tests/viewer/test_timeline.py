@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 
 from profiler import Report, open_report
@@ -217,7 +218,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
     monkeypatch.setattr(pipeline, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
-    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    lanes = timeline.with_steps(profiles, report, 0, 0, timeline.lanes_of(profiles, report, 0, 0))
     assert not len(lanes.steps) and len(lanes.tasks)
     rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat")
     assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
@@ -226,7 +227,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
     monkeypatch.setattr(pipeline, "MOST_STEPS", sum(counts))
     assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
-    all_of_it = timeline.lanes_of(Profiles([report]), report, 0, 0)
+    all_of_it = timeline.with_steps(Profiles([report]), report, 0, 0, lanes)
     assert len(all_of_it.steps) == sum(counts)
 
 
@@ -266,8 +267,91 @@ def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     ]
     for name in ("base", "x"):
         assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
-    lanes = timeline.lanes_of(profiles, report, 0, 0, window=window)
+    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    lanes = timeline.with_steps(profiles, report, 0, 0, lanes, window)
     assert 0 < len(lanes.steps) < sum(report.step_count(0, ipu, 0) for ipu in range(4))
+
+
+@pytest.fixture(scope="module")
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    path = tmp_path_factory.mktemp("detailed") / "profile.pop"
+    return open_report(synthetic_profile(path, steps_per_body=80))
+
+
+@pytest.fixture
+def large(detailed: Report, monkeypatch: pytest.MonkeyPatch) -> Profiles:
+    """Profiles that are drawn as one of a million steps is."""
+    monkeypatch.setattr(timeline, "_EACH", 0)
+    monkeypatch.setattr(timeline, "_COLUMNS", 64)
+    return Profiles([detailed])
+
+
+def drawn_cycles(figure: go.Figure) -> dict[str, float]:
+    """By activity but waiting, the cycles that bars and outlines fill."""
+    found: dict[str, float] = {}
+    for one in figure.data:
+        if one.type == "bar" and one.x[0] is not None:
+            found[one.name] = found.get(one.name, 0) + float(np.sum(one.x))
+        elif one.type == "scatter" and one.fill == "toself":
+            corners = (np.asarray(values).reshape(-1, 5) for values in (one.x, one.y))
+            x, y = (values.astype(np.float64) for values in corners)
+            filled = ((x[:, 2] - x[:, 0]) * (y[:, 1] - y[:, 0]) / trace._HEIGHT).sum()
+            found[one.name] = found.get(one.name, 0) + float(filled)
+    return {name: cycles for name, cycles in found.items() if name != "waiting"}
+
+
+def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profiles) -> None:
+    each = timeline.rows_of(large, detailed, 0, 0, None, "flat", each=True)
+    fewer = timeline.rows_of(large, detailed, 0, 0, None, "flat")
+    assert len(fewer.rows.start) < len(each.rows.start) / 2
+    for name in ("names", "origin", "end"):
+        assert getattr(fewer, name) == getattr(each, name)
+    filled = [drawn_cycles(trace.trace(one, CLOCK, LIGHT, None, 200)) for one in (each, fewer)]
+    assert len(filled[0]) > 3
+    assert filled[0] == pytest.approx(filled[1], rel=0.02)
+    edges = np.linspace(0, each.end, 30) + each.origin
+    found = [
+        counters.over_time(counters.tracks(one, timeline.counters_of(large, detailed, one)), edges)
+        for one in (each, fewer)
+    ]
+    for one, other in zip(*found, strict=True):
+        assert one.max() == pytest.approx(other.max(), rel=0.2)
+    assert found[0][0].max() == found[1][0].max()  # the most that is live
+    for at in (1, 2):
+        assert found[0][at].sum() == pytest.approx(found[1][at].sum())
+
+
+def test_a_click_on_merged_steps_is_on_the_one_that_is_there(
+    detailed: Report, large: Profiles
+) -> None:
+    each = timeline.rows_of(large, detailed, 0, 0, None, "flat", each=True)
+    for at in range(0, len(each.rows.start), 37):
+        row = int(np.searchsorted(each.rows.first, at, side="right")) - 1
+        time = float(each.rows.start[at] - each.origin)
+        here = timeline.rows_of(large, detailed, 0, 0, None, "flat", moment=time)
+        assert here.names == each.names
+        found = here.rows.at(row, time + here.origin)
+        assert (here.rows.start[found], here.rows.end[found]) == (
+            each.rows.start[at],
+            each.rows.end[at],
+        )
+        assert here.step[here.rows.source[found]] == each.step[each.rows.source[at]]
+
+
+def test_a_window_of_merged_steps_has_them_finer(detailed: Report, large: Profiles) -> None:
+    whole = timeline.rows_of(large, detailed, 0, 0, 1, "flat")
+    windows = [(0.4 * whole.end, 0.5 * whole.end), (0.41 * whole.end, 0.5 * whole.end)]
+    near, again = (
+        timeline.rows_of(large, detailed, 0, 0, 1, "flat", window=window) for window in windows
+    )
+    assert (near.origin, near.end, near.names) == (whole.origin, whole.end, whole.names)
+    assert 0 < near.finest < whole.finest
+    assert again is near  # a small move takes what is there
+    low, high = (time + near.origin for time in windows[0])
+    margin = (high - low) / 2
+    assert near.rows.start[0] <= low - margin and near.rows.end[-1] >= high + margin
+    close = timeline.part_of(detailed, 0, 0, [1], (1000, 1020))
+    assert close is not None and close.finest <= 1
 
 
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:

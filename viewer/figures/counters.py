@@ -38,7 +38,10 @@ class Track:
 
 
 def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
-    """One track for each row of steps whose IPU is in ``known`` (`counters.of_steps`)."""
+    """One track for each row of steps whose IPU is in ``known``.
+
+    These are by `counters.of_steps`, or `counters.of_merged` where the rows' steps are merged.
+    """
     drawn_tracks = []
     for row in rows.rows_of_steps():
         of_ipu = known.get(int(rows.ipu[row]))
@@ -46,7 +49,7 @@ def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
             continue
         here = rows.rows.of(row)
         start, end = rows.rows.start[here], rows.rows.end[here]
-        step = rows.step[rows.rows.source[here]]
+        step = rows.counted[rows.rows.source[here]]
         live, tiles, sent = counters.at_slices(of_ipu, step)
         tiles = counters.until(tiles * (end - start))
         drawn_tracks.append(Track(start, end, live, tiles, counters.until(sent)))

@@ -7,7 +7,8 @@ Arrays are int64 bytes unless noted; figures show KiB per tile and MiB per IPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,33 +164,50 @@ def extremes(values: np.ndarray, most: int) -> np.ndarray:
     return np.unique([order[edges[:-1]], order[edges[1:] - 1]])
 
 
+@dataclass(frozen=True, slots=True)
+class LiveSteps:
+    """Live bytes at the program steps of an IPU, from the first on: `Report.live_columns`.
+
+    ``names`` gives those of steps by their positions.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    names: Callable[[np.ndarray], np.ndarray]
+
+    def through(self, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Positions to draw a column's line through, its values there, and the steps' names."""
+        values = self.columns[column]
+        at = extremes(values, MOST_POINTS)
+        return at, values[at], self.named(at)
+
+    def named(self, at: np.ndarray) -> list[str]:
+        """Names of steps as labels have them."""
+        return [plain(units.shortened(name)) for name in self.names(at).tolist()]
+
+
 def liveness(
-    frame: pd.DataFrame,
+    steps: LiveSteps,
     limit: int,
     theme: Theme,
-    tile: pd.DataFrame | None = None,
+    tile: tuple[int, np.ndarray] | None = None,
     to_limit: bool = True,
-    other: pd.DataFrame | None = None,
+    other: LiveSteps | None = None,
 ) -> go.Figure:
     """Live bytes over program steps: the IPU's sum above, its fullest tile at each step below.
 
-    ``frame`` is `Report.liveness`; ``other`` is that of another profile, drawn as lines on top over
-    its own steps. ``tile`` (position, tile, total) is drawn instead of the fullest one. With
-    ``to_limit`` the limit of a tile is in view, however far away it is.
+    ``other``: those of another profile, drawn as lines on top over its own steps. ``tile``: one
+    that is drawn instead of the fullest, and its bytes. With ``to_limit`` the limit of a tile is in
+    view, however far away it is.
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09
     )
-    source = frame if tile is None else tile.assign(name=frame["name"])
-    column, drawn_name = (
-        ("max_tile_bytes", "fullest tile") if tile is None else ("total", "the tile")
+    which = steps.columns["max_tile"] if tile is None else np.full(len(tile[1]), tile[0])
+    of_tile = steps.columns["max_tile_bytes"] if tile is None else tile[1]
+    position, _, names = steps.through("total")
+    always, rest = (
+        steps.columns[name][position] / MIB for name in ("always_live", "not_always_live")
     )
-    largest = float(source[column].max())
-    source = source.iloc[extremes(source[column].to_numpy(), MOST_POINTS)]
-    frame = frame.iloc[extremes(frame["total"].to_numpy(), MOST_POINTS)]
-    position = frame["position"].to_numpy()
-    names = as_array([plain(units.shortened(name)) for name in frame["name"].tolist()])
-    always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
     colours = ("#7a8696", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
     for label, values, colour in (
         ("always live", always, colours[0]),
@@ -205,7 +223,7 @@ def liveness(
                 fillcolor=colour,
                 stackgroup="live",
                 # the name once: both are of the same step
-                customdata=names if values is rest else None,
+                customdata=as_array(names) if values is rest else None,
                 hovertemplate=("step %{x}: %{customdata}<br>" if values is rest else "")
                 + label
                 + " %{y:.2f} MiB<extra></extra>",
@@ -213,16 +231,15 @@ def liveness(
             row=1,
             col=1,
         )
-    which = source["max_tile"] if tile is None else source["tile"]
-    words = [plain(units.shortened(name)) for name in source["name"].tolist()]
+    at = extremes(of_tile, MOST_POINTS)
     figure.add_trace(
         go.Scatter(
-            x=source["position"],
-            y=source[column] / KIB,
-            name=drawn_name,
+            x=at,
+            y=of_tile[at] / KIB,
+            name="fullest tile" if tile is None else "the tile",
             mode="lines",
             line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=np.column_stack([as_array(which.tolist()), as_array(words)]),
+            customdata=np.column_stack([as_array(which[at].tolist()), as_array(steps.named(at))]),
             hovertemplate=(
                 "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
             ),
@@ -232,17 +249,17 @@ def liveness(
     )
     if other is not None:
         for row, part, unit in ((1, "total", MIB), (2, "max_tile_bytes", KIB)):
-            theirs = other.iloc[extremes(other[part].to_numpy(), MOST_POINTS)]
+            theirs, values, names = other.through(part)
             figure.add_trace(
                 go.Scatter(
-                    x=theirs["position"],
-                    y=theirs[part] / unit,
+                    x=theirs,
+                    y=values / unit,
                     name="the other profile",
                     legendgroup="other",
                     showlegend=row == 1,
                     mode="lines",
                     line={"width": 1.5, "shape": "hv", "color": OTHER},
-                    customdata=as_array([plain(units.shortened(name)) for name in theirs["name"]]),
+                    customdata=as_array(names),
                     hovertemplate=(
                         "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
                     ),
@@ -250,7 +267,7 @@ def liveness(
                 row=row,
                 col=1,
             )
-    if to_limit or largest > 0.7 * limit:
+    if to_limit or of_tile.max(initial=0) > 0.7 * limit:
         _limit(figure, limit, theme, row=2, col=1)
     figure.update_layout(
         theme.layout(

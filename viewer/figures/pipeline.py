@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +57,10 @@ _BOLD, _SMALL = 8.0, 6.0  # pixels of a character in a lane's name, and in the l
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
 _WHOLE_LABELS = 0.3  # of the figure's width at most
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
-_JUDGED_BY, _MANY_SLICES = 4, 100_000  # of so many lanes one is drawn first, of so many slices
+_JUDGED_BY, _MANY_SLICES = 4, 20_000  # of so many lanes one is drawn first, of so many slices
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
+_MOST_SHADES = 4  # shapes; phased execution has a hundred
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
 
@@ -195,11 +196,25 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 
     The former with ``by_direction``.
     """
-    if by_direction and "body" in frame and len(frame):
-        # all tasks of a body are of its kind and direction
-        first, body = first_of_each(frame["body"].to_numpy())
-        if len(first) < len(frame):
-            return codes(frame.iloc[first], by_direction)[body]
+    if by_direction:
+        return _by_body(frame, lambda tasks: _codes(tasks, by_direction))
+    return _codes(frame, by_direction)
+
+
+def _by_body(tasks: pd.DataFrame, of: Callable[[pd.DataFrame], np.ndarray]) -> np.ndarray:
+    """``of`` tasks, found once for each body: all of its tasks are of its kind and direction."""
+    if "body" not in tasks:
+        return of(tasks)
+    first, body = first_of_each(tasks["body"].to_numpy())
+    return of(tasks.iloc[first])[body] if len(first) < len(tasks) else of(tasks)
+
+
+def _lies_beside(tasks: pd.DataFrame) -> np.ndarray:
+    """Mask of the tasks of I/O tiles, which lie over others."""
+    return (tasks["kind"] == records.BESIDE).to_numpy()
+
+
+def _codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
     if by_direction:
@@ -242,7 +257,7 @@ def lanes(
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code = codes(tasks, by_direction=True)
-    beside = (tasks["kind"] == records.BESIDE).to_numpy()
+    beside = _by_body(tasks, _lies_beside)
     path = path or on_ipus(tasks, chain_through(tasks))
     together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
     if fold and count:
@@ -375,9 +390,10 @@ def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
     if lane.shard > 0:  # the first has the stages
         return f"<b>{lane.name}</b>"
     here = stages[stages["ipu"] == lane.shown]
-    lines = [_stage(row, ": ", 24) for row in rows_of(here)]
-    if len(lines) > 2:
+    if len(here) > 2:
         lines = [f"stages {ends_of([str(stage) for stage in here['stage']], 24)}"]
+    else:
+        lines = [_stage(row, ": ", 24) for row in rows_of(here)]
     small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
     return f"<b>{lane.name}</b>{small}"
 
@@ -882,7 +898,7 @@ def _phases(
             notes.append(_note((left + right) / 2, 1.0, label, theme.text, 22, 12))
         elif room > 7 * len(phase):
             notes.append(_note((left + right) / 2, 1.0, f"<b>{phase}</b>", theme.text, 22, 12))
-    shapes = [_rectangle({"x0": left, "x1": right}, theme.shade) for left, right in shades]
+    shapes = _rectangles(shades, theme.shade)
     shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
     if len(shown) <= pixels // 24:
         for row in rows_of(shown):
@@ -897,17 +913,16 @@ def _phases(
     figure.update_layout(shapes=shapes, annotations=notes)
 
 
-def _rectangle(span: dict[str, float], colour: str) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        **span,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "fillcolor": colour,
-        "line": {"width": 0},
-        "layer": "below",
-    }
+def _rectangles(spans: Sequence[tuple[float, float]], colour: str) -> list[dict[str, Any]]:
+    """The shades of spans of time; of many, as one shape: plotly takes long for each."""
+    style = {"yref": "paper", "fillcolor": colour, "line": {"width": 0}, "layer": "below"}
+    if len(spans) <= _MOST_SHADES:
+        return [
+            {"type": "rect", "x0": left, "x1": right, "y0": 0, "y1": 1, **style}
+            for left, right in spans
+        ]
+    path = " ".join(f"M{left},0V1H{right}V0Z" for left, right in spans)
+    return [{"type": "path", "path": path, **style}]
 
 
 def _rule(x: float, colour: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
-from profiler.executed import Spent
+from profiler.executed import Names, Spent
 from viewer.figures import lod
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import Pieces, Rows
@@ -35,6 +35,7 @@ from viewer.figures.units import Clock, plain, shortened, text_of
 if TYPE_CHECKING:
     import pandas as pd
 
+Labels = Names | np.ndarray | tuple[str, ...]
 PIXELS = 1300
 MAX_LEVELS = 8  # rows of a flame
 _CHARACTER = 7  # pixels
@@ -72,17 +73,31 @@ class Trace:
     """Rows prepared for drawing.
 
     ``label`` is, for each slice in the frame order of ``rows``, an index into ``labels``.
+    ``merged`` and ``finest``: of `Executed`, where short steps are merged.
     """
 
     rows: Rows
     names: tuple[str, ...]  # of the rows
     label: np.ndarray
-    labels: tuple[str, ...]
+    labels: Labels
     step: np.ndarray  # program step id of each slice; -1 where it is none, or several
     origin: int
     end: int  # cycles that are shown
     ipu: np.ndarray  # of each row
     of_steps: np.ndarray  # whether a row has the steps of its IPU: what is summed up
+    merged: np.ndarray | None = None
+    finest: int = 0
+
+    @property
+    def counted(self) -> np.ndarray:
+        """By what counters know each slice: its step, or its entry where steps are merged."""
+        return self.step if self.merged is None else self.merged
+
+    def named(self, label: np.ndarray) -> list[str]:
+        """The texts of some labels."""
+        if isinstance(self.labels, tuple):
+            return [self.labels[at] for at in label.tolist()]
+        return list(map(str, self.labels[label].tolist()))
 
     def rows_of_steps(self, lanes: Collection[int] | None = None) -> list[int]:
         """The rows to sum up, restricted to some IPUs if any are given."""
@@ -94,12 +109,13 @@ def flat(
     known: StepRows,
     lanes: Sequence[tuple[int, str]] | None = None,
     whole: tuple[int, int] | None = None,
+    with_io: Collection[int] | None = None,
 ) -> Trace:
     """One row per IPU, and one for the I/O tiles of each IPU that has any.
 
     ``lanes`` are the IPUs that have a row, with their names (default: all that are known); an IPU
-    of which there are several lanes has as many equal rows. ``whole``: the first and the last cycle
-    of what is shown, where the steps are only a part of it.
+    of which there are several lanes has as many equal rows. Where the steps are only a part of what
+    is shown: ``whole``, its first and last cycle, and ``with_io``, the IPUs that have I/O tiles.
     """
     steps, ipus = known.steps, np.array(known.ipus, dtype=np.int64)
     named = [(ipu, f"IPU {ipu}") for ipu in known.ipus] if lanes is None else list(lanes)
@@ -107,7 +123,8 @@ def flat(
         start, end = steps.start, steps.end
         whole = int(start.min(initial=end.max(initial=0))), int(end.max(initial=0))
     again = np.array([known.ipus.index(one) for one, _ in named], dtype=np.int64)
-    more = np.flatnonzero(np.diff(known.beside.first))  # the IPUs that have I/O tiles
+    of_part = np.diff(known.beside.first) > 0
+    more = np.flatnonzero(of_part if with_io is None else np.isin(ipus, list(with_io)))
     more = more[np.isin(more, again)]
     names = (*(name for _, name in named), *(f"I/O {one}" for one in ipus[more].tolist()))
     first = np.unique(again, return_index=True)[1]
@@ -115,12 +132,14 @@ def flat(
         known.rows.only(again).before(known.beside.only(more)),
         names,
         steps.what,
-        tuple(steps.named.name.tolist()),
+        steps.named.name,
         steps.step,
         whole[0],
         whole[1] - whole[0],
         ipus[np.append(again, more)],
         np.isin(np.arange(len(names)), first),
+        steps.merged,
+        steps.finest,
     )
 
 
@@ -235,7 +254,7 @@ def stacked(flames: Sequence[tuple[str, Trace]]) -> Trace:
             columns.setdefault(key, []).append(values)
         first.append(one.rows.first[1:] + slices)
         names += [name, *one.names[1:]]
-        labels += one.labels
+        labels += map(str, one.labels)
         slices += len(one.step)
     whole = {key: np.concatenate(values) for key, values in columns.items()}
     origin = min(one.origin for _, one in flames)
@@ -473,9 +492,9 @@ def _codes(rows: Trace, find: str, have: Collection[str]) -> np.ndarray | None:
 def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
     lines = []
     lengths = rows.rows.end[found.first] - rows.rows.start[found.first]
-    each = (rows.label[source], found.code, lengths)
-    for label, code, length in zip(*(column.tolist() for column in each), strict=True):
-        name = f"<b>{plain(shortened(rows.labels[label], 90))}</b>"
+    names, each = rows.named(rows.label[source]), (found.code, lengths)
+    for name, code, length in zip(names, *(column.tolist() for column in each), strict=True):
+        name = f"<b>{plain(shortened(name, 90))}</b>"
         kind = NAMES[code] if code < len(NAMES) else ""
         lines.append(text_of([name, kind, clock.both(length)]))
     return lines
@@ -504,8 +523,9 @@ def _words(
     room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
     legible = shown & (room >= 3) & (found.code != WAITING) & (found.code != _FAINT)
     words = [""] * len(found)
-    for at in np.flatnonzero(legible).tolist():
-        name, fits = _last(rows.labels[rows.label[source[at]]]), int(room[at])
+    some = np.flatnonzero(legible)
+    for at, whole in zip(some.tolist(), rows.named(rows.label[source[some]]), strict=True):
+        name, fits = _last(whole), int(room[at])
         if len(name) <= fits:
             words[at] = plain(name)
         elif fits >= _LEAST_CUT:

@@ -14,7 +14,7 @@ from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.timeline import lanes_of, pixels
+from viewer.pages.timeline import lanes_of, pixels, with_steps
 from viewer.profiles import Profiles
 
 NAME = "compare"
@@ -115,7 +115,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         for figure in stages:  # on one scale, so that bars can be compared
             figure.update_xaxes(range=[0, 1.02 * most])
-        lanes = [lanes_of(profiles, report, 0, 0) if len(report.runs) else None for report in both]
+        lanes = [
+            with_steps(profiles, report, 0, 0, lanes_of(profiles, report, 0, 0))
+            if len(report.runs)
+            else None
+            for report in both
+        ]
         end = max(
             (lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0
         )

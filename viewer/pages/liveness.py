@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,24 +205,21 @@ def register(app: Dash, profiles: Profiles) -> None:
         *common.param_input(NAME, "profile", "ipu", "tile", "scale", "other"),
         common.theme_state(),
     )
-    def steps(profile: Any, ipu: Any, tile: Any, scale: Any, other: Any, where: Any) -> Any:
+    def over_steps(profile: Any, ipu: Any, tile: Any, scale: Any, other: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         on = common.whole(tile, -1, 0, report.target.tiles_per_ipu - 1)
-        frame = report.liveness(ipu)
         one = None
         if on >= 0:
-            values = report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
-            one = frame.assign(total=values, tile=on)[["position", "total", "tile"]]
+            one = on, report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
         limit = report.target.bytes_per_tile
         second = common.other_of(profiles, profile, other)
         beside = (
-            second.liveness(ipu)
+            _live_steps(second, ipu)
             if second is not None and ipu < second.target.ipus_per_replica
             else None
         )
-        figure = figures.liveness(
-            frame, limit, common.theme_of(where), one, scale == "limit", beside
-        )
+        steps, theme = _live_steps(report, ipu), common.theme_of(where)
+        figure = figures.liveness(steps, limit, theme, one, scale == "limit", beside)
         return legend_above(figure, timeline.width(where), below=6)
 
     @app.callback(
@@ -265,19 +263,21 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the figure over time."""
     what = ("profile", "ipu", "run", "iteration")
 
-    def rows_of(*asked: Any) -> tuple[Report, int, Trace, timeline.Window]:
+    def rows_of(
+        *asked: Any, each: bool = False, moment: float | None = None
+    ) -> tuple[Report, int, Trace, timeline.Window]:
         """The report, the IPU, its steps in time (in the window, if all are too many), the window.
 
         The rows have tasks where a window has too many steps, too. ``asked``: the parameters
-        ``what``, from and to.
+        ``what``, from and to; ``each`` and ``moment`` as for `timeline.part_of`.
         """
         profile, ipu, run, iteration, low, high = asked
         report, chip = common.chosen(profiles, profile, ipu)
         at = timeline.run_of(report, run)
         which = timeline.iteration_of(report, at, iteration)
-        rows = timeline.rows_of(profiles, report, at, which, chip, "flat")
-        window = common.window(low, high, rows.end)
-        part = timeline.rows_of(profiles, report, at, which, chip, "flat", window=window)
+        of_rows = (profiles, report, at, which, chip, "flat", timeline.Arrangement())
+        window = common.window(low, high, timeline.rows_of(*of_rows).end)
+        part = timeline.rows_of(*of_rows, window, each, moment)
         return report, chip, part, window
 
     @app.callback(
@@ -315,8 +315,8 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def clicked(at: Any, *of: Any) -> Any:
-        report, chip, rows, _ = rows_of(*of)
         point = timeline.point_of(at)
+        report, chip, rows, _ = rows_of(*of, moment=None if point is None else point[0])
         position_of_slice = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
         if position_of_slice < 0:
             return no_update
@@ -331,9 +331,11 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def these(clicks: Any, *values: Any) -> Any:
-        report, chip, rows, window = rows_of(*values)
-        if not clicks or window is None:
-            return ("", "") if clicks else (no_update, no_update)
+        if not clicks:
+            return no_update, no_update
+        report, chip, rows, window = rows_of(*values, each=True)
+        if window is None:
+            return "", ""
         here = rows.rows.of(0)
         span = lod.inside(
             rows.rows.start[here],
@@ -371,10 +373,14 @@ def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
 
 
+def _live_steps(report: Report, ipu: int) -> figures.LiveSteps:
+    return figures.LiveSteps(report.live_columns(ipu), partial(report.names_of_steps, ipu))
+
+
 def name_of_step(report: Report, ipu: int, position: int) -> str:
     """Name of a program step of an IPU, by its position; "" where there is none."""
-    ids = report.steps_of_ipu(ipu, "step")["step"][position : position + 1]
-    names = report.names_at(records.Step, report.rows_of(records.Step, ids)).tolist()
+    there = np.arange(position, min(position + 1, int(report.steps_of_ipus[ipu])))
+    names = report.names_of_steps(ipu, there).tolist()
     return str(names[0]) if names else ""
 
 

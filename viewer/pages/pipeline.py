@@ -121,7 +121,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
         window = common.window(low, high, lanes.end)
-        lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement, window)
+        lanes = timeline.with_steps(profiles, report, run, iteration, lanes, window)
         batch = common.whole(follow, -1)
         figure = figures.pipeline(
             lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None

@@ -16,7 +16,7 @@ import numpy as np
 from dash import Input, State, dcc, html
 
 from profiler import Report
-from profiler.analysis.counters import OfSteps, of_steps
+from profiler.analysis.counters import OfSteps, of_merged, of_steps
 from profiler.analysis.pod import shards_of
 from profiler.executed import Executed, Named
 from viewer.figures import pipeline as pipeline_figures
@@ -32,6 +32,8 @@ from viewer.profiles import Profiles
 
 MOST_PINS = 16
 MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that
+_EACH = 100_000  # steps: of more, those that are narrower than a pixel are merged
+_COLUMNS = 2048  # pixels that no figure has many more of
 LANES = ("lanes", "opened", "pins")
 Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
 Ipus = Sequence[int] | np.ndarray
@@ -211,36 +213,35 @@ def lanes_of(
     run: int,
     iteration: int,
     arrangement: Arrangement = Arrangement(),
-    window: Window = None,
 ) -> Lanes:
-    """A device iteration ready to be drawn, with its steps if there is room for them.
-
-    ``window``: cycles from its start; where all steps are too many, those of the window.
-    """
+    """The lanes of a device iteration, without the steps (`with_steps`)."""
     how = (arrangement.fold, arrangement.opened, arrangement.pinned)
-    whole = (report, run, iteration)
-    tasks = report.tasks(run, iteration=iteration)
 
     def make() -> Lanes:
-        cycles, path = report.pipeline_cycles(run, iteration), waits.chain(profiles, *whole)
-        more = path, shards_of(report)
-        none = Executed.nothing()
-        lanes = pipeline_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
-        part = part_of(report, run, iteration, lanes.ipus, None)
-        if part is None:
-            return lanes
-        return lanes.with_steps(_executed(profiles, *whole, lanes.ipus, part))
+        cycles = report.pipeline_cycles(run, iteration)
+        more = waits.chain(profiles, report, run, iteration), shards_of(report)
+        tasks, none = report.tasks(run, iteration=iteration), Executed.nothing()
+        return pipeline_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
 
-    lanes = profiles.made(report, ("lanes", run, iteration, arrangement), make)
-    if len(lanes.steps) or window is None:
-        return lanes
+    return profiles.made(report, ("lanes", run, iteration, arrangement), make)
+
+
+def with_steps(
+    profiles: Profiles,
+    report: Report,
+    run: int,
+    iteration: int,
+    lanes: Lanes,
+    window: Window = None,
+) -> Lanes:
+    """Lanes with their steps, if there is room for them.
+
+    ``window``: cycles from their start; where all steps are too many, those of the window.
+    """
     part = part_of(report, run, iteration, lanes.ipus, window)
     if part is None:
         return lanes
-    key = ("lanes", run, iteration, arrangement, part)
-    return profiles.made(
-        report, key, lambda: lanes.with_steps(_executed(profiles, *whole, lanes.ipus, part))
-    )
+    return lanes.with_steps(_executed(profiles, report, run, iteration, lanes.ipus, part))
 
 
 def _executed(
@@ -249,34 +250,81 @@ def _executed(
     run: int,
     iteration: int | None,
     ipus: Ipus,
-    part: tuple[float, float],
+    part: Part,
 ) -> StepRows:
     """`Report.executed`, once for lanes and rows of the same IPUs."""
     key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
 
     def make() -> StepRows:
-        return StepRows.of(report.executed(run, ipus, iteration, part), ipus)
+        return StepRows.of(report.executed(run, ipus, iteration, part.span, part.finest), ipus)
 
     return profiles.made(report, key, make)
 
 
-def part_of(
-    report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window
-) -> tuple[float, float] | None:
-    """The part of time whose steps of these IPUs are drawn, on the clock of `Report.tasks`.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The steps that are drawn: of a span of time, on the clock of `Report.tasks`.
 
-    All of it where they are not too many; else a window, from the start of what is shown, with a
-    margin for dragging; None where that, too, has too many: tasks are drawn instead.
+    ``finest``: those of fewer cycles are merged with their neighbours; 0: each is there.
+    """
+
+    low: float = -np.inf
+    high: float = np.inf
+    finest: int = 0
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The first and the last cycle."""
+        return self.low, self.high
+
+
+def part_of(
+    report: Report,
+    run: int,
+    iteration: int | None,
+    ipus: Ipus,
+    window: Window,
+    each: bool = False,
+    moment: float | None = None,
+) -> Part | None:
+    """The steps of these IPUs that are drawn.
+
+    All of them where they are not too many, merged where a window has no pixel for each; else those
+    of the window (cycles from the start of what is shown), with a margin for dragging. None where
+    it, too, has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are
+    those of the tasks that run at a cycle, which are enough then.
     """
     if pipeline_figures.drawable(report, run, iteration, ipus):
-        return -np.inf, np.inf
+        if each or pipeline_figures.steps_of(report, run, iteration, ipus) <= _EACH:
+            return Part()
+        if moment is None:
+            return _merged(report, run, iteration, ipus, window)
+        at = moment + report.extent(run, ipus, iteration)[0]
+        return Part(at - 1, at + 1)
     if len(ipus) > FEW or window is None:
         return None
     origin, _ = report.extent(run, ipus, iteration)
     margin = (window[1] - window[0]) / 2
     part = (window[0] - margin + origin, window[1] + margin + origin)
     few = report.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
-    return part if few else None
+    return Part(*part) if few else None
+
+
+def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window) -> Part:
+    """The window with a margin for dragging, in a level of detail that it has the pixels for.
+
+    Both are powers of two, so that a small move or zoom finds what the one before had made.
+    """
+    origin, end = report.extent(run, ipus, iteration)
+    low, high = window or (0.0, float(end - origin))
+    width = max(1.0, high - low)
+    finest = 1 << max(0, int(np.log2(width / _COLUMNS)))
+    cell = 1 << max(0, int(np.ceil(np.log2(width))))
+    first = np.floor((low - width / 2) / cell) * cell
+    last = np.ceil((high + width / 2) / cell) * cell
+    if window is None or (first <= 0 and last >= end - origin):
+        return Part(finest=finest)
+    return Part(first + origin, last + origin, finest)
 
 
 def _tasks_as_steps(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Executed:
@@ -298,7 +346,7 @@ def _tasks_as_steps(report: Report, run: int, iteration: int | None, ipus: Ipus)
         pd.factorize(tasks[name].iloc[rows[first]]) for name in ("name", "kind")
     )
     none = np.zeros(0, dtype=np.int64)
-    named = Named(names.to_numpy(dtype=object), none, tuple(kinds), none, none)
+    named = Named(names.to_numpy(dtype=object), tuple(kinds), none, none)
     return Executed(ipu, np.full(len(rows), -1), what[of_body], kind[of_body], start, end, named)
 
 
@@ -325,11 +373,14 @@ def rows_of(
     form: str,
     arrangement: Arrangement = Arrangement(),
     window: Window = None,
+    each: bool = False,
+    moment: float | None = None,
 ) -> Trace:
     """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
 
     Rows have tasks where there are more steps than are drawn at once; those of a ``window`` (cycles
     from the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
+    ``each`` and ``moment`` as for `part_of`.
 
     ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
     path.
@@ -358,7 +409,7 @@ def rows_of(
         return profiles.made(report, key, flames)
     shown = lanes()
     ipus = list(dict.fromkeys(one for one, _ in shown))
-    part = part_of(report, run, iteration, ipus, window)
+    part = part_of(report, run, iteration, ipus, window, each, moment)
 
     def flat() -> Trace:
         steps = (
@@ -366,7 +417,8 @@ def rows_of(
             if part is None
             else _executed(profiles, report, run, iteration, ipus, part)
         )
-        return trace_figures.flat(steps, shown, report.extent(run, ipus, iteration))
+        whole = report.extent(run, ipus, iteration)
+        return trace_figures.flat(steps, shown, whole, report.ipus_with_io(run))
 
     return profiles.made(report, (*key, part), flat)
 
@@ -441,13 +493,16 @@ def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) ->
 
 
 def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
-    """The counters of the steps of the rows' IPUs, by IPU; replicas do as the first does."""
+    """The counters of the rows' IPUs, by IPU; replicas do as the first does."""
     ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
     in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
-    tracks = [
+    each = [
         profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
     ]
-    return dict(zip(ipus, tracks, strict=True))
+    if rows.finest and ipus:
+        several = dict(zip(in_replica, each, strict=True)).values()
+        each = [of_merged(report, [*several], rows.finest)] * len(ipus)
+    return dict(zip(ipus, each, strict=True))
 
 
 # -- figures ---

@@ -210,9 +210,10 @@ def _figures(app: Dash, profiles: Profiles) -> None:
     )
     def draw(*values: Any) -> Any:
         *what, find, low, high, asked_marks, chosen, where = values
-        it = what_is_asked(profiles, *what, window=(low, high))
-        window = common.window(low, high, it.rows.end)
         words, theme = str(find or ""), common.theme_of(where)
+        # what is found, and what is not, is told step by step
+        it = what_is_asked(profiles, *what, window=(low, high), each=bool(words.strip()))
+        window = common.window(low, high, it.rows.end)
         path = timeline.path_on_rows(
             profiles, it.report, it.run, it.iteration, it.rows, it.arrangement
         )
@@ -301,7 +302,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         nothing = no_update, no_update, no_update
         if not (previous or following):
             return nothing
-        it, words = what_is_asked(profiles, *what), str(find or "")
+        it, words = what_is_asked(profiles, *what, each=True), str(find or "")
         forward = ctx.triggered_id == "trace-next"
         window = common.window(low, high, it.rows.end)
         named = it.named(profiles, words)
@@ -328,7 +329,7 @@ def _sums(app: Dash, profiles: Profiles) -> None:
         words = str(find or "").strip()
         if not words or not at:
             return ""
-        it = what_is_asked(profiles, *what, window=(low, high))
+        it = what_is_asked(profiles, *what, window=(low, high), each=True)
         position = slice_at(it.rows, timeline.point_of(at))
         number, count = figures.number_of_hit(it.rows, words, position)
         named = what_is_asked(profiles, *what).named(profiles, words) if number else None
@@ -350,10 +351,13 @@ def _details(app: Dash, profiles: Profiles) -> None:
     )
     def clicked(at: Any, *values: Any) -> Any:
         """The step that was clicked; empty for a task, a module or a wait."""
+        if at in (None, ""):
+            return no_update
         *what, low, high = values
-        rows = what_is_asked(profiles, *what, window=(low, high)).rows
-        position = slice_at(rows, timeline.point_of(at))
-        return no_update if at in (None, "") else "" if position < 0 else _step_of(rows, position)
+        point = timeline.point_of(at)
+        rows = what_is_asked(profiles, *what, window=(low, high), point=point).rows
+        position = slice_at(rows, point)
+        return "" if position < 0 else _step_of(rows, position)
 
     @app.callback(
         Output("trace-step", "children"),
@@ -363,8 +367,9 @@ def _details(app: Dash, profiles: Profiles) -> None:
     )
     def chosen(step: Any, at: Any, *values: Any) -> Any:
         *what, low, high, where = values
-        it = what_is_asked(profiles, *what, window=(low, high))
-        position = slice_at(it.rows, timeline.point_of(at))
+        point = timeline.point_of(at)
+        it = what_is_asked(profiles, *what, window=(low, high), point=point)
+        position = slice_at(it.rows, point)
         number = common.whole(step, -1)
         here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
         details: list[Any] = [_slice(profiles, it, position)] if here else []
@@ -438,10 +443,17 @@ class Asked:
         return tuple(by_name[name] for name in self.rows.names if name in by_name)
 
 
-def what_is_asked(profiles: Profiles, *values: Any, window: tuple[Any, Any] | None = None) -> Asked:
+def what_is_asked(
+    profiles: Profiles,
+    *values: Any,
+    window: tuple[Any, Any] | None = None,
+    each: bool = False,
+    point: tuple[float, float] | None = None,
+) -> Asked:
     """The rows that the values of the parameters `_WHAT` describe.
 
-    ``window``: values of the parameters from and to, where its steps are wanted.
+    ``window``: values of the parameters from and to, where its steps are wanted; ``each`` of them,
+    or those at a ``point``, where they are not merged.
     """
     profile, run, iteration, span, ipu, form, lanes, opened, pins, unit = values
     report = profiles.get(common.whole(profile, 0))
@@ -452,10 +464,12 @@ def what_is_asked(profiles: Profiles, *values: Any, window: tuple[Any, Any] | No
     kind = "flame" if form == "flame" else "flat"
     arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
     what = (profiles, report, at, which, one, kind, arrangement)
-    rows, shown = timeline.rows_of(*what), None
+    rows, shown = timeline.rows_of(*what, each=each and window is None), None
     if window is not None:
         shown = common.window(*window, rows.end)
-        rows = rows if shown is None else timeline.rows_of(*what, shown)
+        moment = None if point is None else point[0]
+        if each or moment is not None or shown is not None:
+            rows = timeline.rows_of(*what, shown, each, moment)
     clock = Clock(report.target.clock_hz, common.unit_of(unit))
     return Asked(report, rows, clock, at, which, one, kind, arrangement, shown)
 
