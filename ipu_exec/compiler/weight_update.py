@@ -78,7 +78,8 @@ class WeightUpdates:
                 self._send(op, stage, body)
         if update.moved:
             self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
-        if not update.moves_states_only:  # state alone is priced by itself (`profiler.rebalance`)
+        # state alone is priced by itself (`profiler.rebalance`)
+        if update.ahead or not update.moves_states_only:
             body.assign(first, update.ops[0].id)
         if shard is not None and update.weight in self.residency.places.split:
             self._keep_part(shard, body, first)

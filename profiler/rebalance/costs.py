@@ -281,8 +281,11 @@ def _meeting(
     if not meets.any():
         return 2 * (machine.sync + machine.link_latency), 0
     ipus = report.target.ipus_per_replica
+    # of no Block: what comes from streaming memory, and goes there
+    everything = (direction == Direction.UPDATE) & (purpose != Purpose.ALL_GATHER)
     whole, own = (
-        int(sum_by(ipu[chosen], cycles[chosen], ipus).max()) for chosen in (update, update & ~meets)
+        int(sum_by(ipu[chosen], cycles[chosen], ipus).max())
+        for chosen in (everything, everything & ~meets)
     )
     return whole - own, sum_by(block[meets], cycles[meets], blocks)
 

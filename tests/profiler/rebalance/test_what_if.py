@@ -30,6 +30,7 @@ def profiled(
     choice: Choice = Choice(True, False),  # noqa: B008
     ipus: tuple[int, ...] | None = None,
     max_grad_norm: float = float("inf"),
+    replicas: int = 1,
 ) -> Report:
     """Split the example's network as given, compile it and run it once."""
     names = ["B1", "B2", "B3", "B4"]
@@ -43,14 +44,16 @@ def profiled(
     )
     options.deviceIterations(1).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
+    options.replicationFactor(replicas)
     options._Popart.set("autoRecomputation", 3 if choice.recompute else 0)
     if choice.offload:
         off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        off_chip.useReplicatedTensorSharding(replicas > 1)
         options.TensorLocations.setOptimizerLocation(off_chip)
     model = Mnist()
     optimizer = ipu_exec.optim.AdamW(model.parameters(), max_grad_norm=max_grad_norm)
     training = ipu_exec.trainingModel(model, options, optimizer)
-    training(*mnist_batch(8 * accumulation))
+    training(*mnist_batch(8 * accumulation * replicas))
     return open_report(folder)
 
 
@@ -117,6 +120,17 @@ def test_clipping_by_the_norm_of_all_gradients_is_what_a_second_compile_gives(
     assert Costs.from_report(one).meeting == exchanged
     whole = Costs.from_report(one).cycles.update.sum()
     assert costs.cycles.update.sum() == pytest.approx(whole, rel=0.001)
+
+
+def test_clipping_is_counted_where_replicas_update_their_parts_and_a_stage_comes_back(
+    tmp_path: Path,
+) -> None:
+    off_chip = Choice(True, True)
+    report = profiled(
+        tmp_path, (0, 1, 2), choice=off_chip, ipus=(0, 1, 0), max_grad_norm=1.0, replicas=2
+    )
+    prediction = what_if(Costs.from_report(report), Assignment((0, 1, 2), (0, 1, 0)))
+    assert prediction.total == cycles(report)
 
 
 @pytest.mark.parametrize("choice", [Choice(False, False), Choice(True, True), Choice(False, True)])
