@@ -395,6 +395,20 @@ def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
         view.wait("document.querySelector('#trace-step').innerText.includes('host I/O')")
 
 
+@pytest.mark.parametrize("width", [1440, 900])
+def test_overview_trace_and_counters_have_their_marks_one_below_the_other(
+    chromium: Any, address: str, width: int
+) -> None:
+    with tab(chromium, address) as view:
+        view.page.set_viewport_size({"width": width, "height": 900})
+        page = view.open("/trace")
+        left = page.evaluate(
+            "['overview', 'rows', 'counters'].map(name => document.querySelector("
+            "`#trace-${name} .js-plotly-plot`)._fullLayout.xaxis._offset)"
+        )
+        assert left[0] == left[1] == left[2]
+
+
 def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
         page = view.open("/trace")

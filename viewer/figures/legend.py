@@ -12,6 +12,7 @@ from profiler.analysis.host import streaming_steps
 _NARROW = 620  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
+_FROM_EDGE = 14  # pixels
 HOST, HOST_AND_STREAMS = "host I/O", "host I/O, streaming memory"
 _NARROW_LOOK = {"font": {"size": 11}}
 _SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
@@ -30,6 +31,7 @@ def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
     """Put the legend over the whole ``width``, names of lanes included; ``below``: pixels under it.
 
     Plotly gives a legend the width of the lanes only, unless it begins left of them and ends above.
+    It moves them to the right for one that begins less than 12 pixels from the edge.
     """
     names = {trace.name for trace in figure.data if trace.showlegend is not False}
     squares = any(trace.type == "bar" for trace in figure.data)
@@ -41,7 +43,7 @@ def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
         "orientation": "h",
         "y": 1 + below / high,
         "yanchor": "bottom",
-        "x": -0.9 * margin.l / max(1, width - margin.l - margin.r),
+        "x": (_FROM_EDGE - margin.l) / max(1, width - margin.l - margin.r),
         "xanchor": "left",
         "traceorder": "normal",
         "itemwidth": 30,

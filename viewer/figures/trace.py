@@ -362,7 +362,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
     figure.update_layout(
         theme.layout(
             84,
-            margin={"l": 64, "r": 16, "t": 10, "b": 22},
+            margin={"l": left_margin(rows), "r": 16, "t": 10, "b": 22},  # as the rows below have it
             xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
             yaxis={
                 "range": [0, 100],
