@@ -50,8 +50,8 @@ _COMPLAINS = {"error", "warning", "assert", "trace"}  # plotly's warnings come a
 class Tab:
     """A page of the browser, with the errors and warnings it logged."""
 
-    def __init__(self, browser: Any, address: str) -> None:
-        self.page = browser.new_page()
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
         self.page.set_viewport_size({"width": 1280, "height": 900})
         self.address = address
         self.complaints: list[str] = []
@@ -83,24 +83,29 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def chromium(chromium: Any) -> Iterator[Any]:
-    """One browser context for all tabs, so that scripts are fetched only once."""
-    context = chromium.new_context(color_scheme="light")
+def chromium(chromium: Any, address: str) -> Iterator[Any]:
+    """A context with one page, which stays open, for all tabs to be opened from."""
+    context = chromium.new_context()
+    context.new_page().goto(f"{address}/assets/style.css")
     yield context
     context.close()
 
 
 @contextlib.contextmanager
-def tab(context: Any, address: str, color_scheme: str = "") -> Iterator[Tab]:
-    """Open a tab; a colour scheme gives it a context, and so a storage, of its own."""
-    own = context.browser.new_context(color_scheme=color_scheme) if color_scheme else None
-    opened = Tab(own or context, address)
+def tab(context: Any, address: str, color_scheme: str = "light") -> Iterator[Tab]:
+    """Open a tab.
+
+    It is opened by the page that stays, so that both are of one process, which has the scripts
+    compiled: a third of the time of a tab in a process of its own.
+    """
+    with context.expect_page() as opening:
+        context.pages[0].evaluate("() => { window.open('about:blank'); }")
+    opened = Tab(opening.value, address)
+    opened.page.emulate_media(color_scheme=color_scheme)
     try:
         yield opened
     finally:
         opened.page.close()
-        if own is not None:
-            own.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -809,7 +814,11 @@ def test_the_other_profile_is_shown_beside_this_one(
 
 
 def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
-    with tab(chromium, address, color_scheme="light") as view:
+    with (
+        contextlib.closing(chromium.browser.new_context(color_scheme="light")) as own,
+        contextlib.closing(own.new_page()) as fresh,  # what it stores is no other tab's
+    ):
+        view = Tab(fresh, address)
         page = view.open("/pipeline?follow=1")
         page.keyboard.press("t")
         view.wait("document.documentElement.dataset.theme === 'dark'")
