@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,7 +52,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--profile-dir",
         str(folder),
     ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    forked.run(command, cwd=ROOT, check=True)
     return folder
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sqlite3
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -21,6 +20,7 @@ from ipu_exec import poprun
 from ipu_exec.run import _parser as run_parser
 from ipu_exec.session.compilation import compile_step
 from reports.cli import main, make_parser
+from tests import forked
 from tests.models import model_of
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
@@ -174,9 +174,7 @@ def test_the_overlapped_model_of_its_page_compiles() -> None:
 
 def in_a_process(command: list[str], folder: Path | None = None) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        command, capture_output=True, text=True, env=env, timeout=300, cwd=folder
-    )
+    process = forked.run(command, env=env, cwd=folder)
     assert process.returncode == 0, process.stderr
 
 
@@ -206,7 +204,8 @@ def test_install_names_what_there_is() -> None:
             assert name in ("ipu-report", "ipu-run") and words == ["--version"]
 
 
-def test_the_tutorial_runs_with_a_toy(tmp_path: Path) -> None:
+def test_the_tutorial_runs_with_a_toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tutorial, "subprocess", forked)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     list(tutorial.run_page(tutorial.PAGE.read_text(), tmp_path, tiny=True))
     for name in ("before", "after", "more"):
@@ -235,7 +234,8 @@ def test_every_module_of_the_reference_lists_what_is_public() -> None:
         assert sys.modules[module].__all__, module
 
 
-def test_the_gallery_lists_its_reports(tmp_path: Path) -> None:
+def test_the_gallery_lists_its_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gallery, "subprocess", forked)
     assert gallery.main(["--tiny", "-o", str(tmp_path)]) == 0
     page = (tmp_path / "index.html").read_text()
     for exhibit in gallery.EXHIBITS:

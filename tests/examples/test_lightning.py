@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import profiler
+from tests import forked
 from tests.paths import ROOT
 
 
@@ -16,7 +16,7 @@ def test_the_tutorial_under_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     command = [sys.executable, "examples/lightning_mnist.py", "--epochs", "2"]
     command += ["--profile-dir", str(tmp_path)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    process = forked.run(command, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     (said,) = [line for line in process.stdout.splitlines() if line.startswith("accuracy")]
     assert float(said.split()[1].rstrip("%")) > 30  # a guess is right in 10 of 100

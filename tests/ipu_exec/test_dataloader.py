@@ -25,6 +25,7 @@ from ipu_exec import (
     SharingStrategy,
 )
 from ipu_exec.errors import warn_once
+from tests import forked
 from tests.paths import ROOT
 
 
@@ -404,9 +405,7 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
     )
     root = ROOT
     command = [sys.executable, "-m", "ipu_exec.run", str(tmp_path / "script.py")]
-    process = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=root, check=False
-    )
+    process = forked.run(command, cwd=root)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == ["2", "10", "18"]
 

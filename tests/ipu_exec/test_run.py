@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from profiler import open_report
+from tests import forked
 from tests.paths import ROOT
 
 
-def ipu_run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def ipu_run(
+    *argv: str, cwd: Path, alone: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command, forked or, where the process is what is tested, ``alone``."""
     env = {
         key: value
         for key, value in os.environ.items()
@@ -29,7 +33,8 @@ def ipu_run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         "import sys; from ipu_exec.run import main; sys.exit(main())",
         *argv,
     ]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+    run = subprocess.run if alone else forked.run
+    return run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
 def write(path: Path, source: str) -> Path:
@@ -66,6 +71,7 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     process = ipu_run(
         *("--target", "BOW", "--autoreport", "out", "script.py", "--epochs", "3", "--target", "x"),
         cwd=tmp_path,
+        alone=True,
         POPLAR_ENGINE_OPTIONS='{"autoReport.executionProfileProgramRunCount": "5"}',
     )
     assert process.returncode == 7, process.stderr
@@ -98,7 +104,7 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, named: str, module: s
     (tmp_path / "package").mkdir()
     write(tmp_path / "package" / "__init__.py", "import poptorch\nCONSTANT = poptorch.__name__\n")
     write(tmp_path / "package" / f"{module}.py", MODULE)
-    process = ipu_run("-m", named, "--target", "x", cwd=tmp_path)
+    process = ipu_run("-m", named, "--target", "x", cwd=tmp_path, alone=True)
     assert process.returncode == 0, process.stderr
     where = [f"package.{module}", str(tmp_path), "ipu_exec"]
     assert json.loads(process.stdout) == [["--target", "x"], "__main__", "package", *where]
@@ -112,7 +118,7 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     write(tmp_path / "script.py", "def deeper():\n    raise ValueError('the reason')\n\ndeeper()\n")
-    process = ipu_run("script.py", cwd=tmp_path)
+    process = ipu_run("script.py", cwd=tmp_path, alone=True)
     assert process.returncode == 1
     assert process.stderr.splitlines()[:2] == [
         "Traceback (most recent call last):",
@@ -302,7 +308,7 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
         "    assert os.environ['IPUSCOPE_LENIENT'] == '1'\n"
     )
     words = ["--lenient", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
-    ran = subprocess.run(
+    ran = forked.run(
         [sys.executable, "-m", "ipu_exec.run", *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

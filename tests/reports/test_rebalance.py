@@ -17,6 +17,7 @@ import ipu_exec
 from ipu_exec.placement_file import load_stages
 from profiler import open_report
 from reports.cli import main
+from tests import forked
 from tests.paths import ROOT
 from tests.reports.test_cli import complain, say
 
@@ -34,9 +35,7 @@ def script(*words: object) -> subprocess.CompletedProcess[str]:
         "1",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    return forked.run(command, cwd=ROOT, env=environment)
 
 
 def test_a_proposal_is_written_run_and_verified(

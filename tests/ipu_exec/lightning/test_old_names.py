@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 pytest.importorskip("lightning")
 
 from profiler import open_report
+from tests import forked
 from tests.paths import ROOT
 
 # The words of the guide: two copies of Lightning, each with its own IPUStrategy; the plugin and the
@@ -67,7 +67,7 @@ def test_scripts_of_the_guide(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "ipu_exec.run", str(script)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    process = forked.run(command, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     said = [line for line in process.stdout.splitlines() if line.startswith(_WORDS)]
     assert said == [
@@ -95,13 +95,7 @@ def test_only_compiling_ends_with_the_profile_of_training(tmp_path: Path) -> Non
     script = tmp_path / "script.py"
     script.write_text(FIT)
     command = [sys.executable, "-m", "ipu_exec.run", "--compile-only", "--autoreport"]
-    process = subprocess.run(
-        [*command, str(tmp_path), str(script)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    process = forked.run([*command, str(tmp_path), str(script)], cwd=ROOT)
     assert process.returncode == 0, process.stderr
     assert "trained" not in process.stdout
     with open_report(tmp_path / "training") as report:
