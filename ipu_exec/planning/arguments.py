@@ -19,7 +19,7 @@ are a stage, micro-batch, accumulation, recomputation, and where state lies
   ipu-run --plan 16 --fix p=4 --micro-batches 1,2 train.py    only pipelines of 4, and these
   ipu-run --plan 16 --verify 3 --write plan.json train.py     compile the best three; keep it
   ipu-run --placement plan.json train.py                      and run the script with it
-Ctrl-C ends the search and prints what was found (exit status 130)"""
+Ctrl-C ends the search and prints what was found (exit status 130; SIGTERM: 143)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

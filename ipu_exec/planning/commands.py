@@ -6,8 +6,11 @@ import argparse
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import NoReturn, TextIO
 
 from rich.console import Console
@@ -21,8 +24,6 @@ from ipu_exec.session.first_call import FirstCall
 from planner import Plan, save
 from planner.planning import INTERRUPTED
 from planner.question import parse_seconds
-
-_INTERRUPTED = 128 + signal.SIGINT  # the exit status
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
@@ -51,10 +52,45 @@ class Planning:
     out: TextIO
 
     def take(self, call: FirstCall) -> NoReturn:
-        """Plan it, and end the script; 130 if Ctrl-C ended the search."""
+        """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
         command = shlex.join(self.words)
-        best = _planned(call, replace(self.asked, command=command), self.args, command, self.out)
-        raise SystemExit(_INTERRUPTED if best.stopped == INTERRUPTED else 0)
+        asked = replace(self.asked, command=command)
+        with _ended_by_sigterm_too() as ending:
+            best = _planned(call, asked, self.args, command, self.out, ending)
+        raise SystemExit(ending.status if best.stopped == INTERRUPTED else 0)
+
+
+@dataclass
+class _Ending:
+    """The signal that ends a search."""
+
+    by: int = signal.SIGINT
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return 128 + self.by
+
+
+@contextmanager
+def _ended_by_sigterm_too() -> Iterator[_Ending]:
+    """SIGTERM ends the search as Ctrl-C does, with what was found: batch systems send it first.
+
+    Only the main thread may listen to signals.
+    """
+    ending = _Ending()
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        ending.by = number
+        raise KeyboardInterrupt
+
+    listens = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if listens else None
+    try:
+        yield ending
+    finally:
+        if listens:
+            signal.signal(signal.SIGTERM, before)
 
 
 def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -70,7 +106,12 @@ def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _planned(
-    call: FirstCall, asked: Asked, args: argparse.Namespace, command: str, out: TextIO
+    call: FirstCall,
+    asked: Asked,
+    args: argparse.Namespace,
+    command: str,
+    out: TextIO,
+    ending: _Ending,
 ) -> Plan:
     console = Console(stderr=True)
     try:
@@ -81,7 +122,7 @@ def _planned(
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(ending.status) from None
     if args.json:
         print(as_json(best_plan), file=out)
     elif args.csv:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from benchmarks.fidelity import fits, increments, models, page, poplibs
 from benchmarks.fidelity.__main__ import HERE, Result, found_elsewhere, read, run
@@ -263,6 +264,22 @@ def test_attention_without_dropout_is_quicker(dropped: Compiled) -> None:
     case = f"BERT-Base pretraining; attention dropout 0.0; {SMALL_BERT}"
     kept = models.bert(replace(ROW, case=case))
     assert kept.executable.cycles_per_call < dropped.executable.cycles_per_call
+
+
+def test_mlperfs_bert_limits_its_gradients_and_tells_no_next_sentence(dropped: Compiled) -> None:
+    case = f"BERT-Base pretraining; {SMALL_BERT}; no next sentence; LAMB; gradient norm limited"
+    graph = models.bert(replace(ROW, case=case)).executable.graph
+    assert "aten.stack.default" in {op.aten for op in graph.ops}  # of all gradients' norms
+    assert not any(storage.name == "pooler.weight" for storage in graph.storages.values())
+    others = dropped.executable.graph.storages.values()
+    assert any(storage.name == "pooler.weight" for storage in others)
+
+
+def test_the_moments_of_lamb_are_as_the_row_says() -> None:
+    weight = torch.nn.Linear(2, 2)
+    for case, first in (("LAMB", torch.float16), ("LAMB; first moment in fp32", torch.float32)):
+        chosen = models.optimiser(replace(ROW, case=case, dtype="fp16"), weight)
+        assert (chosen.first_order_momentum_accum_type or torch.float32) == first
 
 
 def test_fine_tuning_has_no_heads_of_pretraining() -> None:

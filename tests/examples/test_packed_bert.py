@@ -43,3 +43,13 @@ def test_a_pack_of_equal_work_takes_little_longer() -> None:
     one_layer = replace(PACKS, layers=1)
     alone, packed = cycles(replace(one_layer, packed=1)), cycles(one_layer)
     assert alone < packed < 1.3 * alone
+
+
+def test_without_a_next_sentence_only_masked_tokens_are_told() -> None:
+    torch.manual_seed(0)
+    model = bert.Bert(replace(PACKS, next_sentence=False, dropout=0.0))
+    tokens, types, numbers, where, masked, follows, places = bert.inputs(PACKS, 2)
+    scores, loss = model(tokens, types, numbers, where, masked, follows, places)
+    of_masked = torch.nn.functional.cross_entropy(scores.flatten(0, 1), masked.flatten())
+    assert loss == of_masked
+    assert not [name for name, _ in model.named_parameters() if name.startswith(("pooler", "next"))]

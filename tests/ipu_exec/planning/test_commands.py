@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from planner import load
 from profiler import open_report
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
@@ -132,7 +134,10 @@ def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) ->
     )
 
 
-def test_ctrl_c_prints_what_was_found_and_leaves_no_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_an_ended_search_prints_what_was_found_and_leaves_no_worker(
+    tmp_path: Path, ended_by: signal.Signals
+) -> None:
     script = write(tmp_path / "train.py", TRAIN)
     cache = tmp_path / "cache"
     main = "import sys; from ipu_exec.run import main; sys.exit(main())"
@@ -151,9 +156,10 @@ def test_ctrl_c_prints_what_was_found_and_leaves_no_worker(tmp_path: Path) -> No
         # the second compile's costs are kept when the first one's are a mapping
         while planning.poll() is None and sum(one.is_file() for one in cache.rglob("*")) < 2:
             time.sleep(0.02)
-        os.killpg(planning.pid, signal.SIGINT)  # as a terminal does
+        # a terminal ends all of them, `timeout` the one that it started
+        (os.killpg if ended_by == signal.SIGINT else os.kill)(planning.pid, ended_by)
         out, err = planning.communicate(timeout=120)
-    assert planning.returncode == 130, err
+    assert planning.returncode == 128 + ended_by, err
     rows = list(csv.DictReader(io.StringIO(out)))
     assert rows and int(rows[0]["cycles"]) > 0
     assert "Traceback" not in err
