@@ -440,6 +440,14 @@ def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Re
     assert hits.chosen(rows, name, timeline.point_of(last.at), (0.0, last.start - 1.0)) is None
 
 
+@pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK])
+def test_steps_of_any_direction_and_of_none_stand_out_from_the_card(colours: theme.Theme) -> None:
+    program = {"position": [0, 1, 2], "direction": ["", "forward", ""]}
+    bars = memory._directions({k: np.array(v) for k, v in program.items()}, (0, 3), colours)
+    assert {bar.name for bar in bars} == {"copies and waits", "forward"}
+    assert all(theme.contrast(bar.marker.color, colours.card) >= 3 for bar in bars)
+
+
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])
 def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) -> None:
     first, last = report.extent(0, None, 0)

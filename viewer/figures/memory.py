@@ -669,7 +669,8 @@ def _directions(
                 width=1.0,
                 orientation="h",
                 name=activity.name if value >= 0 else "copies and waits",
-                marker=_plain_marker(activity.colour(theme)),
+                # the fill of waiting is nearly that of the card
+                marker=_plain_marker((activity.colour if value >= 0 else activity.edge)(theme)),
                 hovertemplate=(activity.name if value >= 0 else "copies and waits")
                 + "<extra></extra>",
             )

@@ -24,7 +24,7 @@ _VARIABLES = (
     Column("name", "variable"),
     Column("category", "category", width=175),
     Column("role", "role", width=140),
-    Column("block_name", "Block", width=105),
+    Column("block_name", "Block", width=120),
     Column("region", "region", width=75),
     Column("live", "live at steps", width=170),
     Column("bytes", "bytes", ",.0f", width=100),
