@@ -90,7 +90,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpText,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {__version__}",
+        help="print the version and end",
+    )
     parser.add_argument("--num-instances", "-n", type=count, default=1, metavar="I")
     parser.add_argument("--num-replicas", "-r", type=count, metavar="R", help="of all of them")
     parser.add_argument("--ipus-per-replica", type=count, default=1, metavar="K")

@@ -158,7 +158,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=HelpText,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {__version__}",
+        help="print the version and end",
+    )
     parser.add_argument(
         "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )

@@ -23,6 +23,10 @@ class HelpText(argparse.HelpFormatter):
             longest = max(map(len, action.choices)) + 2 * self._indent_increment
             self._action_max_length = max(self._action_max_length, self._current_indent + longest)
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # names of options are whole: --profile-dir, state=on-chip
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = (_paragraph(one, width - len(indent)) for one in text.split("\n\n"))
         return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
@@ -34,7 +38,7 @@ def _paragraph(text: str, width: int) -> Iterator[str]:
             for line in lines:
                 yield from _example(line, width)
         else:
-            yield from textwrap.wrap(" ".join(lines), width)
+            yield from textwrap.wrap(" ".join(lines), width, break_on_hyphens=False)
 
 
 def _is_example(line: str) -> bool:
@@ -51,7 +55,11 @@ def _example(line: str, width: int) -> Iterator[str]:
     if command:
         yield from _command(command, width)
     yield from textwrap.wrap(
-        "".join(remark), width, initial_indent=_ASIDE, subsequent_indent=_ASIDE
+        "".join(remark),
+        width,
+        initial_indent=_ASIDE,
+        subsequent_indent=_ASIDE,
+        break_on_hyphens=False,
     )
 
 

@@ -24,6 +24,7 @@ def test_help_is_no_wider_than_the_terminal(
         make_parser().parse_args([*([command] if command else []), "--help"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
+    assert not [line for line in lines if line.endswith("-")], "a name is broken at its hyphen"
     module = COMMANDS.get(command or "")
     words = " ".join((module.__doc__ or "").split()) if module else "Ask a profile.pop"
     assert words in " ".join(" ".join(lines).split())
@@ -40,6 +41,8 @@ def test_help_of_runs_is_no_wider_either(
     assert max(map(len, lines)) <= columns
     assert parser.description is not None
     assert parser.description in " ".join(" ".join(lines).split())
+    assert not [line for line in lines if line.endswith("-")], "a name is broken at its hyphen"
+    assert "program's version number" not in " ".join(lines)
 
 
 def test_an_example_that_is_too_long_is_still_one_command() -> None:
