@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -24,6 +25,8 @@ from ipu_exec.session.first_call import FirstCall
 from planner import Plan, save
 from planner.planning import INTERRUPTED
 from planner.question import parse_seconds
+
+_WIDE = 160  # columns of a table that goes to no terminal
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
@@ -128,7 +131,8 @@ def _planned(
     elif args.csv:
         print(as_csv(best_plan), end="", file=out)
     else:
-        show(best_plan, Console(file=out, width=None if out.isatty() else 160))
+        fits = out.isatty() or "COLUMNS" in os.environ
+        show(best_plan, Console(file=out, width=None if fits else _WIDE))
     if args.write:
         path = save(best_plan, args.write)
         print(

@@ -22,6 +22,7 @@ from planner.words import kib, latency, table
 from profiler.units import count, per_second
 
 SHOWN = 10  # rows
+_LINE = 100  # columns of a sentence, wherever it goes
 _NAMED = 9  # stages whose Blocks are counted one by one
 _COLUMNS = (
     *("t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation", "recom-\npute", "state"),
@@ -78,7 +79,7 @@ def _say(words: str, first: str, others: str, console: Console) -> None:
     """Print lines that begin so, no wider than the terminal but for words that are."""
     lines = textwrap.wrap(
         words,
-        console.width,
+        min(console.width, _LINE),
         initial_indent=first,
         subsequent_indent=others,
         break_long_words=False,

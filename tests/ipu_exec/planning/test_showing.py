@@ -28,6 +28,10 @@ def test_on_80_columns_nothing_is_cut() -> None:
     show(shown, console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in printed
+    wide = Console(width=160, file=io.StringIO())
+    show(shown, wide)
+    prose = [line for line in wide.file.getvalue().splitlines() if "a sentence" in line]  # type: ignore[attr-defined]
+    assert 80 < max(map(len, prose)) <= 100
     lines = printed.splitlines()
     split = "-".join("7" * 60)  # a word is whole, so that it can be copied
     assert {line.strip() for line in lines if len(line) > 80} == {split}
