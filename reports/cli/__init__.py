@@ -13,6 +13,7 @@ nor (but for `view`) Dash is ever loaded.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -97,6 +98,14 @@ exit codes:
   3  a profile cannot be read"""
 
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # of where the output goes
+
+
+def _write_nothing_more() -> None:
+    """Let Python's own end of standard output be no second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(f"ipu-report {__version__}")
@@ -140,17 +149,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(first_steps())
     if "OMP_NUM_THREADS" not in os.environ:  # numpy's threads spin, and its products are small
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """The exit code of a subcommand, what is wrong in one line."""
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by who called
+            sys.stdout.flush()
         return code
     except (CommandError, ProfileError) as error:
         print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
         return error.code if isinstance(error, CommandError) else 3
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nothing_more()
         return 0
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _write_nothing_more()
+        print(f"ipu-report: error: the output ends here: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

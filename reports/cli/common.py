@@ -46,9 +46,9 @@ def first_steps(here: str = ".") -> str:
     """A suggestion for a call without arguments, with a profile from below ``here``."""
     profile = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
     if profile is not None:
-        return f"what of it? Begin with: ipu-report summary {profile.parent}"
+        return f"say what to ask. Begin with: ipu-report summary {profile.parent}"
     return (
-        "of which profile? Begin with: ipu-report summary PROFILE. To get one:"
+        "say what to ask. Begin with: ipu-report summary PROFILE. To get a profile:"
         " ipu-run --profile-dir out script.py"
     )
 

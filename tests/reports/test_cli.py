@@ -218,6 +218,18 @@ def test_a_reader_that_has_seen_enough_is_no_failure(runs: Path) -> None:
     assert (process.returncode, process.stderr) == (0, b"")
 
 
+def test_an_output_that_cannot_take_more_is_said(runs: Path) -> None:
+    """A full disk in one line; a standard output that is closed is nothing to write to."""
+    command = [sys.executable, "-m", "reports.cli", "ops", str(runs / "training")]
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    said = "ipu-report: error: the output ends here: No space left on device\n"
+    assert (process.returncode, process.stderr.decode()) == (1, said)
+    closed = shlex.join(command) + " >&-"
+    process = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, check=False)
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize(
     "words",
     [
