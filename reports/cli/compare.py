@@ -14,6 +14,7 @@ import argparse
 import math
 import re
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from reports.cli import common
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: Report) -> Page:
         from profiler import analysis, open_report
+        from profiler.units import count
         from reports.tables import Column, Page, Table, say, text
 
         with open_report(other_path) as other:
@@ -92,9 +94,11 @@ def run(args: argparse.Namespace) -> int:
                 Column("change", "change", str),
             ),
         )
+        people = args.form == "text"
+        differ = ops[ops["difference"] != 0] if people else ops
         operators = Table(
             "operators",
-            ops,
+            differ,
             (
                 Column("name", "operator", text),
                 Column("direction", "for", text),
@@ -120,18 +124,27 @@ def run(args: argparse.Namespace) -> int:
             f"what {each} waits for on the critical path: the differences add up",
             most=common.top(args),
         )
-        tables = (
-            (operators, measures, came_from)
-            if args.form == "csv"
-            else (measures, came_from, operators)
-        )
-        notes = [say(f"{what}: {why}.") for what, why in reasons.items()]
+        tables = [measures, came_from, *([operators] if len(differ) or not people else [])]
+        if args.form == "csv":
+            tables = [operators, measures, came_from]
+        alike = len(ops) - len(differ)
+        same = f"{count(alike, 'operator')} {'takes' if alike == 1 else 'take'} as long in both."
+        notes = [say(same)] if alike else []
+        notes += [say(words) for words in _apart(reasons)]
         return Page(str(report.path), (*tables, *notes, *marks))
 
     code = common.each_profile(args, page)
     for words in broken:
         print(f"ipu-report: error: {common.one_line(words)}", file=sys.stderr)
     return max(code, common.NOT_SO) if broken else code
+
+
+def _apart(reasons: dict[str, str]) -> Iterator[str]:
+    """Sentences about what cannot be compared: all that has the same reason in one."""
+    for why in dict.fromkeys(reasons.values()):
+        *most, last = [name for name, reason in reasons.items() if reason == why]
+        what = f"{', '.join(most)} and {last}" if most else last
+        yield f"{what[:1].upper()}{what[1:]} cannot be compared: {why}."
 
 
 def _cycles(value: int | None) -> str:

@@ -100,3 +100,30 @@ def test_what_cannot_be_compared_fails_and_says_why(
     assert code == 1
     assert why in err
     assert compared(capsys, one, two)[0] == 0  # nothing was asked
+
+
+def test_what_is_as_long_in_both_is_a_sentence_and_programs_get_all(
+    profiles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = str(profiles / "ran.pop")
+    assert main(["compare", same, same]) == 0
+    said = capsys.readouterr().out
+    (page,) = json.loads(_json(capsys, same, same))
+    assert "operators, the largest differences first" not in said
+    assert f"{len(page['operators'])} operators take as long in both." in " ".join(said.split())
+
+
+def test_what_cannot_be_compared_is_one_sentence_a_reason(
+    profiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "inference.pop"
+    other.write_bytes((profiles / "ran.pop").read_bytes())
+    changed(other, "UPDATE meta SET value = '\"inference\"' WHERE key = 'kind'")
+    assert main(["compare", str(profiles / "ran.pop"), str(other)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("cannot be compared: A is training and B is inference.") == 1
+
+
+def _json(capsys: pytest.CaptureFixture[str], *paths: str) -> str:
+    assert main(["compare", "--json", *paths]) == 0
+    return capsys.readouterr().out
