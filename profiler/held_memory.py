@@ -15,8 +15,14 @@ from profiler import records
 from profiler.held import INT, TEXT
 
 LIVE, KINDS, FULLEST_AT, MAP = "live bytes", "bytes by kind", "fullest tile of steps", "first map"
+VARIABLES = "variables of the first IPU"
 OF_TILES = ("total", "peak", "always_live", "peak_step")
 OF_KINDS = {"ipu": INT, "category": TEXT, "role": TEXT, "bytes": INT, "max_tile_bytes": INT}
+OF_VARIABLES = {
+    **dict.fromkeys(("id", "op", "block", "always_live", "start", "stop", "interleaved"), INT),
+    **dict.fromkeys(("category", "role"), TEXT),
+}
+ON_TILE = "bytes"  # of each variable, on the fullest tile
 FIRST_SHAPE = (560, 300)  # steps x tiles of the map that a page shows first
 
 ByKind = list[tuple[str, str, int, int]]
@@ -97,6 +103,20 @@ def first_map(report: Source) -> np.ndarray | None:
     if columns is None or not _sums(columns["bytes"], shape[0] * shape[1]):
         return None
     return columns["bytes"].reshape(shape)
+
+
+def variables(report: Source, ipu: int) -> dict[str, np.ndarray] | None:
+    """`Report.variables_of` the first IPU, and their bytes on its fullest tile."""
+    columns = None if ipu else report.held_columns(VARIABLES, {**OF_VARIABLES, ON_TILE: INT})
+    if columns is None:
+        return None
+    most = {"start": int(report.steps_of_ipus[ipu]), "always_live": 1, "interleaved": 1}
+    most["stop"] = most["start"]
+    counted = [columns[name] for name in ("id", ON_TILE, *most)]
+    if min(values.min(initial=0) for values in counted) < 0:
+        return None
+    fits = all(columns[name].max(initial=0) <= limit for name, limit in most.items())
+    return columns if fits else None
 
 
 def of_tiles(ipu: int) -> str:

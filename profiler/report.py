@@ -26,7 +26,7 @@ from profiler.executed import Executed, Named, Names, Spent, spent
 from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
 from profiler.lock import is_being_written
-from profiler.memory import IpuVariables, by_kind, columns_of_tiles, tile_totals
+from profiler.memory import IpuVariables, by_kind, columns_of_tiles, fullest_tile, tile_totals
 from profiler.merged import Merged, merged
 from profiler.reader import Reader, one_row
 from profiler.trace import Bodies, Tasks
@@ -53,7 +53,7 @@ _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
     *("start", "stop"),
 )
-_FEW_NAMES = 4000  # that are read one by one, or an eighth: all take as long
+_FEW_NAMES, _FEW_OF_NAMES = 4000, 8  # that are read one by one, or an eighth: all take as long
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
@@ -940,7 +940,7 @@ class Report:
     def names_of_steps(self, ipu: int, positions: np.ndarray) -> np.ndarray:
         """Names of program steps of an IPU by their positions; of few, only these are read."""
         ids = self.steps_of_ipu(ipu, "step")["step"][positions]
-        return self.names_at(records.Step, self.rows_of(records.Step, ids))
+        return self.names_of(records.Step, ids)
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
@@ -1012,44 +1012,61 @@ class Report:
 
         ``bytes`` counts the given tile, or the sum over all tiles.
         """
-        rows, size = self.live_rows(ipu, step, tile)
-        columns = self._table(records.Variable)
-        columns.read("id", "category", "role", "op", "block")
+        which, size = self.live_at(ipu, step, tile)
+        columns = {name: values[which] for name, values in self.variables_of(ipu).items()}
         return _frame(
             {
-                "variable": columns["id"][rows],
-                "name": self.names_at(records.Variable, rows),
-                **{name: columns[name][rows] for name in ("category", "role", "op", "block")},
+                "variable": columns["id"],
+                "name": self.names_of(records.Variable, columns["id"]),
+                **_pick(columns, "category", "role", "op", "block"),
                 "bytes": size,
             }
         )
 
-    def live_rows(
+    def live_at(
         self, ipu: int, step: int, tile: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and bytes of `live_variables`, in its order."""
-        rows, size = self.bytes_of_variables(ipu, tile)
+        """Positions in `variables_of` and bytes of `live_variables`, in its order."""
+        size = self.bytes_of_variables(ipu, tile)
         steps = int(self.steps_of_ipus[ipu])
         if not 0 <= step < max(1, steps):
             raise IndexError(f"IPU {ipu} has steps 0 to {steps - 1}, not {step}")
-        columns = self._table(records.Variable)
-        columns.read("always_live", "start", "stop")
-        start, stop = columns["start"][rows], columns["stop"][rows]
-        live = (columns["always_live"][rows] != 0) | ((start <= step) & (step < stop))
+        columns = self.variables_of(ipu)
+        start, stop = columns["start"], columns["stop"]
+        live = (columns["always_live"] != 0) | ((start <= step) & (step < stop))
         there = np.flatnonzero(live & (size > 0))
         there = there[np.argsort(-size[there], kind="stable")]
-        return rows[there], size[there]
+        return there, size[there]
 
-    def bytes_of_variables(
-        self, ipu: int, tile: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """An IPU's variables, as rows of their table, and their bytes on a tile (None: on all).
+    def variables_of(self, ipu: int) -> dict[str, np.ndarray]:
+        """Columns of an IPU's variables, in the order of their table.
+
+        ``id, op, block, always_live, start, stop, interleaved, category, role``. Callers must not
+        modify them. A large profile has those of the first IPU worked out.
+        """
+
+        def make() -> dict[str, np.ndarray]:
+            if (known := held_memory.variables(self, ipu)) is not None:
+                return _without(known, held_memory.ON_TILE)
+            columns = self._table(records.Variable)
+            columns.read("ipu", *held_memory.OF_VARIABLES)
+            rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
+            return {name: columns[name][rows] for name in held_memory.OF_VARIABLES}
+
+        self._check_ipu(ipu)
+        return self._keep(("variables of", ipu), make)
+
+    def bytes_of_variables(self, ipu: int, tile: int | None = None) -> np.ndarray:
+        """Bytes of an IPU's variables (`variables_of`) on a tile (None: on all).
 
         Only the vectors of these are read.
         """
         self._check_ipu(ipu)
         if tile is not None and not 0 <= tile < self._tiles:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
+        known = None if tile is None else held_memory.variables(self, ipu)
+        if known is not None and tile == self._fullest_tile(ipu):
+            return known[held_memory.ON_TILE]
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         ids, vectors = self._keep(("vectors of", ipu), lambda: self._vectors_of(rows))
         size = vectors.sum(axis=1) if tile is None else vectors[:, tile]
@@ -1057,7 +1074,11 @@ class Report:
             np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][rows])
         ]
         self._sound(integrity.of_sums("variables", of_rows))
-        return rows, of_rows
+        return of_rows
+
+    def _fullest_tile(self, ipu: int) -> int:
+        tiles = self.tile_columns(ipu)
+        return fullest_tile(tiles["peak"], tiles["overflow"])
 
     def _vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sorted ids of the distinct vectors of some variables, and the vectors."""
@@ -1068,15 +1089,28 @@ class Report:
 
     def names_at(self, record: type[Any], rows: np.ndarray) -> np.ndarray:
         """Names of some rows of a table; while few were asked for, the others are not read."""
+        if self._all_names(record, len(rows)):
+            return self._table(record)["name"][rows]
+        return self._some_names(record, self._table(record)["id"][rows])
+
+    def names_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
+        """`names_at`, by ids that the table has."""
+        if self._all_names(record, len(ids)):
+            return self._table(record)["name"][self.rows_of(record, ids)]
+        return self._some_names(record, ids)
+
+    def _all_names(self, record: type[Any], more: int) -> bool:
+        """Whether to read all names of a table, as ``more`` are asked for."""
         columns = self._table(record)
         with self._lock:
-            asked = self._names_asked.get(record, 0) + len(rows)
+            asked = self._names_asked.get(record, 0) + more
             self._names_asked[record] = asked
-        if asked > max(_FEW_NAMES, columns.rows // 8) or columns.has("name"):
-            return columns["name"][rows]
-        ids, which = np.unique(columns["id"][rows], return_inverse=True)
-        texts = np.array([*self._reader.texts(record, "name", ids.tolist()), None], dtype=object)
-        named: np.ndarray = texts[which]
+        return asked > max(_FEW_NAMES, columns.rows // _FEW_OF_NAMES) or columns.has("name")
+
+    def _some_names(self, record: type[Any], ids: np.ndarray) -> np.ndarray:
+        unique, which = np.unique(ids, return_inverse=True)
+        texts = self._reader.texts(record, "name", unique.tolist())
+        named: np.ndarray = np.array([*texts, None], dtype=object)[which]
         return named
 
     def rows_of(self, record: type[Any], ids: np.ndarray) -> np.ndarray:

@@ -79,6 +79,10 @@ def _of_memory(report: Report) -> dict[str, Any]:
         held_memory.KINDS: {name: rows[name] for name in held_memory.OF_KINDS},
         held_memory.FULLEST_AT: {name: first[name] for name in ("max_tile", "max_tile_bytes")},
         held_memory.MAP: {"bytes": report.liveness_map(0, shape=FIRST_SHAPE).ravel()},
+        held_memory.VARIABLES: {
+            **report.variables_of(0),
+            held_memory.ON_TILE: report.bytes_of_variables(0, memory.fullest(report, 0)),
+        },
     }
     for ipu in ipus:
         columns = report.tile_columns(ipu)

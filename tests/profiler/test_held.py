@@ -35,7 +35,7 @@ from profiler.analysis.operators import BY_ATEN, by_aten, grouped
 from profiler.analysis.pod import LINKS, LOADS
 from profiler.analysis.program import TOP, nodes, top_nodes
 from profiler.held import FLOAT, INT, TEXT
-from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP
+from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP, VARIABLES
 from profiler.rebalance import Costs, known_memory
 from profiler.rebalance.block_memory import BlockMemory
 from profiler.writer import store_answers
@@ -130,6 +130,8 @@ def everything(report: Report) -> dict[str, Any]:
         **{f"live {ipu}": pd.Series(report.live_bytes(ipu)) for ipu in ipus},
         **{f"liveness {ipu}": report.liveness(ipu) for ipu in ipus},
         "memory": report.memory(),
+        **{f"variables {ipu}": pd.DataFrame(report.variables_of(ipu)) for ipu in ipus},
+        "on the fullest tile": analysis.memory.held_at_peak(report, 0),
         "map": pd.DataFrame(report.liveness_map(0, shape=held_memory.FIRST_SHAPE)),
         "loads": analysis.loads(report),
         "pod": analysis.pod(report),
@@ -182,6 +184,7 @@ def test_answers_are_the_same_whichever_way_they_come(
     monkeypatch.setattr(critical_path, "chain_through", refuse)
     monkeypatch.setattr(of_operators, "operators", refuse)
     monkeypatch.setattr(Report, "_load_ipu", first_refused(Report._load_ipu))
+    monkeypatch.setattr(Report, "_vectors_of", refuse)
     monkeypatch.setattr(liveness, "_tile_peaks", refuse)
     with open_report(written) as report:
         same(everything(report), from_rows)
@@ -193,7 +196,7 @@ def first_refused(load: Callable[[Report, int], Any]) -> Callable[[Report, int],
 
 
 NAMES = (
-    *(LIVE, KINDS, FULLEST_AT, MAP, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
+    *(LIVE, KINDS, FULLEST_AT, MAP, VARIABLES, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
     *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME),
 )
 
@@ -370,21 +373,23 @@ def test_names_are_read_alone_while_they_are_few(written: Path) -> None:
         assert names == other.columns_of(records.Variable)["name"][rows].tolist()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reports, "_FEW_NAMES", 6)
+            patch.setattr(reports, "_FEW_OF_NAMES", 1 << 30)
             assert report.names_at(records.Variable, rows).tolist() == names
         assert report.columns_of(records.Variable).has("name")
         ops = report.op_names(np.array([-1, 1, 0, 1 << 40])).tolist()
         assert ops == ["", *other.ops["name"][[1, 0]].tolist(), ""]
 
 
-@pytest.mark.parametrize("tile", [None, 0, 5])
+@pytest.mark.parametrize("tile", [None, 0, 5, -1])
 def test_bytes_of_an_ipus_variables(written: Path, tile: int | None) -> None:
     with open_report(written) as report, open_report(written) as other:
         for ipu in range(2):
-            rows, size = report.bytes_of_variables(ipu, tile)
-            ids = report.columns_of(records.Variable)["id"][rows].tolist()
-            of = [other.variable_tiles(id) for id in ids]
-            assert size.tolist() == [int(one.sum() if tile is None else one[tile]) for one in of]
-            assert (report.columns_of(records.Variable)["ipu"][rows] == ipu).all()
+            on = analysis.fullest(other, ipu) if tile == -1 else tile
+            size, ids = report.bytes_of_variables(ipu, on), report.variables_of(ipu)["id"]
+            of = [other.variable_tiles(id) for id in ids.tolist()]
+            assert size.tolist() == [int(one.sum() if on is None else one[on]) for one in of]
+            assert (other.variables.loc[ids, "ipu"] == ipu).all()
+            assert len(ids) == (other.variables["ipu"] == ipu).sum()
 
 
 def test_answers_are_stored_and_found(written: Path, tmp_path: Path) -> None:

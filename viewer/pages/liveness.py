@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
-from profiler import Report, analysis, records
+from profiler import Report, analysis
 from viewer.figures import counters as counter_figures
 from viewer.figures import lod, units
 from viewer.figures import memory as figures
@@ -242,12 +242,12 @@ def register(app: Dash, profiles: Profiles) -> None:
             f" {units.size(report.target.bytes_per_tile)} are live,"
             f" in {len(variables):,} variables."
         )
-        columns = report.columns_of(records.Variable)
-        rows = report.rows_of(records.Variable, variables["variable"].to_numpy())
+        which, _ = report.live_at(ipu, at, on)
+        columns = report.variables_of(ipu)
         both = variables.assign(
-            start=columns["start"][rows],
-            stop=columns["stop"][rows],
-            always=columns["always_live"][rows],
+            start=columns["start"][which],
+            stop=columns["stop"][which],
+            always=columns["always_live"][which],
         )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (

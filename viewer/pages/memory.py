@@ -221,34 +221,32 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
 
 def _kinds(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     row = report.tiles(ipu).iloc[tile]
-    rows, size = report.live_rows(ipu, int(row["peak_step"]), tile)
-    columns = report.columns_of(records.Variable)
-    columns.read("category", "role")
-    return figures.tile_kinds(columns["category"][rows], columns["role"][rows], size, theme)
+    which, size = report.live_at(ipu, int(row["peak_step"]), tile)
+    columns = report.variables_of(ipu)
+    return figures.tile_kinds(columns["category"][which], columns["role"][which], size, theme)
 
 
 def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
-    rows, size = report.bytes_of_variables(ipu, tile)
+    size = report.bytes_of_variables(ipu, tile)
     there = np.flatnonzero(size > 0)
     there = there[np.argsort(-size[there], kind="stable")]
-    rows, size, every = rows[there][:MOST_VARIABLES], size[there][:MOST_VARIABLES], size[there]
-    columns = report.columns_of(records.Variable)
-    texts = ("category", "role")
-    columns.read(*texts, "block", "op", "always_live", "start", "stop", "interleaved")
+    every, rows = size[there], there[:MOST_VARIABLES]
+    size = size[rows]
+    columns = {name: values[rows] for name, values in report.variables_of(ipu).items()}
     lives = [
         "always" if forever else f"{start} to {stop - 1}"
         for forever, start, stop in zip(
-            *(columns[name][rows].tolist() for name in ("always_live", "start", "stop")),
+            *(columns[name].tolist() for name in ("always_live", "start", "stop")),
             strict=True,
         )
     ]
     frame = pd.DataFrame(
         {
-            "name": report.names_at(records.Variable, rows),
-            **{name: columns[name][rows] for name in (*texts, "block", "op")},
+            "name": report.names_of(records.Variable, columns["id"]),
+            **{name: columns[name] for name in ("category", "role", "block", "op")},
             "bytes": size,
             "live": lives,
-            "region": np.where(columns["interleaved"][rows] != 0, "1", "0"),
+            "region": np.where(columns["interleaved"] != 0, "1", "0"),
         }
     )
     frame = described(report, frame)
