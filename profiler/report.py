@@ -671,6 +671,17 @@ class Report:
         slices = self._slices(tasks, fewer.bodies)
         return Executed.of(tasks, slices, self._named.merged(fewer), finest)
 
+    def executed_tasks(
+        self, run: int = 0, ipus: Ipus | None = None, iteration: int | None = None
+    ) -> Executed:
+        """Tasks in the form of `executed`, named as their bodies, for where steps are too many."""
+        tasks, body = self._tasks(run, ipus, iteration), self._table(records.Body)
+        kinds = tuple(dict.fromkeys(body["kind"].tolist()))
+        kind = np.array([kinds.index(one) for one in body["kind"].tolist()], dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        columns = (tasks.ipu, np.full(len(tasks), -1), tasks.body, kind[tasks.body])
+        return Executed(*columns, tasks.start, tasks.end, Named(body["name"], kinds, none, none))
+
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
         kind = self._named.kind_of_entry

@@ -74,3 +74,17 @@ def test_slices_late_in_a_long_run_begin_when_their_steps_do() -> None:
         trace.slices(
             trace.Tasks(*(none,) * 3, none, none, start, start + np.array([30, 9, 15])), bodies
         )
+
+
+@pytest.mark.parametrize("iteration", [0, None])
+def test_tasks_in_place_of_steps_are_those_of_the_frame(
+    report: Report, iteration: int | None
+) -> None:
+    frame = report.tasks(1, iteration=iteration)
+    frame = frame[frame["ipu"].isin([1, 3])]
+    tasks = report.executed_tasks(1, [1, 3], iteration)
+    for name in ("ipu", "start", "end"):
+        assert np.array_equal(getattr(tasks, name), frame[name])
+    assert tasks.named.name[tasks.what].tolist() == frame["name"].tolist()
+    assert [tasks.named.kinds[kind] for kind in tasks.kind] == frame["kind"].tolist()
+    assert (tasks.step == -1).all()

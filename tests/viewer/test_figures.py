@@ -414,7 +414,7 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
         )
         assert one == other and one is not None
         here = one.around(here, rows.end)
-    tasks = timeline._tasks_as_steps(report, 0, 0, [0, 1])
+    tasks = report.executed_tasks(0, [0, 1], 0)
     coarse = trace.flat(pipeline.StepRows.of(tasks, [0, 1]))
     faint = trace._codes(coarse, name, found.names) == trace._FAINT
     assert 0 < faint.sum() < len(faint) and (trace._codes(coarse, name, ()) == trace._FAINT).all()

@@ -18,7 +18,7 @@ from dash import Input, State, dcc, html
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_merged, of_steps
 from profiler.analysis.pod import shards_of
-from profiler.executed import Executed, Named
+from profiler.executed import Executed
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.counters import Track, tracks
@@ -327,29 +327,6 @@ def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus, window:
     return Part(first + origin, last + origin, finest)
 
 
-def _tasks_as_steps(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Executed:
-    """The tasks of IPUs, for where their steps are too many."""
-    import pandas as pd
-
-    if iteration is None:
-        tasks = pd.concat([report.tasks(run, int(one)) for one in ipus])
-        rows = np.arange(len(tasks))
-    else:
-        tasks = report.tasks(run, iteration=iteration)
-        every = tasks["ipu"].to_numpy()
-        rows = np.concatenate([np.flatnonzero(every == one) for one in ipus])
-    ipu, start, end, body = (
-        tasks[name].to_numpy()[rows] for name in ("ipu", "start", "end", "body")
-    )
-    first, of_body = pipeline_figures.first_of_each(body)  # all tasks of a body are named alike
-    (what, names), (kind, kinds) = (
-        pd.factorize(tasks[name].iloc[rows[first]]) for name in ("name", "kind")
-    )
-    none = np.zeros(0, dtype=np.int64)
-    named = Named(names.to_numpy(dtype=object), tuple(kinds), none, none)
-    return Executed(ipu, np.full(len(rows), -1), what[of_body], kind[of_body], start, end, named)
-
-
 def as_tasks(
     report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window = None
 ) -> list[Any]:
@@ -413,7 +390,7 @@ def rows_of(
 
     def flat() -> Trace:
         steps = (
-            StepRows.of(_tasks_as_steps(report, run, iteration, ipus), ipus)
+            StepRows.of(report.executed_tasks(run, ipus, iteration), ipus)
             if part is None
             else _executed(profiles, report, run, iteration, ipus, part)
         )
