@@ -78,6 +78,12 @@ class Columns(Mapping[str, np.ndarray]):
                 self._coded[name] = known or _distinct(self[name])
             return self._coded[name]
 
+    def equals(self, name: str, word: str) -> np.ndarray:
+        """Which rows have this text in a column."""
+        places, words = self.coded(name)
+        there = np.flatnonzero(words == word)
+        return places == there[0] if len(there) else np.zeros(len(places), dtype=bool)
+
     def read(self, *names: str) -> None:
         """Read these columns (default: all) in one go, quicker than one after the other."""
         wanted = self._names if self._at_once else names or self._names

@@ -11,7 +11,7 @@ from __future__ import annotations
 import binascii
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,37 +53,70 @@ def normal(columns: ByName, kinds: Mapping[str, str]) -> dict[str, np.ndarray]:
 
 
 def plain_tables(tables: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Arrays of integers or bools, of any shape, as JSON can hold them."""
-    return {
-        name: {"shape": list(table.shape), "bool": table.dtype == bool, **_coded(table.ravel())}
-        for name, table in tables.items()
-    }
+    """Arrays of integers or bools, of any shape, as JSON can hold them.
+
+    Rows along the last axis that are equal, as those of equal layers, are held once: ``rows`` says
+    which each is.
+    """
+    return {name: _plain_table(table) for name, table in tables.items()}
 
 
-def read_tables(said: Any, names: Iterable[str]) -> dict[str, np.ndarray] | None:
-    """The arrays of these names, int64 or bool. None where it is not what `plain_tables` gives."""
+def read_tables(
+    said: Any, names: Iterable[str], negative: Container[str] | None = None
+) -> dict[str, np.ndarray] | None:
+    """The arrays of these names, int64 or bool. None where it is not what `plain_tables` gives.
+
+    ``negative``: names of those that may have numbers below 0 (None: all). Callers must not modify
+    the arrays.
+    """
     if not isinstance(said, dict) or set(said) != {*names}:
         return None
     try:
-        return {name: _read_table(said[name]) for name in names}
+        return {
+            name: _read_table(said[name], negative is None or name in negative) for name in names
+        }
     except (ValueError, TypeError, LookupError, binascii.Error):
         return None
 
 
-def _read_table(said: Any) -> np.ndarray:
+def _plain_table(table: np.ndarray) -> dict[str, Any]:
+    said = {"shape": list(table.shape), "bool": table.dtype == bool}
+    if table.ndim < 2 or not table.size:
+        return {**said, **_coded(table.ravel())}
+    rows = np.ascontiguousarray(table).reshape(-1, table.shape[-1])
+    places: dict[bytes, int] = {}
+    which = np.array([places.setdefault(row.tobytes(), len(places)) for row in rows])
+    distinct = rows[np.unique(which, return_index=True)[1]]
+    return {**said, **_coded(distinct.ravel()), "rows": _coded(which)}
+
+
+def _read_table(said: Any, negative: bool) -> np.ndarray:
     """ValueError, TypeError or LookupError where it is no array."""
     shape, is_bool = said["shape"], said["bool"]
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise TypeError("a shape that is none")
-    if math.prod(shape) != said["length"] or type(is_bool) is not bool or len(shape) > _MOST_AXES:
+    if math.prod(shape) > codec.MAX_LENGTH or type(is_bool) is not bool or len(shape) > _MOST_AXES:
         raise ValueError("a shape of something else")
-    data = b64decode(said["data"], validate=True)
-    numbers = codec.decode(said["dtype"], said["length"], data)
-    if len(numbers) and not -MOST_NUMBER < numbers.min() <= numbers.max() < MOST_NUMBER:
-        raise ValueError("a number that is too large")
+    numbers = _decoded(said)
+    least = -MOST_NUMBER if negative else -1
+    if len(numbers) and not least < numbers.min() <= numbers.max() < MOST_NUMBER:
+        raise ValueError("a number that is too large, or too small")
     if is_bool and len(numbers) and not 0 <= numbers.min() <= numbers.max() <= 1:
         raise ValueError("neither true nor false")
-    return (numbers != 0 if is_bool else numbers).reshape(shape)
+    numbers = numbers != 0 if is_bool else numbers
+    if "rows" in said:
+        which = _decoded(said["rows"])
+        distinct = numbers.reshape(-1, shape[-1])
+        if len(which) and not 0 <= which.min() <= which.max() < len(distinct):
+            raise LookupError("a row that is not there")
+        if len(distinct) == 1 and len(which) == math.prod(shape[:-1]):
+            return np.broadcast_to(distinct[0], shape)
+        numbers = distinct[which]
+    return numbers.reshape(shape)
+
+
+def _decoded(said: Any) -> np.ndarray:
+    return codec.decode(said["dtype"], said["length"], b64decode(said["data"], validate=True))
 
 
 def _plain(values: np.ndarray) -> dict[str, Any]:

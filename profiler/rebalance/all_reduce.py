@@ -12,6 +12,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import Direction, Role
+from profiler.rebalance.profile_columns import sum_by
 from profiler.report import Report
 
 _KNOWS_USES = 2  # the format of profiles since which operators' variables are in them
@@ -48,18 +49,18 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     These are the accumulators; if a weight update has one micro-batch there are none, and it is the
     gradients that the update reads.
     """
-    variables = report.variables_with("role", "block", "bytes")
-    gradients = variables[(variables["role"] == Role.ACCUMULATOR) & (variables["block"] >= 0)]
-    if not len(gradients) and report.format >= _KNOWS_USES:
-        gradients = variables[(variables["role"] == Role.GRADIENT) & (variables["block"] >= 0)]
-        gradients = gradients[gradients.index.isin(_read_by_updates(report))]
-    by_block = gradients.groupby("block")["bytes"].sum()
-    return by_block.reindex(range(blocks), fill_value=0).to_numpy().astype(np.int64)
+    variables = report.columns_of(records.Variable)
+    block, nbytes = variables["block"], variables["bytes"]
+    gradients = variables.equals("role", Role.ACCUMULATOR) & (block >= 0)
+    if not gradients.any() and report.format >= _KNOWS_USES:
+        gradients = variables.equals("role", Role.GRADIENT) & (block >= 0)
+        gradients &= np.isin(variables["id"], _read_by_updates(report))
+    return sum_by(block[gradients], nbytes[gradients], blocks)
 
 
 def _read_by_updates(report: Report) -> np.ndarray:
     """Ids of variables that an operator of a weight update reads or writes."""
     uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
-    updates = ops["id"][ops["direction"] == Direction.UPDATE]
+    updates = ops["id"][ops.equals("direction", Direction.UPDATE)]
     chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
     return chosen

@@ -271,8 +271,10 @@ def _meeting(
     Only where an operator joins numbers of several weights, as clipping by the norm of all does. On
     one IPU nothing is exchanged: there it is what the links would take.
     """
-    ops = report.ops[report.ops["direction"] == Direction.UPDATE]
-    if not any(name.startswith("aten.stack.") for name in set(ops["aten"].tolist())):
+    ops = report.columns_of(records.Op)
+    joins = [name for name in ops.coded("aten")[1].tolist() if name.startswith("aten.stack.")]
+    updates = ops.equals("direction", Direction.UPDATE)
+    if not any((updates & ops.equals("aten", name)).any() for name in joins):
         return None, 0
     names = ("direction", "purpose", "op", "block", "ipu", "cycles")
     direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)

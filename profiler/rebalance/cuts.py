@@ -11,7 +11,7 @@ import numpy as np
 from profiler import records
 from profiler.enums import Direction, Role
 from profiler.lazy import cached_property
-from profiler.rebalance.profile_columns import COLUMNS_OF_VARIABLES
+from profiler.rebalance.profile_columns import rows_of
 from profiler.report import Report
 
 
@@ -46,26 +46,23 @@ class Ties:
     @classmethod
     def from_report(cls, report: Report) -> Ties:
         """From the forward operators that read each weight; format 1 does not record them."""
-        import pandas as pd
-
         if report.format < 2:
             return cls()
         uses, ops, variables = (
             report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
         )
-        variables.read(*COLUMNS_OF_VARIABLES)
-        is_weight = variables["role"] == Role.WEIGHT
-        reads = (ops["direction"] == Direction.FORWARD) & (ops["block"] >= 0)
-        weight, by = (
-            pd.Index(table["id"][chosen]).get_indexer(uses[name])
-            for name, table, chosen in (("variable", variables, is_weight), ("op", ops, reads))
-        )
-        known = (weight >= 0) & (by >= 0)
-        rows = np.flatnonzero(is_weight)[weight[known]]
+        variables.read("id", "tensor", "bytes")
+        is_weight = variables.equals("role", Role.WEIGHT)
+        reads = ops.equals("direction", Direction.FORWARD) & (ops["block"] >= 0)
+        rows, by = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
+        known = (rows >= 0) & (by >= 0)
+        rows, by = rows[known], by[known]
+        known = is_weight[rows] & reads[by]
+        rows, by = rows[known], by[known]
         readers: dict[int, set[int]] = {}
         size: dict[int, int] = {}
         first: dict[int, int] = {}  # row of the first use: a copy of the weight has a number
-        columns = (variables["tensor"][rows], ops["block"][reads][by[known]], rows)
+        columns = (variables["tensor"][rows], ops["block"][by], rows)
         for tensor, block, row in zip(*(column.tolist() for column in columns), strict=True):
             readers.setdefault(tensor, set()).add(block)
             size[tensor] = max(size.get(tensor, 0), int(variables["bytes"][row]))

@@ -21,6 +21,7 @@ _CARRIED = "carried"
 _OF_MEMORY = tuple(one.name for one in fields(BlockMemory) if one.name != _CARRIED)
 _OF_CARRIED = tuple(one.name for one in fields(Carried))
 _NAMES = (*_OF_MEMORY, *(f"{_CARRIED} {name}" for name in _OF_CARRIED))
+_NEGATIVE = [name for name in _OF_MEMORY if name.startswith("residual")]
 
 
 def plain(memory: BlockMemory) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def read(report: Report, stage: np.ndarray, ties: int) -> BlockMemory | None:
 
     ``stage``: that of each Block, as profiled; ``ties``: how many weights Blocks share.
     """
-    tables = held.read_tables(report.worked_out(NAME), _NAMES)
+    tables = held.read_tables(report.worked_out(NAME), _NAMES, _NEGATIVE)
     if tables is None:
         return None
     carried = Carried(*(tables.pop(f"{_CARRIED} {name}") for name in _OF_CARRIED))
@@ -72,8 +73,6 @@ def _sound(memory: BlockMemory, blocks: int, tiles: int, ties: int, ipus: int) -
         for name, shape in wanted.items():
             table = getattr(source, name)
             if table.shape != shape or (table.dtype == bool) != (name in bools):
-                return False
-            if table.min(initial=0) < 0 and not name.startswith("residual"):
                 return False
     return (
         int(carried.maker.max(initial=-1)) < blocks

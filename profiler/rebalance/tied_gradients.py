@@ -56,13 +56,14 @@ class TiedGradients:
         known = (row >= 0) & (op >= 0)
         row, op = row[known], op[known]
         home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
-        back = ops["direction"][op] == Direction.BACKWARD
-        adds = back & (ops["aten"][op] == _ADD) & (variables["role"][row] == Role.ACCUMULATOR)
+        add = ops.equals("direction", Direction.BACKWARD) & ops.equals("aten", _ADD)
+        adds = add[op] & variables.equals("role", Role.ACCUMULATOR)[row]
         adds &= np.isin(variables["parameter"][row], ties.tensors)
         weights = variables["parameter"][row[adds]].tolist()
         weight_of = dict(zip(op[adds].tolist(), weights, strict=True))
         block = variables["block"][row]
-        made = np.isin(op, list(weight_of)) & np.isin(variables["role"][row], _MADE) & (block >= 0)
+        made_as = np.logical_or.reduce([variables.equals("role", one) for one in _MADE])
+        made = np.isin(op, list(weight_of)) & made_as[row] & (block >= 0)
         found: dict[int, tuple[int, int, int]] = {}
         for by, tensor, reader in zip(
             op[made].tolist(),

@@ -36,10 +36,12 @@ from profiler.analysis.pod import LINKS, LOADS
 from profiler.analysis.program import TOP, nodes, top_nodes
 from profiler.held import FLOAT, INT, TEXT
 from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP, VARIABLES
-from profiler.rebalance import Costs, known_memory
+from profiler.rebalance import Costs, known_memory, profiled_split
 from profiler.rebalance.block_memory import BlockMemory
+from profiler.rebalance.what_if import memory_of
 from profiler.writer import store_answers
 from tests.models import Mlp
+from viewer.figures.rebalance import predicted_lanes
 
 MIXED = {"number": INT, "share": FLOAT, "word": TEXT}
 
@@ -124,6 +126,7 @@ def everything(report: Report) -> dict[str, Any]:
     top, look = top_nodes(report), hierarchy.first_look(report)
     memory = Costs.from_report(report).memory
     by_kind = spent_by_kind(report, 0, [0, 1], 0, (-np.inf, np.inf))
+    split = profiled_split.profiled_split(report)
     ipus = range(report.target.ipus_per_replica)
     return {
         **{f"tiles {ipu}": report.tiles(ipu) for ipu in ipus},
@@ -131,6 +134,8 @@ def everything(report: Report) -> dict[str, Any]:
         **{f"liveness {ipu}": report.liveness(ipu) for ipu in ipus},
         "memory": report.memory(),
         **{f"variables {ipu}": pd.DataFrame(report.variables_of(ipu)) for ipu in ipus},
+        "verdicts": pd.DataFrame(profiled_split.plain(split.memory)),
+        "predicted path": pd.DataFrame(dict(enumerate(profiled_split.predicted_path(report)))),
         "on the fullest tile": analysis.memory.held_at_peak(report, 0),
         "map": pd.DataFrame(report.liveness_map(0, shape=held_memory.FIRST_SHAPE)),
         "loads": analysis.loads(report),
@@ -182,6 +187,8 @@ def test_answers_are_the_same_whichever_way_they_come(
     monkeypatch.setattr(Costs, "_with_residual", refuse)
     monkeypatch.setattr(Report, "spent", refuse)
     monkeypatch.setattr(critical_path, "chain_through", refuse)
+    monkeypatch.setattr(profiled_split, "chain", refuse)
+    monkeypatch.setattr(profiled_split, "memory_of", refuse)
     monkeypatch.setattr(of_operators, "operators", refuse)
     monkeypatch.setattr(Report, "_load_ipu", first_refused(Report._load_ipu))
     monkeypatch.setattr(Report, "_vectors_of", refuse)
@@ -197,7 +204,7 @@ def first_refused(load: Callable[[Report, int], Any]) -> Callable[[Report, int],
 
 NAMES = (
     *(LIVE, KINDS, FULLEST_AT, MAP, VARIABLES, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
-    *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME),
+    *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME, profiled_split.PATH),
 )
 
 
@@ -293,6 +300,10 @@ MEMORY: list[Callable[[Any], Any]] = [
     lambda said: {**said, "peak": {**said["peak"], "shape": [1 << 40]}},
     lambda said: {**said, "peak": {**said["peak"], "shape": [-4, -2, 1472]}},
     lambda said: {**said, "peak": {**said["peak"], "shape": "4"}},
+    lambda said: {**said, "peak": {**said["peak"], "rows": held._coded(np.arange(8) + 8)}},
+    lambda said: {**said, "peak": {**said["peak"], "rows": held._coded(np.arange(2))}},
+    lambda said: {**said, "peak": {**said["peak"], "rows": held._coded(np.arange(8) - 9)}},
+    lambda said: {**said, "peak": {**said["peak"], "rows": 3}},
     lambda said: {**said, "peak": {**said["peak"], "bool": True}},
     lambda said: {**said, "peak": {**said["peak"], "data": 1}},
 ]
@@ -308,6 +319,37 @@ def test_memory_of_blocks_that_cannot_be(
     with open_report(changed(written, tmp_path, known_memory.NAME, change)) as report:
         assert known_memory.read(report, stage, 0) is None
         assert Costs.from_report(report).measured
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: None,
+        lambda said: said[:1],
+        lambda said: said[::-1],
+        lambda said: {"0": said[0]},
+        lambda said: [{**said[0], "tile": 1472}, *said[1:]],
+        lambda said: [{**said[0], "limit": 1}, *said[1:]],
+        lambda said: [{**said[0], "nbytes": -1}, *said[1:]],
+        lambda said: [{**said[0], "largest": 1}, *said[1:]],
+        lambda said: [{**said[0], "largest_bytes": 1 << 63}, *said[1:]],
+    ],
+)
+def test_verdicts_that_cannot_be(
+    written: Path, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    refused(written, tmp_path, profiled_split.NAME, change)
+
+
+def test_the_profiled_splits_path_is_that_of_its_lanes(written: Path) -> None:
+    with open_report(written) as report:
+        split, path = profiled_split.profiled_split(report), profiled_split.predicted_path(report)
+        lanes = predicted_lanes(Costs.from_report(report), split)
+        for ours, theirs in zip(
+            path, (lanes.path.ipu, lanes.path.start, lanes.path.end), strict=True
+        ):
+            assert ours.tolist() == theirs.tolist()
+        assert split.memory == memory_of(Costs.from_report(report), split.assignment)
 
 
 def test_advice_is_held_whatever_it_is_asked_by(
@@ -400,3 +442,17 @@ def test_answers_are_stored_and_found(written: Path, tmp_path: Path) -> None:
     store_answers(copy, {})
     with open_report(copy) as report:
         assert all(report.worked_out(name) is not None for name in names)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (4,), (6, 40), (2, 3, 40)])
+def test_tables_come_back_with_their_equal_rows(shape: tuple[int, ...]) -> None:
+    numbers = np.random.default_rng(1).integers(-9, 1 << 40, shape)
+    numbers[-1:] = numbers[:1]
+    tables = {"a": numbers, "b": numbers % 2 > 0}
+    said = kept.from_json(kept.as_json(held.plain_tables(tables)))
+    found = held.read_tables(said, tables)
+    assert found is not None
+    for name, table in tables.items():
+        assert found[name].dtype == table.dtype and np.array_equal(found[name], table)
+    if len(shape) > 1 and numbers.size:
+        assert said["a"]["length"] < numbers.size

@@ -11,7 +11,7 @@ from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
-from viewer.figures.pipeline import FEW, Lanes, first_of_each, lanes
+from viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
 from viewer.figures.units import Clock, as_array, plain, shortened
@@ -169,10 +169,12 @@ def _name(
     return shortened(name if block == last else f"{name} … {costs.names[last]}", most)
 
 
-def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
+def predicted_lanes(
+    costs: Costs, prediction: Prediction, path: CriticalPath | None = None
+) -> Lanes:
     """Prepare a predicted schedule for `viewer.figures.pipeline.pipeline`.
 
-    With many lanes, equal ones are folded.
+    With many lanes, equal ones are folded. ``path``: the critical path, where it is known.
     """
     import pandas as pd
 
@@ -225,4 +227,4 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
         {"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks}
     )
     fold = len(set(prediction.assignment.ipus)) > FEW
-    return lanes(tasks, Executed.nothing(), cycles, where, fold)
+    return lanes(tasks, Executed.nothing(), cycles, where, fold, path=path)

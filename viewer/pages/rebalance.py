@@ -18,6 +18,7 @@ from profiler.rebalance import Assignment, Costs, Prediction, best_split, placem
 from profiler.rebalance.costs import check, pipelined
 from profiler.rebalance.known_split import known_split
 from profiler.rebalance.parse import in_address
+from profiler.rebalance.profiled_split import predicted_path, profiled_split
 from profiler.rebalance.split import Split, quickest
 from profiler.units import count as counted
 from profiler.units import per_second, sentence
@@ -25,6 +26,7 @@ from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
 from viewer.figures import units
+from viewer.figures.pipeline import CriticalPath
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import checked, common, refused, timeline
@@ -229,10 +231,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         costs = costs_of(profiles, report)
         clock = Clock(costs.machine.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
-        now, split = what_if(costs, profiled(costs)), asked(costs, starts)
+        now, split = profiled_split(report), asked(costs, starts)
         wanted = now if split == now.assignment else what_if(costs, split)
         slowest = int(now.stage_cycles.max())
-        lanes = figures.predicted_lanes(costs, wanted)
+        path = CriticalPath(*predicted_path(report)) if wanted is now else None
+        lanes = figures.predicted_lanes(costs, wanted, path)
         return (
             _numbers(report, costs, now, wanted, clock),
             figures.stages(costs, wanted, slowest, clock, theme),
