@@ -26,7 +26,7 @@ from profiler.analysis.pod import worked_out as of_pod
 from profiler.analysis.program import worked_out as of_program
 from profiler.held_memory import FIRST_SHAPE, of_tiles
 from profiler.insights import insights, kept_insights
-from profiler.rebalance import Costs, known_memory, known_split, profiled_split
+from profiler.rebalance import Costs, known_memory, known_split, known_ties, profiled_split
 from profiler.report import SUMS, Report, open_report
 
 LEAST_STEPS = 1 << 14  # program steps of a profile: below, its answers take no second
@@ -64,7 +64,7 @@ def worked_out(report: Report) -> dict[str, Any]:
         found |= hierarchy.worked_out(report)
     with suppress(ValueError):  # no Blocks
         found[known_memory.NAME] = known_memory.plain(Costs.from_report(report).memory)
-        found |= profiled_split.worked_out(report)
+        found |= known_ties.worked_out(report) | profiled_split.worked_out(report)
     with suppress(ValueError):  # ... or phases that a file does not say
         found |= search.worked_out(basis_of(report))
         found[known_split.NAME] = known_split.plain(known_split.known_split(report))

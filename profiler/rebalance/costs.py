@@ -15,13 +15,13 @@ from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from profiler.rebalance.block_memory import BlockMemory
 from profiler.rebalance.choice import Choice
-from profiler.rebalance.cuts import Cuts, Ties
+from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.known_ties import known_ties
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.profile_columns import Variables, sum_by
 from profiler.rebalance.shared_weights import copies_of_ties
 from profiler.rebalance.stash_costs import StashCosts
-from profiler.rebalance.tied_gradients import TiedGradients
 from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
 
@@ -62,9 +62,8 @@ class Costs(BlockCosts):
         blocks = report.blocks.sort_values("block")
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
-        machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
+        machine, (ties, tied) = MachineCosts.from_report(report), known_ties(report)
         forward, backward = measured_cycles(report, stage)
-        tied = TiedGradients.from_report(report, ties)
         meeting, met = _meeting(report, machine, len(blocks))
         update = blocks["update_cycles"].to_numpy() - met
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,9 @@ from profiler.analysis.pod import LINKS, LOADS
 from profiler.analysis.program import TOP, nodes, top_nodes
 from profiler.held import FLOAT, INT, TEXT
 from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP, VARIABLES
-from profiler.rebalance import Costs, known_memory, profiled_split
+from profiler.rebalance import Costs, known_memory, known_ties, profiled_split
 from profiler.rebalance.block_memory import BlockMemory
+from profiler.rebalance.cuts import Ties
 from profiler.rebalance.what_if import memory_of
 from profiler.writer import store_answers
 from tests.models import Mlp
@@ -135,6 +137,8 @@ def everything(report: Report) -> dict[str, Any]:
         "memory": report.memory(),
         **{f"variables {ipu}": pd.DataFrame(report.variables_of(ipu)) for ipu in ipus},
         "verdicts": pd.DataFrame(profiled_split.plain(split.memory)),
+        "ties": pd.DataFrame(asdict(Costs.from_report(report).cuts.ties)),
+        "tied gradients": pd.DataFrame(vars(Costs.from_report(report).tied_gradients)),
         "predicted path": pd.DataFrame(dict(enumerate(profiled_split.predicted_path(report)))),
         "on the fullest tile": analysis.memory.held_at_peak(report, 0),
         "map": pd.DataFrame(report.liveness_map(0, shape=held_memory.FIRST_SHAPE)),
@@ -189,6 +193,8 @@ def test_answers_are_the_same_whichever_way_they_come(
     monkeypatch.setattr(critical_path, "chain_through", refuse)
     monkeypatch.setattr(profiled_split, "chain", refuse)
     monkeypatch.setattr(profiled_split, "memory_of", refuse)
+    monkeypatch.setattr(known_ties.Ties, "from_report", refuse)
+    monkeypatch.setattr(known_ties.TiedGradients, "from_report", refuse)
     monkeypatch.setattr(of_operators, "operators", refuse)
     monkeypatch.setattr(Report, "_load_ipu", first_refused(Report._load_ipu))
     monkeypatch.setattr(Report, "_vectors_of", refuse)
@@ -204,7 +210,7 @@ def first_refused(load: Callable[[Report, int], Any]) -> Callable[[Report, int],
 
 NAMES = (
     *(LIVE, KINDS, FULLEST_AT, MAP, VARIABLES, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
-    *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME, profiled_split.PATH),
+    *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME, profiled_split.PATH, known_ties.GRADIENTS),
 )
 
 
@@ -339,6 +345,32 @@ def test_verdicts_that_cannot_be(
     written: Path, tmp_path: Path, change: Callable[[Any], Any]
 ) -> None:
     refused(written, tmp_path, profiled_split.NAME, change)
+
+
+TIED = {"names": ["w"], "blocks": [[0, 1]], "nbytes": [8], "tensors": [3]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        {**TIED, "more": 1},
+        {**TIED, "names": "w"},
+        {**TIED, "names": [1]},
+        {**TIED, "names": ["w", "v"]},
+        {**TIED, "blocks": [[0]]},
+        {**TIED, "blocks": [[1, 0]]},
+        {**TIED, "blocks": [[0, 2]]},
+        {**TIED, "blocks": [[-1, 1]]},
+        {**TIED, "nbytes": [-8]},
+        {**TIED, "nbytes": [0.5]},
+        {**TIED, "tensors": [1 << 63]},
+    ],
+)
+def test_ties_that_cannot_be(said: Any) -> None:
+    assert known_ties._ties(2, said) is None
+    assert known_ties._ties(2, TIED) == Ties(("w",), ((0, 1),), (8,), (3,))
 
 
 def test_the_profiled_splits_path_is_that_of_its_lanes(written: Path) -> None:
