@@ -18,6 +18,7 @@ from profiler import open_report
 from tests.paths import ROOT
 from tests.strangers import HTML
 from tests.synthetic import synthetic_profile
+from viewer.figures import theme
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
@@ -52,11 +53,14 @@ def test_every_cell_runs_and_shows_something(
         value = run_cell(source, names)
         if hasattr(value, "_repr_html_"):
             shown[source.splitlines()[-1]] = value._repr_html_()
-        if source.endswith("shown"):  # while it is open
+        if "report.figures" in source:  # whatever colour the notebook has
+            assert value.layout.paper_bgcolor == theme.LIGHT.card
+        if source.endswith("shown"):
             with urllib.request.urlopen(value.address) as answer:
                 assert answer.status == 200
                 assert "X-Frame-Options" not in answer.headers
                 assert "http://localhost:*" in answer.headers["Content-Security-Policy"]
+    names["shown"].close()
     assert "a weight update" in shown["report"]
     assert all("plotly" in words for line, words in shown.items() if line.startswith("report.fig"))
     assert not any("https://cdn.plot.ly" in words for words in shown.values())

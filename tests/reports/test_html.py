@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from html import escape
 from pathlib import Path
@@ -95,12 +96,23 @@ def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str)
     context.close()
 
 
+@pytest.fixture(scope="module")
+def opened(chromium: Any, of_demo: Path) -> Iterator[Any]:
+    """That report in a window."""
+    page = chromium.new_page()
+    page.goto(of_demo.as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
+    yield page
+    page.close()
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [420, 640, 768, 1024, 1280])
-def test_it_fits_a_narrow_window(chromium: Any, of_demo: Path, width: int) -> None:
+def test_it_fits_a_narrow_window(opened: Any, width: int) -> None:
     """No table is wider than its section, no number breaks, no names of phases touch."""
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.goto(of_demo.as_uri())
+    page = opened
+    page.set_viewport_size({"width": width, "height": 900})
+    page.reload()  # as it is first drawn at that width
     page.wait_for_selector("#note", state="detached", timeout=30_000)
     wide = page.evaluate(
         "() => [...document.querySelectorAll('.scroll'), document.scrollingElement]"
@@ -112,7 +124,6 @@ def test_it_fits_a_narrow_window(chromium: Any, of_demo: Path, width: int) -> No
         " words.getClientRects().length > 1)).map(([one]) => one.textContent)"
     )
     touching = page.evaluate(_TOUCHING)
-    page.close()
     assert wide == broken == touching == []
 
 
@@ -130,20 +141,16 @@ _TOUCHING = """() => [...document.querySelectorAll('.figure')].flatMap((figure) 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [420, 640, 1440])
-def test_names_of_phases_keep_apart(chromium: Any, of_demo: Path, width: int) -> None:
+def test_names_of_phases_keep_apart(opened: Any, width: int) -> None:
     """Names that would touch lose their numbers, and one at the margin stays in the figure."""
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.goto(of_demo.as_uri())
-    page.wait_for_selector("#note", state="detached", timeout=30_000)
     names = [["<b>ramp-down</b> 85.7 M", 70], ["<b>update</b> 183 M", 100]]
-    apart = page.evaluate(
+    apart = opened.evaluate(
         """([names, width]) => apart({ legend: { x: -1 }, margin: { l: 90, r: 16 },
           xaxis: { range: [0, 100] }, annotations: names.map(([text, x]) =>
             ({ text, x, yshift: 22, font: { size: 12 } })) }, width).map((one) =>
               [one.text, one.x * (width - 106) / 100 + one.xshift])""",
         [names, width],
     )
-    page.close()
     short = width == 420
     assert [words for words, _ in apart] == [
         name.split(" ")[0] if short else name for name, _ in names

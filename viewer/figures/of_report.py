@@ -24,29 +24,35 @@ class Figures:
 
     def pipeline(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What each IPU works on, from ramp-up to ramp-down, and the critical path."""
-        return pipeline.pipeline(self._lanes(run, iteration), self._clock, self._theme)
+        return self._carded(
+            pipeline.pipeline(self._lanes(run, iteration), self._clock, self._theme)
+        )
 
     def busy(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """Where each IPU's cycles go."""
-        return pipeline.busy(self._lanes(run, iteration), self._clock, self._theme)
+        return self._carded(pipeline.busy(self._lanes(run, iteration), self._clock, self._theme))
 
     def stages(self) -> go.Figure:
         """Cycles of a micro-batch on each stage."""
-        return pipeline.stage_costs(self._report.stages, self._clock, self._theme)
+        return self._carded(pipeline.stage_costs(self._report.stages, self._clock, self._theme))
 
     def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What an update waits for, as a waterfall of the critical path."""
         path = critical_path.critical_path(self._report, run, iteration)
-        return waterfall.waterfall(critical_path.waterfall(path), self._clock, self._theme)
+        return self._carded(
+            waterfall.waterfall(critical_path.waterfall(path), self._clock, self._theme)
+        )
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""
         limit = self._report.target.bytes_per_tile
-        return memory.headroom(analysis.fullest_tiles(self._report), limit, self._theme)
+        return self._carded(
+            memory.headroom(analysis.fullest_tiles(self._report), limit, self._theme)
+        )
 
     def memory(self) -> go.Figure:
         """What the memory of each IPU is used for."""
-        return memory.categories(self._report.memory(), self._theme)
+        return self._carded(memory.categories(self._report.memory(), self._theme))
 
     def liveness(self, ipu: int = 0) -> go.Figure:
         """Live bytes over tiles and program steps of an IPU."""
@@ -55,7 +61,11 @@ class Figures:
         bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
         values = report.liveness_map(ipu, shape=_HEAT_SHAPE)
         limit = report.target.bytes_per_tile
-        return memory.heat_map(values, *bounds, program, limit, self._theme)
+        return self._carded(memory.heat_map(values, *bounds, program, limit, self._theme))
+
+    def _carded(self, figure: go.Figure) -> go.Figure:
+        """On a card of its own: a page that is not ours may have any colour behind it."""
+        return figure.update_layout(paper_bgcolor=self._theme.card)
 
     def _lanes(self, run: int, iteration: int) -> Lanes:
         report = self._report
