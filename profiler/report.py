@@ -676,11 +676,12 @@ class Report:
     ) -> Executed:
         """Tasks in the form of `executed`, named as their bodies, for where steps are too many."""
         tasks, body = self._tasks(run, ipus, iteration), self._table(records.Body)
-        kinds = tuple(dict.fromkeys(body["kind"].tolist()))
-        kind = np.array([kinds.index(one) for one in body["kind"].tolist()], dtype=np.int64)
+        kind, kinds = body.coded("kind")
         none = np.zeros(0, dtype=np.int64)
+        names = Names(len(kind), lambda rows: self.names_at(records.Body, rows))
+        named = Named(names, tuple(kinds.tolist()), none, none)
         columns = (tasks.ipu, np.full(len(tasks), -1), tasks.body, kind[tasks.body])
-        return Executed(*columns, tasks.start, tasks.end, Named(body["name"], kinds, none, none))
+        return Executed(*columns, tasks.start, tasks.end, named)
 
     def merged(self, finest: int) -> Merged:
         """`bodies_in_row` with the steps of fewer than ``finest`` cycles merged."""
@@ -1409,7 +1410,7 @@ class Report:
         one = self._tasks_of_iteration(run)
         iterations = self._iterations(run, iteration)
         if ipus is not None:
-            one = one.where(np.isin(one.ipu, ipus))
+            one = one.where(np.flatnonzero(np.isin(one.ipu, ipus)))
         self._check_size(len(one) * len(iterations))
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))

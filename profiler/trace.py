@@ -48,7 +48,7 @@ class Tasks:
         return len(self.start)
 
     def where(self, mask: np.ndarray) -> Tasks:
-        """The tasks selected by ``mask``."""
+        """The tasks selected by ``mask``, or by their positions."""
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:

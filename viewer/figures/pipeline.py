@@ -27,7 +27,7 @@ from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
-from viewer.figures.slices import WIDE, Canvas, look
+from viewer.figures.slices import DRAWN, WIDE, Canvas, look
 from viewer.figures.theme import (
     ACTIVITIES,
     BY_DIRECTION,
@@ -684,7 +684,7 @@ def _traces(
     finest = _likely_level(lanes, clock, low, high, pixels)
     tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
     for _ in range(_ATTEMPTS):
-        coarser = max(tasks.coarser(finest), steps.coarser(finest))
+        coarser = max(tasks.coarser(finest, DRAWN), steps.coarser(finest, DRAWN))
         if coarser == finest:
             break
         finest = coarser

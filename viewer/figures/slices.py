@@ -23,6 +23,7 @@ _LINE = 0.08  # of its row: the height of waiting
 _LEAST_FOUND = 0.3  # of its row: the height of what a search found, however short it is
 _THINNEST = 0.005  # share of a lane: less is not a tenth of a pixel
 _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
+DRAWN = 1 / 1.25  # `times` of a canvas that is drawn: for a few too many it is not drawn again
 
 
 @dataclass(frozen=True)

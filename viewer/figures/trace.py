@@ -28,7 +28,7 @@ from viewer.figures.pipeline import (
     critical,
     judged_by,
 )
-from viewer.figures.slices import Canvas, Look, look
+from viewer.figures.slices import DRAWN, Canvas, Look, look
 from viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
 
@@ -297,7 +297,7 @@ def trace(
         few = _drawn(rows, clock, low, high, pixels, code, finest, some)
         finest = few.coarser(finest, len(every) / len(some))
     canvas = _drawn(rows, clock, low, high, pixels, code, finest)
-    if (coarser := canvas.coarser(finest)) > finest:
+    if (coarser := canvas.coarser(finest, DRAWN)) > finest:
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))

@@ -264,13 +264,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def save(clicks: Any, starts: Any, profile: Any) -> Any:
-        costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
-        content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
-        return (
-            {"content": content, "filename": "placement.json", "type": "application/json"}
-            if clicks
-            else no_update
-        )
+        report = profiles.get(common.whole(profile, 0))
+        return _saved(costs_of(profiles, report), starts) if clicks else no_update
 
     def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, str]:
         report = profiles.get(common.whole(profile, 0))
@@ -278,6 +273,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         return costs, asked(costs, starts), str(report.meta["kind"])
 
     checked.register(app, profiles, split_of, NAME)
+
+
+def _saved(costs: Costs, starts: Any) -> dict[str, str]:
+    """The placement file of a split, as the browser saves it."""
+    content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
+    return {"content": content, "filename": "placement.json", "type": "application/json"}
 
 
 def _memory(costs: Costs, wanted: Prediction, theme: Theme) -> Any:
