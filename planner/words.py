@@ -18,7 +18,9 @@ from profiler.rebalance import best_split, what_if
 from profiler.rebalance.what_if import Prediction
 from profiler.units import count, per_second
 
-_HALVINGS = 7  # of the bytes between a tile that is too small and one that is enough
+_ANY_SIZE = 1 << 28  # bytes of a tile that holds anything
+_NEAR = 2  # places that are tried with less and less
+_CLOSE = 50  # a part of a tile: of the bytes between one that is too small and one that is enough
 _KIB = 1024
 _LONG = 10  # seconds from which on milliseconds say nothing
 
@@ -240,16 +242,16 @@ def _nothing_legal(every: list[Priced], question: Question) -> str:
 def _nearest(
     legal: list[Place], question: Question, rings: RingsOf
 ) -> tuple[Place, Prediction] | None:
-    """The place whose fullest tile lacks least, among the longest pipelines of each compile."""
-    best: tuple[int, Place, Prediction] | None = None
-    for place in _longest(legal):
-        prediction = _least_memory(place, question, rings)
-        if prediction is None:
-            continue
-        lacking = max(prediction.fullest)
-        if best is None or lacking < best[0]:
-            best = lacking, place, prediction
-    return best[1:] if best is not None else None
+    """The place whose fullest tile lacks least, among the longest pipelines of each compile.
+
+    Of each the quickest split is tried, were its tiles larger; the nearest of these are then tried
+    with less and less, as that takes a search a time.
+    """
+    found = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
+    known = [(place, prediction) for place, prediction in found if prediction is not None]
+    near = sorted(known, key=lambda one: max(one[1].fullest))[:_NEAR]
+    least = [(place, _with_less(place, question, rings, first)) for place, first in near]
+    return min(least, key=lambda one: max(one[1].fullest), default=None)
 
 
 def _longest(legal: list[Place]) -> list[Place]:
@@ -260,24 +262,33 @@ def _longest(legal: list[Place]) -> list[Place]:
     return list(chosen.values())[:8]
 
 
-def _least_memory(place: Place, question: Question, rings: RingsOf) -> Prediction | None:
-    """A split whose fullest tile is about as small as can be, by halving what a tile may hold."""
+def _quickest(
+    place: Place, question: Question, rings: RingsOf, tile_bytes: int
+) -> Prediction | None:
+    """The quickest split on tiles of so many bytes, as it would be on these; None if none fits."""
     costs, choices = place.costs(rings), choices_of(place, question)
-    low, high = costs.machine.bytes_per_tile, costs.machine.bytes_per_tile << 8
-    smallest: Prediction | None = None
-    for _ in range(_HALVINGS + 8):
+    larger = costs.with_tile_bytes(tile_bytes)
+    try:
+        split = best_split(larger, ipus=place.ipus, choices=choices, narrow=0)
+    except ValueError:
+        return None
+    return what_if(costs, split.prediction.assignment)
+
+
+def _with_less(
+    place: Place, question: Question, rings: RingsOf, smallest: Prediction
+) -> Prediction:
+    """A split whose fullest tile is nearly as small as can be, by halving what a tile may hold."""
+    limit = place.costs(rings).machine.bytes_per_tile
+    low, high = limit, max(smallest.fullest)
+    while high - low > limit // _CLOSE:
         middle = (low + high) // 2
-        try:
-            split = best_split(
-                costs.with_tile_bytes(middle), ipus=place.ipus, choices=choices, narrow=0
-            )
-        except ValueError:
+        found = _quickest(place, question, rings, middle)
+        if found is None:
             low = middle
             continue
-        smallest = what_if(costs, split.prediction.assignment)
-        high = min(middle, max(smallest.fullest))
-        if high - low < costs.machine.bytes_per_tile // 200:
-            break
+        smallest = found
+        high = min(middle, max(found.fullest))
     return smallest
 
 
