@@ -54,7 +54,8 @@ def test_a_candidate_is_chosen_by_keyboard(chromium: Any) -> None:
         page = chromium.new_page()
         said: list[str] = []
         page.on("console", lambda one: said.append(one.text))
-        page.goto(address)
+        page.goto(address, wait_until="networkidle")
+        page.wait_for_selector("#plan-table .ag-row [col-id=rank]")
         page.locator("#plan-table .ag-header-cell").first.focus()
         for _ in range(3):  # the filters, and two rows
             page.keyboard.press("ArrowDown")
