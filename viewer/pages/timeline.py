@@ -289,16 +289,18 @@ def part_of(
 ) -> Part | None:
     """The steps of these IPUs that are drawn.
 
-    All of them where they are not too many, merged where a window has no pixel for each; else those
-    of the window (cycles from the start of what is shown), with a margin for dragging. None where
-    it, too, has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are
-    those of the tasks that run at a cycle, which are enough then.
+    All of them where they are not too many, merged where there is no ``window`` and no pixel for
+    each: a first look. Zooms and moves share what the first of them has made. Else those of the
+    window (cycles from the start of what is shown), with a margin for dragging. None where it, too,
+    has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are those of
+    the tasks that run at a cycle, which are enough then.
     """
     if pipeline_figures.drawable(report, run, iteration, ipus):
-        if each or pipeline_figures.steps_of(report, run, iteration, ipus) <= _EACH:
+        few = pipeline_figures.steps_of(report, run, iteration, ipus) <= _EACH
+        if each or few or window is not None:
             return Part()
         if moment is None:
-            return _merged(report, run, iteration, ipus, window)
+            return _merged(report, run, iteration, ipus)
         at = moment + report.extent(run, ipus, iteration)[0]
         return Part(at - 1, at + 1)
     if len(ipus) > FEW or window is None:
@@ -310,21 +312,10 @@ def part_of(
     return Part(*part) if few else None
 
 
-def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window) -> Part:
-    """The window with a margin for dragging, in a level of detail that it has the pixels for.
-
-    Both are powers of two, so that a small move or zoom finds what the one before had made.
-    """
+def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Part:
+    """All steps, those that are narrower than a pixel merged."""
     origin, end = report.extent(run, ipus, iteration)
-    low, high = window or (0.0, float(end - origin))
-    width = max(1.0, high - low)
-    finest = 1 << max(0, int(np.log2(width / _COLUMNS)))
-    cell = 1 << max(0, int(np.ceil(np.log2(width))))
-    first = np.floor((low - width / 2) / cell) * cell
-    last = np.ceil((high + width / 2) / cell) * cell
-    if window is None or (first <= 0 and last >= end - origin):
-        return Part(finest=finest)
-    return Part(first + origin, last + origin, finest)
+    return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
 
 
 def as_tasks(
