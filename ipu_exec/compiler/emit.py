@@ -228,7 +228,7 @@ class _Emitter:
 
     def _update(self, ipu: int) -> BodyBuilder:
         body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
-        here = [stage for stage in self.stages if self.placement.ipus[stage] == ipu]
+        here = self.placement.stages_on(ipu)
         for stage in here:
             self.weight_updates.ahead(stage, body)
         for stage in here:

@@ -171,7 +171,7 @@ class _Lowering:
 
     def updates(self) -> None:
         for ipu in range(self.placement.num_ipus):
-            here = [stage for stage in self.stages if self.placement.ipus[stage] == ipu]
+            here = self.placement.stages_on(ipu)
             for stage in here:
                 self._updates(stage, ahead=True)
             for stage in here:

@@ -76,6 +76,10 @@ class Placement:
         """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
+    def stages_on(self, ipu: int) -> list[int]:
+        """The stages that an IPU runs, in order."""
+        return [stage for stage, runs in enumerate(self.ipus) if runs == ipu]
+
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
         """Bytes per micro-batch that cross the cut after stage ``cut``."""
         return sum(
