@@ -339,9 +339,9 @@ def test_the_red_line_is_the_critical_path_from_beginning_to_end(
     assert (path.start[1:] == path.end[:-1]).all()
     assert (path.ipu[1:] != path.ipu[:-1]).all()
     drawn = pipeline.critical(path, Clock(1e9), theme.LIGHT, (0.0, float(lanes.end)))
-    line = np.asarray(drawn[0].x).reshape(-1, 3)
+    line = drawn[0]["x"].reshape(-1, 3)
     assert (line[:, 1] - line[:, 0]).sum() == lanes.end
-    arrows = np.asarray(drawn[1].x).reshape(-1, 3)
+    arrows = drawn[1]["x"].reshape(-1, 3)
     assert len(arrows) == len(line) - 1
 
 

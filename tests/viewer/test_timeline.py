@@ -76,9 +76,10 @@ def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     report: Report, profiles: Profiles
 ) -> None:
     lanes = timeline.lanes_of(profiles, report, 0, 0)
-    figure = pipeline.pipeline(lanes, CLOCK, LIGHT)
-    before = len(figure.layout.shapes), len(figure.layout.annotations)
-    marks.marked(figure, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
+    drawing = pipeline.drawing(lanes, CLOCK, LIGHT)
+    before = len(drawing.layout["shapes"]), len(drawing.layout["annotations"])
+    marks.marked(drawing, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
+    figure = drawing.checked()
     assert len(figure.layout.shapes) == before[0] + 3
     assert [note.text for note in figure.layout.annotations[before[1] :]] == [
         "<b>A</b>",
@@ -262,9 +263,7 @@ def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat", window=window)
     assert (rows.origin, rows.end) == (whole.origin, whole.end)
     assert len(rows.rows.start) < len(whole.rows.start)
-    drawn = [
-        trace.trace(one, CLOCK, LIGHT, window).to_plotly_json()["data"][0] for one in (rows, whole)
-    ]
+    drawn = [trace.drawing(one, CLOCK, LIGHT, window).data[0] for one in (rows, whole)]
     for name in ("base", "x"):
         assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
     lanes = timeline.lanes_of(profiles, report, 0, 0)
@@ -306,7 +305,8 @@ def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profi
     assert len(fewer.rows.start) < len(each.rows.start) / 2
     for name in ("names", "origin", "end"):
         assert getattr(fewer, name) == getattr(each, name)
-    filled = [drawn_cycles(trace.trace(one, CLOCK, LIGHT, None, 200)) for one in (each, fewer)]
+    drawn = [trace.drawing(one, CLOCK, LIGHT, None, 200) for one in (each, fewer)]
+    filled = [drawn_cycles(one.checked()) for one in drawn]
     assert len(filled[0]) > 3
     assert filled[0] == pytest.approx(filled[1], rel=0.02)
     edges = np.linspace(0, each.end, 30) + each.origin
@@ -357,9 +357,9 @@ def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profi
     of = counters.tracks(rows, known)
     whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
     figure = counters.drawn(of, *whole, CLOCK, LIGHT)
-    live = np.asarray(figure.data[0].y)
+    live = figure.data[0]["y"]
     assert live.max() * 2**20 == pytest.approx(report.liveness(2)["total"].max(), rel=1e-6)
-    assert np.asarray(figure.data[1].y).max() <= 100
+    assert figure.data[1]["y"].max() <= 100
     edges = np.linspace(0, rows.end, 400) + rows.origin
     part = slice(100, 200)
     every, some = counters.over_time(of, edges), counters.over_time(of, edges[100:201])

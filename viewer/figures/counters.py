@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from profiler.analysis import counters
 from profiler.analysis.counters import OfSteps
 from viewer.figures import lod
+from viewer.figures.drawing import Drawing
 from viewer.figures.memory import MIB
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
@@ -20,6 +20,7 @@ from viewer.figures.units import Clock
 
 BINS = 600
 HEIGHT = 300
+_HIGH, _BETWEEN = 0.24, 0.14  # of the figure: a counter, and the room for the next one's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def drawn(
     theme: Theme,
     window: tuple[float, float] | None = None,
     left: int = 64,
-) -> go.Figure:
+) -> Drawing:
     """Draw the counters of the shown IPUs between two cycles (default: all).
 
     ``end`` is the total length and ``origin`` the cycle that slices count from, both in cycles;
@@ -78,58 +79,91 @@ def drawn(
     middle = ((edges[:-1] + edges[1:]) / 2 - origin) * clock.scale
     count = max(1, len(of))
     hz = clock.hz / 1e9
-    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.13)
     lines = (
         ("live MiB", live / MIB, "%{y:,.1f} MiB live, at most"),
         ("tiles at work", 100 * busy / (tiles * count), "%{y:.0f}% of the tiles at work"),
         ("GB/s sent", link * hz, "%{y:,.1f} GB/s over links"),
     )
     colours = (theme.accent, theme.muted, _LINK[theme.name])
-    for row, ((name, values, words), colour) in enumerate(zip(lines, colours, strict=True), 1):
-        figure.add_trace(
-            go.Scatter(
-                x=middle.astype(np.float64),
-                y=values.astype(np.float32),
-                name=name,
-                mode="lines",
-                line={"width": 1, "shape": "hvh", "color": colour},
-                fill="tozeroy",
-                fillcolor=colour,
-                hovertemplate=words + "<extra></extra>",
-            ),
-            row=row,
-            col=1,
-        )
-    figure.update_layout(
-        theme.layout(
-            HEIGHT,
-            margin={"l": left, "r": 16, "t": 22, "b": 44},
-            showlegend=False,
-            hovermode="x",
-        )
+    frame = theme.frame(
+        HEIGHT, margin={"l": left, "r": 16, "t": 22, "b": 44}, showlegend=False, hovermode="x"
     )
+    figure = Drawing([], {**frame, "annotations": []})
     shown = [low * clock.scale, high * clock.scale]
-    style = {"showgrid": False, "zeroline": False, "linecolor": theme.line, "range": shown}
-    figure.update_xaxes(**style)
-    figure.update_xaxes(tickfont={"size": 12}, exponentformat="SI")
-    title = {"text": clock.title, "font": {"size": 12, "color": theme.muted}, "standoff": 8}
-    figure.update_xaxes(title=title, row=3, col=1)
-    figure.update_yaxes(rangemode="tozero", nticks=3, gridcolor=theme.line, fixedrange=True)
-    figure.update_yaxes(automargin=False, zerolinecolor=theme.line, tickfont={"size": 11})
-    figure.update_yaxes(range=[0, 100], ticksuffix="%", row=2, col=1)
-    for row, (name, _, _) in enumerate(lines, 1):
-        figure.add_annotation(
-            x=0,
-            xref="paper",
-            y=1,
-            yref=f"y{row if row > 1 else ''} domain",
-            text=name,
-            showarrow=False,
-            xanchor="left",
-            yanchor="bottom",
-            font={"size": 11, "color": theme.muted},
+    for row, ((name, values, words), colour) in enumerate(zip(lines, colours, strict=True)):
+        number = str(row + 1) if row else ""
+        x, y = f"x{number}", f"y{number}"
+        figure.add_traces(
+            [
+                {
+                    "type": "scatter",
+                    "x": middle.astype(np.float64),
+                    "y": values.astype(np.float32),
+                    "xaxis": x,
+                    "yaxis": y,
+                    "name": name,
+                    "mode": "lines",
+                    "line": {"width": 1, "shape": "hvh", "color": colour},
+                    "fill": "tozeroy",
+                    "fillcolor": colour,
+                    "hovertemplate": words + "<extra></extra>",
+                }
+            ]
+        )
+        top = 1 - row * (_HIGH + _BETWEEN)
+        figure.layout[f"xaxis{number}"] = {
+            **_time_axis(clock, theme, last=row == len(lines) - 1),
+            "anchor": y,
+            "range": shown,
+        }
+        figure.layout[f"yaxis{number}"] = {
+            **_value_axis(theme),
+            "anchor": x,
+            "domain": [max(0.0, top - _HIGH), top],
+            **({"range": [0, 100], "ticksuffix": "%"} if row == 1 else {}),
+        }
+        figure.layout["annotations"].append(
+            {
+                "x": 0,
+                "xref": "paper",
+                "y": 1,
+                "yref": f"{y} domain",
+                "text": name,
+                "showarrow": False,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "font": {"size": 11, "color": theme.muted},
+            }
         )
     return figure
+
+
+def _time_axis(clock: Clock, theme: Theme, last: bool) -> dict[str, Any]:
+    """All three are one: the lowest has numbers and a title."""
+    axis: dict[str, Any] = {
+        "showgrid": False,
+        "zeroline": False,
+        "linecolor": theme.line,
+        "tickfont": {"size": 12},
+        "exponentformat": "SI",
+    }
+    if not last:
+        return {**axis, "matches": "x3", "showticklabels": False}
+    font = {"size": 12, "color": theme.muted}
+    return {**axis, "title": {"text": clock.title, "font": font, "standoff": 8}}
+
+
+def _value_axis(theme: Theme) -> dict[str, Any]:
+    return {
+        "rangemode": "tozero",
+        "nticks": 3,
+        "gridcolor": theme.line,
+        "linecolor": theme.line,
+        "zerolinecolor": theme.line,
+        "fixedrange": True,
+        "automargin": False,
+        "tickfont": {"size": 11},
+    }
 
 
 _LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
@@ -151,11 +185,11 @@ def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.nd
     return live, busy, link
 
 
-def nothing(words: str, theme: Theme) -> go.Figure:
+def nothing(words: str, theme: Theme) -> Drawing:
     """In place of the counters, why there are none."""
-    figure = go.Figure(layout=theme.layout(80, margin={"l": 8, "r": 8, "t": 8, "b": 8}))
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    where = {"xref": "paper", "yref": "paper", "x": 0, "y": 0.5, "showarrow": False}
+    hidden = {"visible": False}
     words = "<br>".join(wrap(words, 44))  # which a narrow window has room for
-    return figure.add_annotation(text=words, font={"color": theme.muted}, **where)
+    note = {"text": words, "font": {"color": theme.muted}, "showarrow": False, "x": 0, "y": 0.5}
+    margin = {"l": 8, "r": 8, "t": 8, "b": 8}
+    layout = theme.frame(80, margin=margin, xaxis=hidden, yaxis=hidden)
+    return Drawing([], {**layout, "annotations": [{**note, "xref": "paper", "yref": "paper"}]})

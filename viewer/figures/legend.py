@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 
 from profiler import Report
 from profiler.analysis.host import streaming_steps
+from viewer.figures.drawing import Drawing
 
+_Figure = TypeVar("_Figure", go.Figure, Drawing)
 _NARROW = 620  # pixels of a figure
 _ROW = 19  # pixels
 _ENTRY, _NARROW_ENTRY = 192, 165  # pixels
@@ -18,37 +20,42 @@ _NARROW_LOOK = {"font": {"size": 11}}
 _SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
 
 
-def with_streams(figure: go.Figure, report: Report) -> go.Figure:
+def with_streams(figure: _Figure, report: Report) -> _Figure:
     """Name what has the colour of host I/O, where streaming memory has it too."""
     if len(streaming_steps(report)):
         for trace in figure.data:
-            if trace.name == HOST:
-                trace.name = HOST_AND_STREAMS
+            if trace["name"] == HOST:
+                trace["name"] = HOST_AND_STREAMS
     return figure
 
 
-def legend_above(figure: go.Figure, width: int, below: int) -> go.Figure:
+def legend_above(figure: _Figure, width: int, below: int) -> _Figure:
     """Put the legend over the whole ``width``, names of lanes included; ``below``: pixels under it.
 
     Plotly gives a legend the width of the lanes only, unless it begins left of them and ends above.
     It moves them to the right for one that begins less than 12 pixels from the edge.
     """
-    names = {trace.name for trace in figure.data if trace.showlegend is not False}
-    squares = any(trace.type == "bar" for trace in figure.data)
-    margin, narrow = figure.layout.margin, width < _NARROW
-    columns = max(1, (width - margin.r) // (_NARROW_ENTRY if narrow else _ENTRY))
+    names = {trace["name"] for trace in figure.data if _listed(trace)}
+    squares = any(trace["type"] == "bar" for trace in figure.data)
+    height, margin, narrow = figure.layout["height"], figure.layout["margin"], width < _NARROW
+    columns = max(1, (width - margin["r"]) // (_NARROW_ENTRY if narrow else _ENTRY))
     top = below + _ROW * -(-len(names) // columns) + 12
-    high = max(1, figure.layout.height - margin.t - margin.b)
+    high = max(1, height - margin["t"] - margin["b"])
     legend: dict[str, Any] = {
         "orientation": "h",
         "y": 1 + below / high,
         "yanchor": "bottom",
-        "x": (_FROM_EDGE - margin.l) / max(1, width - margin.l - margin.r),
+        "x": (_FROM_EDGE - margin["l"]) / max(1, width - margin["l"] - margin["r"]),
         "xanchor": "left",
         "traceorder": "normal",
         "itemwidth": 30,
         **(_NARROW_LOOK if narrow else {"font": {"size": 12}}),
         **(_SQUARES if narrow and squares else {}),
     }
-    height = figure.layout.height + top - margin.t
-    return figure.update_layout(margin={"t": top}, height=height, legend=legend)
+    whole = height + top - margin["t"]
+    figure.update_layout(margin={"t": top}, height=whole, legend=legend)
+    return figure
+
+
+def _listed(trace: Any) -> bool:
+    return "showlegend" not in trace or trace["showlegend"] is not False

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
-
+from viewer.figures.drawing import Drawing
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 
@@ -24,20 +23,20 @@ class Selection:
 
 
 def marked(
-    figure: go.Figure,
+    figure: Drawing,
     marks: Sequence[int],
     selection: Selection | None,
     clock: Clock,
     theme: Theme,
-) -> go.Figure:
+) -> None:
     """Add a line and a letter at each mark (cycles), and a frame around the selection.
 
     Existing shapes and annotations of the figure are kept.
     """
     if not marks and selection is None:
-        return figure
-    shapes: list[Any] = list(figure.layout.shapes)
-    notes: list[Any] = list(figure.layout.annotations)
+        return
+    shapes: list[Any] = list(figure.layout.get("shapes", ()))
+    notes: list[Any] = list(figure.layout.get("annotations", ()))
     for at, mark in enumerate(marks[:MOST_MARKS]):
         x = mark * clock.scale
         line = {"color": theme.text, "width": 1.5, "dash": "dash"}
@@ -71,4 +70,4 @@ def marked(
                 "line": {"color": theme.accent, "width": 2},
             }
         )
-    return figure.update_layout(shapes=shapes, annotations=notes)
+    figure.update_layout(shapes=shapes, annotations=notes)

@@ -25,6 +25,7 @@ from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed, as_narrow
 from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
+from viewer.figures.drawing import Drawing
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import DRAWN, WIDE, Canvas, look
@@ -406,14 +407,26 @@ def pipeline(
     pixels: int = PIXELS,
     follow: int | None = None,
 ) -> go.Figure:
+    """`drawing` as plotly's figure."""
+    return drawing(lanes, clock, theme, window, pixels, follow).checked()
+
+
+def drawing(
+    lanes: Lanes,
+    clock: Clock,
+    theme: Theme,
+    window: tuple[float, float] | None = None,
+    pixels: int = PIXELS,
+    follow: int | None = None,
+) -> Drawing:
     """The lanes between two cycles (default: all).
 
     ``follow``: a micro-batch to trace through the IPUs.
     """
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
-    figure = go.Figure(layout=_layout(lanes, clock, theme, low, high, pixels + MARGINS))
-    figure.add_traces(_traces(lanes, clock, theme, low, high, pixels))
+    layout = _layout(lanes, clock, theme, low, high, pixels + MARGINS)
+    figure = Drawing(_traces(lanes, clock, theme, low, high, pixels), layout)
     view = (low - lanes.origin, high - lanes.origin)
     on_lanes = replace(lanes.path, ipu=lanes.lane[lanes.path.ipu])
     figure.add_traces(critical(on_lanes, clock, theme, view))
@@ -679,7 +692,7 @@ def _text_colour(code: int, theme: Theme) -> str:
 
 def _traces(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int
-) -> list[Any]:
+) -> list[dict[str, Any]]:
     """The tasks and, beneath them, the steps of all lanes."""
     finest = _likely_level(lanes, clock, low, high, pixels)
     tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
@@ -691,13 +704,13 @@ def _traces(
         tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
     looks = {code: look(code, _marker(code, theme), theme) for code in range(len(ACTIVITIES))}
     traces = tasks.traces(looks)
-    named = {trace.name for trace in traces}
+    named = {trace["name"] for trace in traces}
     for trace in steps.traces(looks):
-        if trace.name in named:
-            trace.update(showlegend=False)
+        if trace["name"] in named:
+            trace["showlegend"] = False
         traces.append(trace)
     order = {activity.name: code for code, activity in enumerate(ACTIVITIES)}
-    return sorted(traces, key=lambda trace: order[trace.name])
+    return sorted(traces, key=lambda trace: order[trace["name"]])
 
 
 def judged_by(rows: Sequence[int], count: int) -> Sequence[int]:
@@ -811,7 +824,7 @@ def critical(
     theme: Theme,
     window: tuple[float, float],
     below: float = _SLOWEST_AT,
-) -> list[go.Scatter]:
+) -> list[dict[str, Any]]:
     """The critical path between two cycles: a line below its current IPU, arrows between IPUs.
 
     With more than `_MOST_HOPS` arrows in view none are drawn: they would hide the lanes.
@@ -825,47 +838,49 @@ def critical(
     level = path.ipu[shown] + below
     gap = np.full(len(start), np.nan)
     hops = len(start) - 1
-    drawn = [
-        go.Scatter(
-            x=np.stack([start, end, gap], axis=1).ravel(),
-            y=np.repeat(level, 3),
-            mode="lines",
-            line={"color": theme.limit, "width": 3},
-            name="critical path",
-            legendgroup="critical path",
-            hoverinfo="skip",
-            connectgaps=False,
-        )
+    drawn: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "x": np.stack([start, end, gap], axis=1).ravel(),
+            "y": np.repeat(level, 3),
+            "mode": "lines",
+            "line": {"color": theme.limit, "width": 3},
+            "name": "critical path",
+            "legendgroup": "critical path",
+            "hoverinfo": "skip",
+            "connectgaps": False,
+        }
     ]
     if 0 < hops <= _MOST_HOPS:
         drawn.append(_hops(start[1:], level[:-1], level[1:], theme))
     return drawn
 
 
-def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) -> go.Scatter:
+def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) -> dict[str, Any]:
     """Arrows from the IPU whose work ends to the one that waited for it."""
-    return go.Scatter(
-        x=np.stack([x, x, np.full(len(x), np.nan)], axis=1).ravel(),
-        y=np.stack([before, after, np.full(len(x), np.nan)], axis=1).ravel(),
-        mode="lines+markers",
-        line={"color": theme.limit, "width": 1},
-        marker={
+    return {
+        "type": "scatter",
+        "x": np.stack([x, x, np.full(len(x), np.nan)], axis=1).ravel(),
+        "y": np.stack([before, after, np.full(len(x), np.nan)], axis=1).ravel(),
+        "mode": "lines+markers",
+        "line": {"color": theme.limit, "width": 1},
+        "marker": {
             "symbol": "arrow",
             "angleref": "previous",
             "size": np.tile([0, 9, 0], len(x)),
             "color": theme.limit,
             "line": {"width": 0},  # else plotly draws one in the page's colour
         },
-        name="critical path",
-        legendgroup="critical path",
-        showlegend=False,
-        hoverinfo="skip",
-        connectgaps=False,
-    )
+        "name": "critical path",
+        "legendgroup": "critical path",
+        "showlegend": False,
+        "hoverinfo": "skip",
+        "connectgaps": False,
+    }
 
 
 def _phases(
-    figure: go.Figure,
+    figure: Drawing,
     lanes: Lanes,
     clock: Clock,
     theme: Theme,
@@ -952,7 +967,7 @@ def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) ->
     }
 
 
-def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
+def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[dict[str, Any]]:
     """The path of one micro-batch: an arrow from the end of each task to the start of the next."""
     code = codes(lanes.tasks, by_direction=True)
     tasks = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
@@ -960,21 +975,22 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     times = tasks[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
     first = np.arange(len(times)) % 2 == 0
     return [
-        go.Scatter(
-            x=times * clock.scale,
-            y=np.repeat(lanes.lane[tasks["ipu"].to_numpy()], 2) + _TASK[0],
-            mode="lines+markers",
-            line={"color": theme.text, "width": 1.5},
-            marker={
+        {
+            "type": "scatter",
+            "x": times * clock.scale,
+            "y": np.repeat(lanes.lane[tasks["ipu"].to_numpy()], 2) + _TASK[0],
+            "mode": "lines+markers",
+            "line": {"color": theme.text, "width": 1.5},
+            "marker": {
                 "symbol": "arrow",
                 "size": np.where(first & (np.arange(len(times)) > 0), 12, 0),
                 "angleref": "previous",
                 "color": theme.text,
                 "line": {"width": 0},
             },
-            name=f"micro-batch {micro_batch}",
-            hoverinfo="skip",
-        )
+            "name": f"micro-batch {micro_batch}",
+            "hoverinfo": "skip",
+        }
     ]
 
 
@@ -990,7 +1006,7 @@ def _label_width(labels: Sequence[str]) -> int:
 
 def _layout(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, width: int
-) -> go.Layout:
+) -> dict[str, Any]:
     count = max(1, len(lanes.labels))
     scale = clock.scale
     height = max(3, min(LANE, 900 // count))
@@ -998,7 +1014,7 @@ def _layout(
     names = lanes.labels if whole else lanes.names
     labels = [one.mark + name for one, name in zip(lanes.arranged, names, strict=True)]
     every = -(-_LINE // height)
-    return theme.layout(
+    return theme.frame(
         # top: legend, phases, cycle numbers; bottom: the axis
         height * count + 160,
         barmode="overlay",

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
@@ -44,6 +43,12 @@ def look(code: int, marker: dict[str, Any], theme: Theme) -> Look:
     activity = ACTIVITIES[code]
     fill = activity.edge(theme) or activity.colour(theme)
     return Look(activity.name, {**marker, "color": fill}, fill, text_on(fill))
+
+
+def _square(look: Look) -> dict[str, Any]:
+    """A bar that is seen in the legend only."""
+    same = {"name": look.name, "legendgroup": look.name, "marker": look.marker}
+    return {"type": "bar", **same, "x": [None], "y": [None]}
 
 
 def _heights(code: np.ndarray, height: float) -> np.ndarray:
@@ -163,9 +168,9 @@ class Canvas:
             (found.start, found.end, found.code, np.full(count, y), _heights(found.code, height))
         )
 
-    def traces(self, looks: dict[int, Look]) -> list[Any]:
+    def traces(self, looks: dict[int, Look]) -> list[dict[str, Any]]:
         """The traces, in the order of ``looks`` (by code)."""
-        scatters: list[Any] = []
+        scatters: list[dict[str, Any]] = []
         bars = (
             [np.concatenate(column) for column in zip(*self._bars, strict=True)]
             if self._bars
@@ -181,16 +186,8 @@ class Canvas:
                 scatters.append(self._bar(look, *(column[of_code] for column in bars)))
             if narrow is not None and (of_code := narrow[2] == code).any():
                 # the legend shows squares, whatever is drawn
-                if not scatters or scatters[-1].name != look.name:
-                    scatters.append(
-                        go.Bar(
-                            name=look.name,
-                            legendgroup=look.name,
-                            x=[None],
-                            y=[None],
-                            marker=look.marker,
-                        )
-                    )
+                if not scatters or scatters[-1]["name"] != look.name:
+                    scatters.append(_square(look))
                 scatters.append(self._outline(look, *(column[of_code] for column in narrow)))
         return scatters
 
@@ -207,9 +204,10 @@ class Canvas:
         height: np.ndarray,
         hover: np.ndarray,
         text: np.ndarray,
-    ) -> go.Bar:
+    ) -> dict[str, Any]:
         pairs = len(hover) > 0 and isinstance(hover[0], tuple)
-        return go.Bar(
+        return dict(
+            type="bar",
             name=look.name,
             legendgroup=look.name,
             orientation="h",
@@ -218,7 +216,7 @@ class Canvas:
             y=y,
             width=height,
             marker=look.marker,
-            text=text if any(text) else None,
+            **({"text": text} if any(text) else {}),
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -236,7 +234,7 @@ class Canvas:
         code: np.ndarray,
         y: np.ndarray,
         height: np.ndarray,
-    ) -> go.Scatter:
+    ) -> dict[str, Any]:
         """All narrow pieces of an activity as one filled outline with gaps.
 
         It is a single element of the page.
@@ -245,18 +243,19 @@ class Canvas:
         # Half as many bytes where that moves nothing by a pixel.
         fine = np.spacing(np.float32(np.abs(right).max())) > self.cycles_a_pixel * self.scale / 16
         low, high = y - height / 2, y + height / 2
-        return go.Scatter(
-            name=look.name,
-            legendgroup=look.name,
-            showlegend=False,
-            x=np.stack([left, left, right, right, none], axis=1)
+        return {
+            "type": "scatter",
+            "name": look.name,
+            "legendgroup": look.name,
+            "showlegend": False,
+            "x": np.stack([left, left, right, right, none], axis=1)
             .ravel()
             .astype(np.float64 if fine else np.float32),
-            y=np.stack([low, high, high, low, none], axis=1).astype(np.float32).ravel(),
-            mode="none",
-            fill="toself",
-            fillcolor=look.fill,
-            hoveron="fills",
-            text=f"{look.name}: zoom in to tell the steps apart",
-            hoverinfo="text",
-        )
+            "y": np.stack([low, high, high, low, none], axis=1).astype(np.float32).ravel(),
+            "mode": "none",
+            "fill": "toself",
+            "fillcolor": look.fill,
+            "hoveron": "fills",
+            "text": f"{look.name}: zoom in to tell the steps apart",
+            "hoverinfo": "text",
+        }

@@ -107,6 +107,9 @@ BY_DIRECTION: dict[str, int] = {
 }
 
 
+_PLAIN = {"data": {"scatter": [{"type": "scatter"}]}}  # plotly's template "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Theme:
     """Colours of a page and of the figures on it."""
@@ -122,6 +125,10 @@ class Theme:
     limit: str  # what must not be crossed
 
     def layout(self, height: int, **more: object) -> go.Layout:
+        """`frame` as plotly's object."""
+        return go.Layout(self.frame(height, **more))
+
+    def frame(self, height: int, **more: object) -> dict[str, Any]:
         """A figure's frame: transparent, so that its card shows through."""
         axis: dict[str, Any] = {
             "gridcolor": self.line,
@@ -132,6 +139,7 @@ class Theme:
             "automargin": True,
         }
         settings: dict[str, object] = {
+            "template": _PLAIN,
             "height": height,
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
@@ -169,7 +177,7 @@ class Theme:
                     **value,
                     "title": {**axis["title"], **value.get("title", {})},
                 }
-        return go.Layout(template="none", **merged)
+        return merged
 
 
 LIGHT = Theme(

@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 from profiler import records
 from profiler.executed import Names, Spent
 from viewer.figures import lod
+from viewer.figures.drawing import Drawing
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.pipeline import (
@@ -272,7 +273,7 @@ def stacked(flames: Sequence[tuple[str, Trace]]) -> Trace:
     )
 
 
-def trace(
+def drawing(
     rows: Trace,
     clock: Clock,
     theme: Theme,
@@ -281,7 +282,7 @@ def trace(
     find: str = "",
     path: CriticalPath | None = None,
     have: Collection[str] = (),
-) -> go.Figure:
+) -> Drawing:
     """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
     ``path`` is the critical path by row; ``have``: names that are not faint either, of tasks that
@@ -299,8 +300,8 @@ def trace(
     canvas = _drawn(rows, clock, low, high, pixels, code, finest)
     if (coarser := canvas.coarser(finest, DRAWN)) > finest:
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
-    figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
-    figure.add_traces(canvas.traces(_looks(theme)))
+    layout = _layout(rows, clock, theme, low, high)
+    figure = Drawing(canvas.traces(_looks(theme)), layout)
     _one_name_for_modules(figure)
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
@@ -546,11 +547,12 @@ def _looks(theme: Theme) -> dict[int, Look]:
     return looks
 
 
-def _one_name_for_modules(figure: go.Figure) -> None:
+def _one_name_for_modules(figure: Drawing) -> None:
     """Name the hues of modules once: the legend need not say "another module" eight times."""
-    modules = [one for one in figure.data if str(one.name).startswith("module")]
+    modules = [one for one in figure.data if one["name"].startswith("module")]
     for at, one in enumerate(modules):
-        one.update(name="module", legendgroup="module", showlegend=at == 0 and one.type == "bar")
+        shown = at == 0 and one["type"] == "bar"
+        one.update(name="module", legendgroup="module", showlegend=shown)
 
 
 def _plain(name: str, colour: str, text: str) -> Look:
@@ -574,11 +576,11 @@ def left_margin(rows: Trace) -> int:
     return 22 + _CHARACTER * max(6, *(len(name) for name in rows.names))
 
 
-def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
+def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) -> dict[str, Any]:
     count = max(1, len(rows.names))
     least, usual, whole = (22, 46, 1200) if rows.of_steps.sum() * 2 > count else (15, 30, 2000)
     height = max(least, min(usual, whole // count))
-    return theme.layout(
+    return theme.frame(
         height * count + 112,
         barmode="overlay",
         margin={"l": left_margin(rows), "r": 16, "t": 64, "b": 48},

@@ -20,6 +20,7 @@ from dash import Dash, Input, Output, State, dcc, html
 from profiler import Report, units
 from profiler.report import PREDICTED_NOTE
 from viewer.figures import theme as themes
+from viewer.figures.drawing import Drawing
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import refused
@@ -673,13 +674,13 @@ function(relayout, figure) {
 
 
 def zoomable(
-    figure: go.Figure,
+    figure: go.Figure | Drawing,
     page: str,
     scale: float = 1.0,
     y: int | None = None,
     x: tuple[str, str] = ("from", "to"),
     end: int | None = None,
-) -> go.Figure:
+) -> None:
     """Tell the browser how to request another part of a figure.
 
     It needs the page's parameters, the one for the x-axis (``x``), the unit of that axis, and the
@@ -688,7 +689,7 @@ def zoomable(
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y is not None:
         meta |= {"y": ["low", "high"], "high": y}
-    return figure.update_layout(meta=meta)
+    figure.update_layout(meta=meta)
 
 
 def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to") -> None:

@@ -178,10 +178,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
         )
         key = f"{ipu}{steps}{tiles}"
-        common.zoomable(figure, NAME, y=tile_count, x=("first", "last"), end=count).update_layout(
-            uirevision="same",
-            **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
-        )
+        common.zoomable(figure, NAME, y=tile_count, x=("first", "last"), end=count)
+        axes = ("xaxis", "xaxis2", "yaxis", "yaxis2")
+        figure.update_layout(uirevision="same", **{axis: {"uirevision": key} for axis in axes})
         return figure
 
     zoom = ("first", "last", "low", "high")

@@ -123,7 +123,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         window = common.window(low, high, lanes.end)
         lanes = timeline.with_steps(profiles, report, run, iteration, lanes, window)
         batch = common.whole(follow, -1)
-        figure = figures.pipeline(
+        figure = figures.drawing(
             lanes, clock, theme, window, timeline.pixels(where), batch if batch >= 0 else None
         )
         figure = with_streams(figure, report)

@@ -241,7 +241,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
             _why(report, costs, wanted),
-            pipeline_figures.pipeline(lanes, clock, theme, pixels=timeline.pixels(where)),
+            pipeline_figures.drawing(lanes, clock, theme, pixels=timeline.pixels(where)),
             _memory(costs, wanted, theme),
         )
 

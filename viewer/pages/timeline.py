@@ -22,6 +22,7 @@ from profiler.executed import Executed
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.counters import Track, tracks
+from viewer.figures.drawing import Drawing
 from viewer.figures.marks import MOST_MARKS, Selection
 from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
 from viewer.figures.trace import Trace
@@ -477,7 +478,7 @@ def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, Of
 
 
 def keep_zoom(
-    figure: Any,
+    figure: Drawing,
     page: str,
     clock: Clock,
     window: tuple[float, float] | None,
@@ -491,17 +492,14 @@ def keep_zoom(
     The browser is told how to request another part, the total length (``end``, cycles), what a
     click on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
     """
-    common.zoomable(figure, page, clock.scale, end=end).update_layout(
+    opens = [[one.shown, one.group] for one in lanes]
+    common.zoomable(figure, page, clock.scale, end=end)
+    figure.update_layout(
+        meta={"timeline": True, "lanes": opens, "rows": rows},
         uirevision="same",
         xaxis={"uirevision": f"{window}{key}{clock.unit}"},
         legend={"uirevision": "same"},
     )
-    figure.layout.meta = {
-        **figure.layout.meta,
-        "timeline": True,
-        "lanes": [[one.shown, one.group] for one in lanes],
-        "rows": rows,
-    }
 
 
 def lanes_in(lanes: Lanes, rows: tuple[int, int] | None) -> list[int] | None:

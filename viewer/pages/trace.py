@@ -219,7 +219,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         )
         pixels, named = timeline.pixels(where), it.named(profiles, words)
         have = named.names if named is not None else ()
-        figure = figures.trace(it.rows, it.clock, theme, window, pixels, words, path, have)
+        figure = figures.drawing(it.rows, it.clock, theme, window, pixels, words, path, have)
         figure = with_streams(figure, it.report)
         marks = timeline.marks_of(asked_marks, it.rows.end)
         selected = timeline.selection_of(chosen, it.rows.end)

@@ -1,0 +1,106 @@
+"""Figures of time are plain JSON: what plotly would accept and send."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dash._utils import to_json
+
+from profiler import Report, open_report
+from tests.synthetic import synthetic_profile
+from viewer.figures import counters, pipeline, trace
+from viewer.figures.drawing import Drawing
+from viewer.figures.marks import Selection, marked
+from viewer.figures.theme import DARK, LIGHT
+from viewer.figures.units import Clock
+from viewer.pages import timeline
+from viewer.profiles import Profiles
+
+CLOCK = Clock(1e9)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    path: Path = tmp_path_factory.mktemp("drawn") / "profile.pop"
+    return open_report(synthetic_profile(path, steps_per_body=40))
+
+
+def lanes(report: Report, profiles: Profiles) -> Drawing:
+    known = timeline.lanes_of(profiles, report, 0, 0)
+    known = timeline.with_steps(profiles, report, 0, 0, known)
+    return pipeline.drawing(known, CLOCK, LIGHT, follow=1)
+
+
+def steps(report: Report, profiles: Profiles) -> Drawing:
+    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    path = timeline.path_on_rows(profiles, report, 0, 0, rows, timeline.Arrangement())
+    return trace.drawing(rows, CLOCK, DARK, (0, rows.end / 7), find="a", path=path)
+
+
+def flames(report: Report, profiles: Profiles) -> Drawing:
+    return trace.drawing(timeline.rows_of(profiles, report, 0, 0, 1, "flame"), CLOCK, LIGHT)
+
+
+def counted(report: Report, profiles: Profiles) -> Drawing:
+    rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
+    of = counters.tracks(rows, timeline.counters_of(profiles, report, rows))
+    return counters.drawn(of, rows.end, rows.origin, 1472, CLOCK, LIGHT)
+
+
+def empty(report: Report, profiles: Profiles) -> Drawing:
+    return counters.nothing("There are none: none were counted.", LIGHT)
+
+
+@pytest.mark.parametrize("draw", [lanes, steps, flames, counted, empty])
+def test_what_is_sent_is_what_plotly_accepts_and_sends(
+    report: Report, draw: Callable[[Report, Profiles], Drawing]
+) -> None:
+    drawing = draw(report, Profiles([report]))
+    marked(drawing, [3, 70], Selection(5, 60), CLOCK, LIGHT)
+    timeline.keep_zoom(drawing, "trace", CLOCK, (0.0, 10.0), "key", 100)
+    assert drawing.layout["meta"] == {
+        "page": "trace",
+        "scale": 1.0,
+        "x": ["from", "to"],
+        "end": 100,
+        "timeline": True,
+        "lanes": [],
+        "rows": 0,
+    }
+    sent = json.loads(to_json(drawing))
+    figure = json.loads(to_json(drawing.checked()))
+    assert len(sent["data"]) == len(figure["data"])
+    for one, other in zip(sent["data"], figure["data"], strict=True):
+        assert plain(one) == plain(other)
+    assert plain(sent["layout"]) == plain(figure["layout"])
+
+
+def plain(part: Any) -> Any:
+    """Arrays as lists, whichever way they are sent: plotly has shorter types for whole numbers."""
+    if isinstance(part, dict) and "bdata" in part:
+        values = np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"]).tolist()
+        return [None if one != one else one for one in values]
+    if isinstance(part, dict):
+        return {name: plain(one) for name, one in part.items()}
+    if isinstance(part, list):
+        return [plain(one) for one in part]
+    return part
+
+
+def test_a_change_keeps_what_is_beside_it_and_other_figures_as_they_were() -> None:
+    shared = {"color": "red", "size": 12}
+    one, other = (Drawing([], {"font": shared, "shapes": [1]}) for _ in range(2))
+    assert one.update_layout(font={"size": 11}, shapes=[2, 3], height=7) is one
+    assert one.layout == {"font": {"color": "red", "size": 11}, "shapes": [2, 3], "height": 7}
+    assert other.layout == {"font": {"color": "red", "size": 12}, "shapes": [1]}
+
+
+def test_a_property_that_plotly_has_not_is_an_error_where_it_is_checked() -> None:
+    with pytest.raises(ValueError, match="colour"):
+        Drawing([{"type": "scatter", "colour": "red"}], {}).checked()
