@@ -147,7 +147,7 @@ def _sections(report: Report) -> list[Section]:
             Section(
                 "Busy and waiting",
                 "Colours as above.",
-                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report)),
+                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report).checked()),
             ),
         ]
     sections += _rebalance(report)

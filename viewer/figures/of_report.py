@@ -30,7 +30,9 @@ class Figures:
 
     def busy(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """Where each IPU's cycles go."""
-        return self._carded(pipeline.busy(self._lanes(run, iteration), self._clock, self._theme))
+        return self._carded(
+            pipeline.busy(self._lanes(run, iteration), self._clock, self._theme).checked()
+        )
 
     def stages(self) -> go.Figure:
         """Cycles of a micro-batch on each stage."""

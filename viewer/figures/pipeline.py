@@ -457,46 +457,48 @@ def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
 
 def busy(
     lanes: Lanes, clock: Clock, theme: Theme, window: tuple[float, float] | None = None
-) -> go.Figure:
+) -> Drawing:
     """How each IPU spent its cycles between two cycles (default: all), exactly, in per cent."""
     table = shares(lanes, window)
     span = table.sum(axis=1, keepdims=True).clip(1)
     y = list(lanes.names)
-    figure = go.Figure(
-        layout=theme.layout(
-            64 + 30 * max(1, len(table)),
-            barmode="stack",
-            bargap=0.25,
-            margin={"l": 64, "r": 24, "t": 8, "b": 36},
-            xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
-            showlegend=False,
-        )
+    layout = theme.frame(
+        64 + 30 * max(1, len(table)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 24, "t": 8, "b": 36},
+        xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        showlegend=False,
     )
+    bars: list[dict[str, Any]] = []
     for code, activity in enumerate(ACTIVITIES):
         cycles = table[:, code]
         if not cycles.any():
             continue
         share = 100 * cycles / span[:, 0]
-        figure.add_bar(
-            name=activity.name,
-            x=share,
-            y=y,
-            orientation="h",
-            marker=_marker(code, theme),
-            text=[f"{value:.0f}%" if value >= 4 else "" for value in share],
-            textposition="inside",
-            constraintext="none",  # as large in narrow parts
-            insidetextanchor="middle",
-            textangle=0,
-            textfont={"color": _text_colour(code, theme), "size": 11},
-            customdata=[
-                f"{name}: {activity.name}<br>{percent(s / 100)} of the time, {clock.both(c)}"
-                for name, s, c in zip(y, share, cycles, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+        bars.append(
+            {
+                "type": "bar",
+                "name": activity.name,
+                "x": share,
+                "y": y,
+                "orientation": "h",
+                "marker": _marker(code, theme),
+                "text": [f"{value:.0f}%" if value >= 4 else "" for value in share],
+                "textposition": "inside",
+                "constraintext": "none",  # as large in narrow parts
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "textfont": {"color": _text_colour(code, theme), "size": 11},
+                "customdata": [
+                    f"{name}: {activity.name}<br>{percent(s / 100)} of the time, {clock.both(c)}"
+                    for name, s, c in zip(y, share, cycles, strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
         )
-    return figure
+    return Drawing(bars, layout)
 
 
 def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarray:
