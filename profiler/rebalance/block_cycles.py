@@ -68,18 +68,19 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
     need not come).
     """
-    names = ("block", "stage", "purpose", "direction", "kind", "spent")
-    block, where, purpose, direction, kind, cycles = map(report.steps_in_order, names)
+    block, where, cycles = map(report.steps_in_order, ("block", "stage", "spent"))
     own_steps = (block >= 0) & (where == stage[block.clip(0)])
-    own_steps &= np.logical_and.reduce([purpose != one for one in _STASHING])
-    brought = np.logical_or.reduce([kind == one for one in _FOR_BOTH])
-    brought &= purpose != Purpose.OPERATOR  # a collective of shards is part of its operator
+    own_steps &= ~report.steps_with("purpose", *_STASHING)
+    brought = report.steps_with("kind", *_FOR_BOTH)
+    # a collective of shards is part of its operator
+    brought = brought & ~report.steps_with("purpose", Purpose.OPERATOR)
 
     def of(chosen: np.ndarray) -> np.ndarray:
         return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))
 
-    backward = (direction == Direction.BACKWARD) | ((direction == Direction.RECOMPUTE) & brought)
-    return of(direction == Direction.FORWARD), of(backward)
+    again = report.steps_with("direction", Direction.RECOMPUTE)
+    backward = report.steps_with("direction", Direction.BACKWARD) | (again & brought)
+    return of(report.steps_with("direction", Direction.FORWARD)), of(backward)
 
 
 def recomputes(report: Report, pipelined_training: bool) -> bool:

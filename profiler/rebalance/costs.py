@@ -174,10 +174,9 @@ class Costs(BlockCosts):
 
         State that moves together with its weight or accumulator is in the operators' cycles too.
         """
-        names = ("direction", "purpose", "op", "block", "ipu", "cycles")
-        direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
-        moving = direction == Direction.UPDATE
-        moving &= np.logical_or.reduce([purpose == one for one in _REMOTE])
+        op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
+        update = report.steps_with("direction", Direction.UPDATE)
+        moving = update & report.steps_with("purpose", *_REMOTE)
         alone, with_others = moving & (op < 0), moving & (op >= 0)
         moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
         costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
@@ -272,18 +271,18 @@ def _meeting(
     """
     ops = report.columns_of(records.Op)
     joins = [name for name in ops.coded("aten")[1].tolist() if name.startswith("aten.stack.")]
-    updates = ops.equals("direction", Direction.UPDATE)
-    if not any((updates & ops.equals("aten", name)).any() for name in joins):
+    of_update = ops.equals("direction", Direction.UPDATE)
+    if not any((of_update & ops.equals("aten", name)).any() for name in joins):
         return None, 0
-    names = ("direction", "purpose", "op", "block", "ipu", "cycles")
-    direction, purpose, op, block, ipu, cycles = map(report.steps_in_order, names)
-    update = (direction == Direction.UPDATE) & (op >= 0) & (block >= 0)
-    meets = update & ((purpose == Purpose.COPY) | (purpose == Purpose.EXTERNAL_SYNC))
+    op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
+    updates = report.steps_with("direction", Direction.UPDATE)
+    meets = report.steps_with("purpose", Purpose.COPY, Purpose.EXTERNAL_SYNC)
+    meets = meets & updates & (op >= 0) & (block >= 0)
     if not meets.any():
         return 2 * (machine.sync + machine.link_latency), 0
     ipus = report.target.ipus_per_replica
     # of no Block: what comes from streaming memory, and goes there
-    everything = (direction == Direction.UPDATE) & (purpose != Purpose.ALL_GATHER)
+    everything = updates & ~report.steps_with("purpose", Purpose.ALL_GATHER)
     whole, own = (
         int(sum_by(ipu[chosen], cycles[chosen], ipus).max())
         for chosen in (everything, everything & ~meets)
@@ -295,10 +294,10 @@ def _reduce_cycles(report: Report) -> int:
     """The busiest IPU's cycles for gradients before the update and weights after one in parts."""
     ipus = report.target.ipus_per_replica
     bodies = report.columns_of(records.Body)
-    reduces = bodies["task"] == BodyTask.REDUCE
-    names = ("purpose", "direction", "block", "ipu", "cycles")
-    purpose, direction, block, ipu, cycles = map(report.steps_in_order, names)
-    gathers = (purpose == Purpose.ALL_GATHER) & (direction == Direction.UPDATE) & (block < 0)
+    reduces = bodies.equals("task", BodyTask.REDUCE)
+    block, ipu, cycles = map(report.steps_in_order, ("block", "ipu", "cycles"))
+    gathers = report.steps_with("purpose", Purpose.ALL_GATHER) & (block < 0)
+    gathers &= report.steps_with("direction", Direction.UPDATE)
     spent = sum_by(bodies["ipu"][reduces], bodies["cycles"][reduces], ipus)
     spent += sum_by(ipu[gathers], cycles[gathers], ipus)
     return int(spent.max(initial=0))

@@ -47,7 +47,7 @@ class HostStreams:
         bodies = report.columns_of(records.Body)
 
         def spent(task: BodyTask) -> dict[int, int]:
-            of_task = bodies["task"] == task
+            of_task = bodies.equals("task", task)
             stages, which = np.unique(bodies["stage"][of_task], return_inverse=True)
             cycles = sum_by(which, bodies["cycles"][of_task], len(stages))
             return dict(zip(stages.tolist(), cycles.tolist(), strict=True))

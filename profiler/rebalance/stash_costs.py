@@ -65,8 +65,8 @@ class StashCosts:
 
         ``first``: the Block with which each begins. The last stage stashes nothing.
         """
-        purpose, stage, cycles = map(report.steps_in_order, ("purpose", "stage", "cycles"))
-        stashing = purpose == Purpose.STASH
+        stage, cycles = map(report.steps_in_order, ("stage", "cycles"))
+        stashing = report.steps_with("purpose", Purpose.STASH)
         spent = sum_by(stage[stashing], cycles[stashing], len(first))
         beyond = np.zeros(self.blocks, dtype=np.int64)
         beyond[first[:-1]] = (spent - fitted)[:-1]
@@ -110,11 +110,10 @@ def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
 
     Fitted to the tensors of the profile that are stashed.
     """
-    names = ("purpose", "tensor", "stage", "cycles")
-    purpose, tensor, stage, cycles = map(report.steps_in_order, names)
-    stashing = purpose == Purpose.STASH
+    tensor, stage, cycles = map(report.steps_in_order, ("tensor", "stage", "cycles"))
+    stashing = report.steps_with("purpose", Purpose.STASH)
     stashes = report.columns_of(records.Variable)
-    is_stash = stashes["role"] == Role.STASH
+    is_stash = stashes.equals("role", Role.STASH)
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
         (tensor, stage): total / max(1, depth.get(stage, 1))
