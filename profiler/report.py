@@ -608,12 +608,21 @@ class Report:
 
         return self._remember(("tasks", run, ipu, iteration), make)
 
-    def step_count(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> int:
-        """The number of rows that `steps` would have, which it refuses above `MAX_SLICES`."""
-        return self._keep(
-            ("step count", run, ipu, iteration),
-            lambda: int(self._steps_of_bodies[self._tasks(run, ipu, iteration).body].sum()),
-        )
+    def step_count(
+        self, run: int = 0, ipus: int | Ipus | None = None, iteration: int | None = None
+    ) -> int:
+        """The number of rows that `steps` of these IPUs would have (None: of all).
+
+        `steps` refuses more than `MAX_SLICES`.
+        """
+
+        def make() -> int:
+            tasks, times = self._tasks_of_iteration(run), len(self._iterations(run, iteration))
+            body = tasks.body if ipus is None else tasks.body[np.isin(tasks.ipu, ipus)]
+            return int(self._steps_of_bodies[body].sum()) * times
+
+        some = None if ipus is None else tuple(np.atleast_1d(ipus).tolist())
+        return self._keep(("step count", run, some, iteration), make)
 
     def steps(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None

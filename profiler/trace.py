@@ -103,22 +103,20 @@ class Bodies:
 
         Raises ValueError if a body leaves a gap before its first step or goes back in time.
         """
-        pieces, offsets = [], []
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
             if len(ids) != len(at):
                 raise ValueError(f"body {index} has {len(ids)} steps and {len(at)} starts")
-            if len(at) and (at[0] != 0 or (np.diff(at) < 0).any()):
-                raise ValueError(f"the steps of body {index} do not follow one another from 0 on")
-            pieces.append(ids if len(ids) else np.array([-1]))
-            offsets.append(at if len(at) else np.array([0]))
+        wait, begins = np.array([-1]), np.array([0])
+        pieces = [ids if len(ids) else wait for ids in steps]
         count = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        none = np.zeros(0, dtype=np.int64)
-        return cls(
-            np.cumsum(count) - count,
-            count,
-            np.concatenate([none, *pieces]),
-            np.concatenate([none, *offsets]),
-        )
+        first, none = np.cumsum(count) - count, np.zeros(0, dtype=np.int64)
+        start = np.concatenate([none, *(at if len(at) else begins for at in starts)])
+        back = np.diff(start, prepend=0) < 0
+        back[first] = start[first] != 0
+        if back.any():
+            index = int(np.searchsorted(first, back.argmax(), side="right")) - 1
+            raise ValueError(f"the steps of body {index} do not follow one another from 0 on")
+        return cls(first, count, np.concatenate([none, *pieces]), start)
 
 
 @dataclass(frozen=True, slots=True)

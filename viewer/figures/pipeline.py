@@ -298,7 +298,7 @@ def lanes(
 
 def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
     """How many steps these IPUs execute in a device iteration (None: in the whole call)."""
-    return sum(report.step_count(run, int(ipu), iteration) for ipu in ipus)
+    return report.step_count(run, ipus, iteration)
 
 
 def drawable(report: Report, run: int, iteration: int | None, ipus: Ipus) -> bool:
