@@ -20,6 +20,7 @@ from profiler.memory import KINDS
 from profiler.rebalance import Costs, what_if
 from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
+from tests.viewer import outlines
 from viewer.figures import (
     flame,
     host,
@@ -691,3 +692,34 @@ def test_live_bytes_keep_their_peaks_and_name_their_steps(report: Report) -> Non
     one = memory.liveness(steps, 1 << 20, theme.LIGHT, (5, np.arange(len(frame)) * 1024))
     assert np.array(one.data[2].y).tolist() == list(range(len(frame)))
     assert {cells[0] for cells in one.data[2].customdata} == {5}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_outline_encloses_each_rectangle_and_nothing_besides(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, rows = int(rng.integers(1, 60)), 3
+    left = np.cumsum(rng.integers(0, 9, count)).astype(float)
+    right = left + 1
+    base = rng.integers(0, rows, count) + 0.43
+    height = rng.choice([0.86, 0.3, 0.01], count)
+    floats = rng.random(count) < 0.5
+    y = base - height / 2 - np.where(floats, rng.random(count) * (0.86 - height), 0)
+    x, heights = slices.outline((left, right), y, height, base, left // 20)
+    parts = [*outlines.parts_of(x, heights)]
+    assert len(parts) == len({*zip(base.tolist(), (left // 20).tolist(), strict=True)})
+    # each rectangle is of its part, and inside of it; nothing else is
+    for at_x in (left + 0.5).tolist():
+        for row in range(rows):
+            for at_y in rng.uniform(row - 0.43, row + 0.43, 4).tolist():
+                wanted = ((left < at_x) & (at_x < right) & (abs(y - at_y) < height / 2)).sum()
+                assert sum(winding(part, at_x, at_y) for part in parts) == wanted
+    area = sum(map(outlines.enclosed, parts))
+    assert area == pytest.approx(float(((right - left) * height).sum()))
+
+
+def winding(part: tuple[np.ndarray, np.ndarray], x: float, y: float) -> int:
+    """How often a closed path goes around a point."""
+    (x0, y0), (x1, y1) = part, (np.roll(one, -1) for one in part)
+    crosses = (x0 <= x) != (x1 <= x)
+    at = y0 + (x - x0) * (y1 - y0) / np.where(crosses, x1 - x0, 1)
+    return abs(int((np.sign(x1 - x0) * (crosses & (at < y))).sum()))

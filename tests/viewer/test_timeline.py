@@ -13,6 +13,7 @@ import pytest
 from profiler import Report, open_report
 from profiler.query import Answer, select
 from tests.synthetic import synthetic_profile
+from tests.viewer.outlines import enclosed, parts_of
 from viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
 from viewer.figures.marks import Selection
 from viewer.figures.units import Clock
@@ -292,10 +293,8 @@ def drawn_cycles(figure: go.Figure) -> dict[str, float]:
         if one.type == "bar" and one.x[0] is not None:
             found[one.name] = found.get(one.name, 0) + float(np.sum(one.x))
         elif one.type == "scatter" and one.fill == "toself":
-            corners = (np.asarray(values).reshape(-1, 5) for values in (one.x, one.y))
-            x, y = (values.astype(np.float64) for values in corners)
-            filled = ((x[:, 2] - x[:, 0]) * (y[:, 1] - y[:, 0]) / trace._HEIGHT).sum()
-            found[one.name] = found.get(one.name, 0) + float(filled)
+            filled = sum(map(enclosed, parts_of(one.x, one.y))) / trace._HEIGHT
+            found[one.name] = found.get(one.name, 0) + filled
     return {name: cycles for name, cycles in found.items() if name != "waiting"}
 
 

@@ -4,7 +4,8 @@ Wide slices are drawn as bars, narrow ones as one filled outline.
 
 A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an
 outline of a thousand rectangles at once. A slice only a few pixels wide has no room for a name and
-needs no element of its own.
+needs no element of its own. (Plotly gives each part of an outline one, even where it draws no line:
+`outline` joins neighbours.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from viewer.figures.lod import Pieces, Rows
 from viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
 
 WIDE = 8  # pixels
+_TOGETHER = 48  # pixels that one part of an outline covers: its label is as far away at most
 _LINE = 0.08  # of its row: the height of waiting
 _LEAST_FOUND = 0.3  # of its row: the height of what a search found, however short it is
+_TOUCHES = 1e-6  # of a row: what is nearer to its base stands on it
 _THINNEST = 0.005  # share of a lane: less is not a tenth of a pixel
 _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
 DRAWN = 1 / 1.25  # `times` of a canvas that is drawn: for a few too many it is not drawn again
@@ -132,6 +135,7 @@ class Canvas:
                 of,
                 y + height * (0.5 - below - share / 2),
                 height * share,
+                np.full(len(piece), y + height / 2),
             )
         )
         return bars
@@ -163,10 +167,9 @@ class Canvas:
 
     def add_narrow(self, found: Pieces, y: float, height: float) -> None:
         """Add narrow pieces."""
-        count = len(found)
-        self._narrow.append(
-            (found.start, found.end, found.code, np.full(count, y), _heights(found.code, height))
-        )
+        middle, base = (np.full(len(found), at) for at in (y, y + height / 2))
+        heights = _heights(found.code, height)
+        self._narrow.append((found.start, found.end, found.code, middle, heights, base))
 
     def traces(self, looks: dict[int, Look]) -> list[dict[str, Any]]:
         """The traces, in the order of ``looks`` (by code)."""
@@ -234,24 +237,21 @@ class Canvas:
         code: np.ndarray,
         y: np.ndarray,
         height: np.ndarray,
+        base: np.ndarray,
     ) -> dict[str, Any]:
-        """All narrow pieces of an activity as one filled outline with gaps.
-
-        It is a single element of the page.
-        """
-        left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
+        """All narrow pieces of an activity as one filled outline. ``base``: of each one's row."""
+        left, right = self._at(start), self._at(end)
         # Half as many bytes where that moves nothing by a pixel.
         fine = np.spacing(np.float32(np.abs(right).max())) > self.cycles_a_pixel * self.scale / 16
-        low, high = y - height / 2, y + height / 2
+        pixel = (start - self.origin) / max(self.cycles_a_pixel, 1e-9)
+        x, heights = outline((left, right), y, height, base, np.floor(pixel / _TOGETHER))
         return {
             "type": "scatter",
             "name": look.name,
             "legendgroup": look.name,
             "showlegend": False,
-            "x": np.stack([left, left, right, right, none], axis=1)
-            .ravel()
-            .astype(np.float64 if fine else np.float32),
-            "y": np.stack([low, high, high, low, none], axis=1).astype(np.float32).ravel(),
+            "x": x.astype(np.float64 if fine else np.float32),
+            "y": heights.astype(np.float32),
             "mode": "none",
             "fill": "toself",
             "fillcolor": look.fill,
@@ -259,3 +259,31 @@ class Canvas:
             "text": f"{look.name}: zoom in to tell the steps apart",
             "hoverinfo": "text",
         }
+
+
+def outline(
+    ends: tuple[np.ndarray, np.ndarray],
+    y: np.ndarray,
+    height: np.ndarray,
+    base: np.ndarray,
+    part: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rectangles as few closed paths: x and y of their corners, with nan between paths.
+
+    ``ends``: left and right of each; ``y``: its middle. Those with the same ``base`` and ``part``
+    are one path, which runs along the base, up and down where it is to one that floats above (a
+    base is at the largest y, as the axis points down): these ways enclose nothing.
+    """
+    order = np.lexsort((part, base))
+    left, right, y, half, base, part = (
+        column[order] for column in (*ends, y, height / 2, base, part)
+    )
+    top, bottom, none = y - half, y + half, np.full(len(y), np.nan)
+    floats = np.abs(base - bottom) > _TOUCHES
+    bottom = np.where(floats, bottom, base)
+    x = np.stack([left, left, right, right, left, left, none], axis=1)
+    heights = np.stack([base, top, top, bottom, bottom, base, none], axis=1)
+    kept = np.ones(x.shape, dtype=bool)
+    kept[:, 4] = kept[:, 5] = floats
+    kept[:-1, 6] = (base[1:] != base[:-1]) | (part[1:] != part[:-1])
+    return x[kept], heights[kept]
