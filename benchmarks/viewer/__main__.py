@@ -9,6 +9,7 @@ own, started cold.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,8 @@ from profiler.reader import find_profile
 from tests.synthetic import synthetic_profile
 from viewer.screenshots import FLAGS, SIZE, find_browser, settled
 
-PAGE = Path(__file__).parents[2] / "docs" / "viewer-performance.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "viewer-performance.md"
 SIZES = {
     "10^4": 10,
     "10^5": 100,
@@ -74,8 +76,10 @@ class Result:
     memory_mb: float
 
 
-def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Result:
-    """Measure one page of the viewer on one profile."""
+def measure(
+    name: str, path: Path, page_path: str, graph: str, zooms: int, checkout: Path = ROOT
+) -> Result:
+    """Measure one page of the viewer (of a checkout) on one profile."""
     from playwright.sync_api import sync_playwright
 
     browser = find_browser()
@@ -98,7 +102,12 @@ def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Re
             str(path),
         ]
         server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": str(checkout)},
         )
         try:
             assert server.stdout is not None
