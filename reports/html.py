@@ -15,7 +15,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,9 @@ from profiler.rebalance.known_split import known_split
 from profiler.report import PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
+from viewer.figures.drawing import Drawing
 from viewer.figures.legend import with_streams
+from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.figures.waterfall import waterfall as drawn_waterfall
 
@@ -142,12 +144,12 @@ def _sections(report: Report) -> list[Section]:
                 "The first device iteration. Large: what the IPU works on, with micro-batch"
                 f" numbers. Strip: {strip}. Red: the critical path, which alone sets how long this"
                 " takes.",
-                _themed(lambda t: with_streams(pipeline.pipeline(lanes, clock, t), report)),
+                _themed(lambda t: with_streams(pipeline.drawing(lanes, clock, t), report)),
             ),
             Section(
                 "Busy and waiting",
                 "Colours as above.",
-                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report).checked()),
+                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report)),
             ),
         ]
     sections += _rebalance(report)
@@ -293,8 +295,9 @@ def _pace(report: Report) -> str:
     return "The slowest stage sets the pace."
 
 
-def _themed(draw: Any) -> dict[str, go.Figure]:
-    return {name: draw(one) for name, one in theme.THEMES.items()}
+def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> dict[str, go.Figure]:
+    drawn = {name: draw(one) for name, one in theme.THEMES.items()}
+    return {name: one.checked() if isinstance(one, Drawing) else one for name, one in drawn.items()}
 
 
 def _ops(report: Report) -> Section:

@@ -1,4 +1,4 @@
-"""Figures of time are plain JSON: what plotly would accept and send."""
+"""Figures of time and bars are plain JSON: what plotly would accept and send."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import numpy as np
 import pytest
 from dash._utils import to_json
 
+from benchmarks.rebalance.random_costs import random_costs
 from profiler import Report, open_report
+from profiler.analysis import critical_path
+from profiler.rebalance import what_if
+from profiler.rebalance.what_if import Assignment
 from tests.synthetic import synthetic_profile
-from viewer.figures import counters, pipeline, trace
+from viewer.figures import counters, memory, pipeline, rebalance, trace, waterfall
 from viewer.figures.drawing import Drawing
+from viewer.figures.legend import with_streams
 from viewer.figures.marks import Selection, marked
 from viewer.figures.theme import DARK, LIGHT
 from viewer.figures.units import Clock
@@ -57,11 +62,51 @@ def empty(report: Report, profiles: Profiles) -> Drawing:
     return counters.nothing("There are none: none were counted.", LIGHT)
 
 
-@pytest.mark.parametrize("draw", [lanes, steps, flames, counted, empty])
+def spent(report: Report, profiles: Profiles) -> Drawing:
+    known = timeline.lanes_of(profiles, report, 0, 0)
+    return with_streams(pipeline.busy(known, CLOCK, DARK), report)
+
+
+def stages(report: Report, profiles: Profiles) -> Drawing:
+    return pipeline.stage_costs(report.stages, CLOCK, LIGHT)
+
+
+def waits(report: Report, profiles: Profiles) -> Drawing:
+    path = critical_path.critical_path(report)
+    return waterfall.waterfall(critical_path.waterfall(path), CLOCK, LIGHT)
+
+
+def tiles(report: Report, profiles: Profiles) -> Drawing:
+    return memory.headroom(np.array([100, 700_000]), 638_976, DARK)
+
+
+def split(report: Report, profiles: Profiles) -> Drawing:
+    costs = random_costs(np.random.default_rng(3), 9)
+    found = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+    return rebalance.stages(costs, found, int(found.stage_cycles.max()), CLOCK, LIGHT)
+
+
+TIMELINES = [lanes, steps, flames, counted, empty]
+BARS = [spent, stages, waits, tiles, split]
+
+
+@pytest.mark.parametrize("draw", TIMELINES + BARS)
 def test_what_is_sent_is_what_plotly_accepts_and_sends(
     report: Report, draw: Callable[[Report, Profiles], Drawing]
 ) -> None:
     drawing = draw(report, Profiles([report]))
+    if draw in TIMELINES:
+        moved(drawing)
+    sent = json.loads(to_json(drawing))
+    figure = json.loads(to_json(drawing.checked()))
+    assert len(sent["data"]) == len(figure["data"])
+    for one, other in zip(sent["data"], figure["data"], strict=True):
+        assert plain(one) == plain(other)
+    assert plain(sent["layout"]) == plain(figure["layout"])
+
+
+def moved(drawing: Drawing) -> None:
+    """With marks, a selection and what the browser is told."""
     marked(drawing, [3, 70], Selection(5, 60), CLOCK, LIGHT)
     timeline.keep_zoom(drawing, "trace", CLOCK, (0.0, 10.0), "key", 100)
     assert drawing.layout["meta"] == {
@@ -73,12 +118,6 @@ def test_what_is_sent_is_what_plotly_accepts_and_sends(
         "lanes": [],
         "rows": 0,
     }
-    sent = json.loads(to_json(drawing))
-    figure = json.loads(to_json(drawing.checked()))
-    assert len(sent["data"]) == len(figure["data"])
-    for one, other in zip(sent["data"], figure["data"], strict=True):
-        assert plain(one) == plain(other)
-    assert plain(sent["layout"]) == plain(figure["layout"])
 
 
 def plain(part: Any) -> Any:

@@ -139,7 +139,7 @@ def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
     columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
     none = pd.DataFrame(columns=pd.Index(columns))
     lanes = pipeline.lanes(tasks, Executed.nothing(), none, stages)
-    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
+    figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
     assert len(figure.to_json()) < 1_000_000
     assert figure.layout.height < 1100
 
@@ -185,7 +185,7 @@ def bars_by_name(figure: object) -> dict[str, object]:
 
 
 def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: pipeline.Lanes) -> None:
-    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000)
+    figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000).checked()
     tasks = report.tasks(0, iteration=0)
     for name, direction in (("forward", "forward"), ("backward", "backward")):
         bar = bars_by_name(figure)[name]
@@ -203,8 +203,8 @@ def test_shares_add_up_to_the_time_and_equal_the_reports(
 
 
 def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
-    cycles = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
-    micro = pipeline.pipeline(lanes, Clock(1e9, "µs"), theme.LIGHT)
+    cycles = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
+    micro = pipeline.drawing(lanes, Clock(1e9, "µs"), theme.LIGHT).checked()
     assert np.allclose(np.array(cycles.data[0].x) / 1000, micro.data[0].x)
     assert "µs" in micro.layout.xaxis.title.text
 
@@ -212,7 +212,7 @@ def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
 def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(
     report: Report, lanes: pipeline.Lanes
 ) -> None:
-    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
+    figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
     cycles = report.pipeline_cycles(0, 0)
     shaded = [(shape.x0, shape.x1) for shape in figure.layout.shapes if shape.type == "rect"]
     for phase in ("ramp-up", "ramp-down"):
@@ -230,7 +230,7 @@ def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(
 def test_following_a_micro_batch_meets_it_on_every_ipu(
     report: Report, lanes: pipeline.Lanes
 ) -> None:
-    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT, follow=2)
+    figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, follow=2).checked()
     path = next(trace for trace in figure.data if trace.name == "micro-batch 2")
     assert set(np.round(np.array(path.y) + 0.1).astype(int)) == set(range(report.target.num_ipus))
 
@@ -293,7 +293,7 @@ def test_memory_by_kind_adds_up_to_the_report(report: Report) -> None:
 
 
 def test_a_tile_over_the_limit_is_drawn_in_the_limits_colour() -> None:
-    figure = memory.headroom(np.array([100, 700_000]), 638_976, theme.LIGHT)
+    figure = memory.headroom(np.array([100, 700_000]), 638_976, theme.LIGHT).checked()
     assert list(figure.data[0].marker.color) == [theme.LIGHT.accent, theme.LIGHT.limit]
 
 
@@ -348,7 +348,7 @@ def test_the_red_line_is_the_critical_path_from_beginning_to_end(
 
 def test_a_waterfall_begins_each_bar_where_the_last_one_ends(report: Report) -> None:
     table = critical_path.waterfall(critical_path.critical_path(report))
-    figure = waterfall.waterfall(table, Clock(1e9), theme.LIGHT)
+    figure = waterfall.waterfall(table, Clock(1e9), theme.LIGHT).checked()
     spacer, *bars = figure.data
     assert spacer.meta == waterfall.SPACER
     length = np.sum([bar.x for bar in bars], axis=0)
@@ -589,7 +589,7 @@ def test_like_stages_of_many_are_one_bar_and_none_is_left_out() -> None:
         assert len({int(prediction.stage_cycles[stage]) for stage in group}) == 1
     assert [20] in groups and len(groups) < 8
     slowest = int(prediction.stage_cycles.max())
-    figure = rebalance.stages(costs, prediction, slowest, Clock(1e9), theme.LIGHT)
+    figure = rebalance.stages(costs, prediction, slowest, Clock(1e9), theme.LIGHT).checked()
     labels = list(figure.layout.yaxis.categoryarray)
     assert {*labels} == {label for bar in figure.data for label in bar.y}
     assert len(labels) == len(groups)
@@ -608,7 +608,8 @@ def test_of_many_ipus_the_fullest_are_drawn() -> None:
 def test_the_waterfall_has_room_for_its_shares(report: Report) -> None:
     """The labels 'share · cycles' beside the bars take about six pixels per letter."""
     table = critical_path.waterfall(critical_path.critical_path(report))
-    figure = waterfall.waterfall(table, Clock(report.target.clock_hz), theme.LIGHT)
+    clock = Clock(report.target.clock_hz)
+    figure = waterfall.waterfall(table, clock, theme.LIGHT).checked()
     longest = max(len(note.text) for note in figure.layout.annotations)
     assert figure.layout.margin.r >= 6 * longest
 
@@ -628,7 +629,7 @@ def test_hundreds_of_stages_of_few_costs_share_their_bars() -> None:
         }
     )
     figure = pipeline.stage_costs(stages, Clock(1e9), theme.theme("light"))
-    labels = figure.data[0].y
+    labels = figure.data[0]["y"]
     assert [label.split(" · ")[0] for label in labels] == [
         f"stage {stage} and 24 alike" for stage in range(4)
     ]
@@ -654,13 +655,13 @@ def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.Monke
     executed = report.executed(0, None, 0)
     lanes = pipeline.lanes(tasks, executed, report.pipeline_cycles(0, 0), report.stages)
     clock, light = Clock(1e9), theme.LIGHT
-    drawn = [pipeline.pipeline(lanes, clock, light).to_json()]
+    drawn = [pipeline.drawing(lanes, clock, light).checked().to_json()]
     monkeypatch.setattr(pipeline, "_JUDGED_BY", 1)
     monkeypatch.setattr(pipeline, "_MANY_SLICES", 1)
-    drawn.append(pipeline.pipeline(lanes, clock, light).to_json())
+    drawn.append(pipeline.drawing(lanes, clock, light).checked().to_json())
     assert drawn[0] == drawn[1]  # light enough as they are
     monkeypatch.setattr(slices, "_MOST_NARROW", 40)
-    light_one = pipeline.pipeline(lanes, clock, light).to_json()
+    light_one = pipeline.drawing(lanes, clock, light).checked().to_json()
     assert len(light_one) < len(drawn[0])
 
 

@@ -1,4 +1,4 @@
-"""Figures that are redrawn at each zoom: plain JSON, which plotly does not check.
+"""Figures as plain JSON, which plotly does not check: those redrawn at each zoom, and bars.
 
 plotly's graph objects check and copy each property several times, which takes longer than to find
 out what is drawn. `Drawing.checked` makes one of them, for notebooks and files.
@@ -43,6 +43,12 @@ class Drawing:
     def to_plotly_json(self) -> dict[str, Any]:
         """What is sent to the browser; arrays of numbers in base64."""
         return {"data": _sent(self.data), "layout": self.layout}
+
+
+def vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
+    """A shape: a line from the bottom to the top of a figure."""
+    ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", "xref": "x", "yref": "y domain", **ends, "line": line}
 
 
 def _update(known: dict[str, Any], more: dict[str, Any]) -> None:

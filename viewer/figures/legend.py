@@ -20,7 +20,7 @@ _NARROW_LOOK = {"font": {"size": 11}}
 _SQUARES = {"indentation": -15}  # leave room for it; areas and lines are as wide as an entry
 
 
-def with_streams(figure: _Figure, report: Report) -> _Figure:
+def with_streams(figure: Drawing, report: Report) -> Drawing:
     """Name what has the colour of host I/O, where streaming memory has it too."""
     if len(streaming_steps(report)):
         for trace in figure.data:

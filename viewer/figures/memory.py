@@ -18,6 +18,7 @@ from plotly.subplots import make_subplots
 from profiler.held_memory import FIRST_SHAPE
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
+from viewer.figures.drawing import Drawing, vertical
 from viewer.figures.legend import legend_above
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
@@ -572,7 +573,7 @@ def headroom(
     theme: Theme,
     ipus: np.ndarray | None = None,
     what: str = "fullest tile",
-) -> go.Figure:
+) -> Drawing:
     """Memory used on the fullest tile of each IPU, against what a tile has.
 
     ``ipus`` are the IPUs of the entries; by default they count up from IPU 0. ``what``: what else
@@ -581,44 +582,42 @@ def headroom(
     shown = np.arange(len(fullest)) if ipus is None else ipus
     labels = [f"IPU {ipu}" for ipu in shown.tolist()]
     over = fullest > limit
-    figure = go.Figure(
-        go.Bar(
-            x=fullest / KIB,
-            y=labels,
-            orientation="h",
-            marker={"color": np.where(over, theme.limit, theme.accent), "line": {"width": 0}},
-            text=[f" {value / KIB:,.0f} KiB, {units.percent(value / limit)}" for value in fullest],
-            textposition="auto",
-            insidetextfont={"size": 12, "color": text_on(theme.accent)},
-            outsidetextfont={"size": 12},
-            hovertemplate=f"%{{y}}: {what} %{{x:.1f}} KiB<extra></extra>",
-        )
+    bars = {
+        "type": "bar",
+        "x": fullest / KIB,
+        "y": labels,
+        "orientation": "h",
+        "marker": {"color": np.where(over, theme.limit, theme.accent), "line": {"width": 0}},
+        "text": [f" {value / KIB:,.0f} KiB, {units.percent(value / limit)}" for value in fullest],
+        "textposition": "auto",
+        "insidetextfont": {"size": 12, "color": text_on(theme.accent)},
+        "outsidetextfont": {"size": 12},
+        "hovertemplate": f"%{{y}}: {what} %{{x:.1f}} KiB<extra></extra>",
+    }
+    note = {
+        "x": limit / KIB,
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "xanchor": "right",
+        "text": f"a tile has {limit / KIB:,.0f} KiB",
+        "showarrow": False,
+        "font": {"size": 11, "color": theme.limit},
+    }
+    layout = theme.frame(
+        72 + 30 * max(1, len(labels)),
+        bargap=0.25,
+        margin={"l": 64, "r": 16, "t": 22, "b": 44},
+        xaxis={
+            "title": {"text": f"{what}, KiB"},
+            "range": [0, max(limit, fullest.max(initial=0)) / KIB],
+        },
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        showlegend=False,
+        shapes=[vertical(limit / KIB, {"color": theme.limit, "width": 1.5, "dash": "dash"})],
+        annotations=[note],
     )
-    figure.add_vline(x=limit / KIB, line={"color": theme.limit, "width": 1.5, "dash": "dash"})
-    figure.add_annotation(
-        x=limit / KIB,
-        y=1,
-        yref="paper",
-        yanchor="bottom",
-        xanchor="right",
-        text=f"a tile has {limit / KIB:,.0f} KiB",
-        showarrow=False,
-        font={"size": 11, "color": theme.limit},
-    )
-    figure.update_layout(
-        theme.layout(
-            72 + 30 * max(1, len(labels)),
-            bargap=0.25,
-            margin={"l": 64, "r": 16, "t": 22, "b": 44},
-            xaxis={
-                "title": {"text": f"{what}, KiB"},
-                "range": [0, max(limit, fullest.max(initial=0)) / KIB],
-            },
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
-            showlegend=False,
-        )
-    )
-    return figure
+    return Drawing([bars], layout)
 
 
 def _middles(bounds: tuple[int, int], count: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from profiler import Report, analysis
 from profiler.analysis import critical_path
 from viewer.figures import memory, pipeline, theme, waterfall
+from viewer.figures.drawing import Drawing
 from viewer.figures.pipeline import Lanes
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
@@ -24,15 +25,12 @@ class Figures:
 
     def pipeline(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What each IPU works on, from ramp-up to ramp-down, and the critical path."""
-        return self._carded(
-            pipeline.pipeline(self._lanes(run, iteration), self._clock, self._theme)
-        )
+        lanes = self._lanes(run, iteration)
+        return self._carded(pipeline.drawing(lanes, self._clock, self._theme))
 
     def busy(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """Where each IPU's cycles go."""
-        return self._carded(
-            pipeline.busy(self._lanes(run, iteration), self._clock, self._theme).checked()
-        )
+        return self._carded(pipeline.busy(self._lanes(run, iteration), self._clock, self._theme))
 
     def stages(self) -> go.Figure:
         """Cycles of a micro-batch on each stage."""
@@ -65,9 +63,10 @@ class Figures:
         limit = report.target.bytes_per_tile
         return self._carded(memory.heat_map(values, *bounds, program, limit, self._theme))
 
-    def _carded(self, figure: go.Figure) -> go.Figure:
+    def _carded(self, figure: go.Figure | Drawing) -> go.Figure:
         """On a card of its own: a page that is not ours may have any colour behind it."""
-        return figure.update_layout(paper_bgcolor=self._theme.card)
+        plotly = figure.checked() if isinstance(figure, Drawing) else figure
+        return plotly.update_layout(paper_bgcolor=self._theme.card)
 
     def _lanes(self, run: int, iteration: int) -> Lanes:
         report = self._report

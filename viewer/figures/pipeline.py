@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from profiler import records
 from profiler.analysis import critical_path
@@ -25,7 +24,7 @@ from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed, as_narrow
 from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
-from viewer.figures.drawing import Drawing
+from viewer.figures.drawing import Drawing, vertical
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import DRAWN, WIDE, Canvas, look
@@ -399,18 +398,6 @@ def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
     return f"<b>{lane.name}</b>{small}"
 
 
-def pipeline(
-    lanes: Lanes,
-    clock: Clock,
-    theme: Theme,
-    window: tuple[float, float] | None = None,
-    pixels: int = PIXELS,
-    follow: int | None = None,
-) -> go.Figure:
-    """`drawing` as plotly's figure."""
-    return drawing(lanes, clock, theme, window, pixels, follow).checked()
-
-
 def drawing(
     lanes: Lanes,
     clock: Clock,
@@ -556,7 +543,7 @@ def _stage(row: Any, between: str, most: int) -> str:
     return f"stage {row.stage}{between}{blocks}" if blocks else f"stage {row.stage}"
 
 
-def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
+def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     """Cycles of a micro-batch in each stage, which rebalancing should make equal.
 
     With many stages, adjacent ones of equal cycles share one bar.
@@ -565,16 +552,15 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     if len(stages) > FEW:
         stages = _alike(stages)
     labels = [_stage(row, " · ", 26) for row in rows_of(stages)]
-    figure = go.Figure(
-        layout=theme.layout(
-            92 + 30 * max(1, len(labels)),
-            barmode="stack",
-            bargap=0.25,
-            margin={"l": 64, "r": 88, "t": 46, "b": 44},
-            xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
-        )
+    layout = theme.frame(
+        92 + 30 * max(1, len(labels)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 88, "t": 46, "b": 44},
+        xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
     )
+    bars: list[dict[str, Any]] = []
     parts = {
         Direction.FORWARD: "forward_cycles",
         Direction.RECOMPUTE: "recompute_cycles",
@@ -588,45 +574,51 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
         if not cycles.any():
             continue
         code = themes.NAMES.index(name)
-        figure.add_bar(
-            name=name,
-            x=cycles * clock.scale,
-            y=labels,
-            orientation="h",
-            marker=_marker(code, theme),
-            customdata=[
-                f"{label}: {name}<br>{clock.both(c)}"
-                for label, c in zip(labels, cycles, strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+        bars.append(
+            {
+                "type": "bar",
+                "name": name,
+                "x": cycles * clock.scale,
+                "y": labels,
+                "orientation": "h",
+                "marker": _marker(code, theme),
+                "customdata": [
+                    f"{label}: {name}<br>{clock.both(c)}"
+                    for label, c in zip(labels, cycles, strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
         )
+    figure = Drawing(bars, layout)
     if len(total):
-        figure.add_vline(
-            x=mean * clock.scale, line={"color": theme.text, "dash": "dot", "width": 1}
-        )
-        figure.add_annotation(
-            x=mean * clock.scale,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            text=f"mean {clock.short(mean)}",
-            showarrow=False,
-            font={"size": 11, "color": theme.muted},
-        )
-        for label, cycles in zip(labels, total, strict=True):
-            figure.add_annotation(
-                x=1,
-                xref="paper",
-                y=label,
-                text=f"{cycles / mean if mean else 0:.2f} × mean",
-                showarrow=False,
-                xanchor="left",
-                xshift=8,
-                font={
-                    "size": 11,
-                    "color": theme.limit if cycles == total.max() > mean else theme.muted,
-                },
-            )
+        at, line = mean * clock.scale, {"color": theme.text, "dash": "dot", "width": 1}
+        notes = [
+            {
+                "x": at,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "text": f"mean {clock.short(mean)}",
+                "showarrow": False,
+                "font": {"size": 11, "color": theme.muted},
+            },
+            *(
+                {
+                    "x": 1,
+                    "xref": "paper",
+                    "y": label,
+                    "text": f"{cycles / mean if mean else 0:.2f} × mean",
+                    "showarrow": False,
+                    "xanchor": "left",
+                    "xshift": 8,
+                    "font": {
+                        "size": 11,
+                        "color": theme.limit if cycles == total.max() > mean else theme.muted,
+                    },
+                }
+                for label, cycles in zip(labels, total, strict=True)
+            ),
+        ]
         legend = {
             "x": 1,
             "xanchor": "right",
@@ -635,7 +627,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
             "yanchor": "top",
             "traceorder": "normal",
         }
-        figure.update_layout(legend=legend)
+        figure.update_layout(legend=legend, shapes=[vertical(at, line)], annotations=notes)
     return figure
 
 

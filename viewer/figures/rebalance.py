@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
+from viewer.figures.drawing import Drawing, vertical
 from viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
@@ -37,7 +37,7 @@ _KIND = {
 
 def stages(
     costs: Costs, prediction: Prediction, profiled: int, clock: Clock, theme: Theme
-) -> go.Figure:
+) -> Drawing:
     """One bar per stage, made of its Blocks; costs of no Block (stash, recomputation) at its end.
 
     With many stages, adjacent ones whose Blocks take the same cycles share one bar. ``profiled`` is
@@ -67,57 +67,56 @@ def stages(
         if rest > 0:
             hover = f"recomputation and stash<br>{clock.both(rest)}"
             rests.append((label, rest, done, "", hover))
-    figure = go.Figure()
-    for colour, several in zip(_SHADES[theme.name], bars, strict=True):
-        line = {"width": 1, "color": theme.card}
-        _add_bars(figure, several, {"color": colour, "line": line}, clock, text_on(colour))
+    looks = [
+        ({"color": one, "line": {"width": 1, "color": theme.card}}, text_on(one))
+        for one in _SHADES[theme.name]
+    ]
     stroke = {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6}
-    _add_bars(figure, rests, {"color": theme.line, "pattern": stroke}, clock)
-    if costs.pipelined:
-        figure.add_vline(
-            x=profiled * clock.scale,
-            line={"color": theme.limit, "dash": "dash", "width": 1.5},
-            annotation={
-                "text": f"slowest as profiled {clock.short(profiled)}",
-                "font": {"size": 11, "color": theme.limit},
-                "yanchor": "bottom",
-                "xanchor": "right",
-            },
-        )
+    looks.append(({"color": theme.line, "pattern": stroke}, ""))
+    drawn = [
+        _bars(several, marker, clock, colour)
+        for several, (marker, colour) in zip([*bars, rests], looks, strict=True)
+        if several
+    ]
     top = max(profiled, int(prediction.stage_cycles.max())) * 1.04 * clock.scale
-    figure.update_layout(
-        theme.layout(
-            104 + 40 * len(labels),
-            barmode="overlay",
-            bargap=0.22,
-            uniformtext={"minsize": 9, "mode": "hide"},
-            margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
-            xaxis={
-                "title": {"text": f"{clock.unit} a micro-batch"},
-                "range": [0, top],
-            },
-            yaxis={
-                "autorange": "reversed",
-                "type": "category",
-                "categoryorder": "array",
-                "categoryarray": labels,
-                "showgrid": False,
-            },
-        )
+    layout = theme.frame(
+        104 + 40 * len(labels),
+        barmode="overlay",
+        bargap=0.22,
+        uniformtext={"minsize": 9, "mode": "hide"},
+        margin={"l": 64, "r": 16, "t": 46, "b": 44},  # the toolbar above the line's name
+        xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "range": [0, top]},
+        yaxis={
+            "autorange": "reversed",
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": labels,
+            "showgrid": False,
+        },
     )
-    return figure
+    if costs.pipelined:
+        at, line = profiled * clock.scale, {"color": theme.limit, "dash": "dash", "width": 1.5}
+        note = {
+            "x": at,
+            "y": 1,
+            "yref": "y domain",
+            "text": f"slowest as profiled {clock.short(profiled)}",
+            "showarrow": False,
+            "font": {"size": 11, "color": theme.limit},
+            "yanchor": "bottom",
+            "xanchor": "right",
+        }
+        layout |= {"shapes": [vertical(at, line)], "annotations": [note]}
+    return Drawing(drawn, layout)
 
 
-def _add_bars(
-    figure: go.Figure,
-    bars: list[tuple[str, int, int, str, str]],
-    marker: dict[str, Any],
-    clock: Clock,
-    colour: str = "",
-) -> None:
-    """Bars of one look: the label, cycles, where they begin, the text on them and for hovering."""
-    if not bars:
-        return
+def _bars(
+    bars: list[tuple[str, int, int, str, str]], marker: dict[str, Any], clock: Clock, colour: str
+) -> dict[str, Any]:
+    """Bars of one look: the label, cycles, where they begin, the text on them and for hovering.
+
+    ``colour``: of the text; none is written without one.
+    """
     labels, cycles, begin, text, hover = zip(*bars, strict=True)
     written = {
         "text": as_array(text),
@@ -126,17 +125,18 @@ def _add_bars(
         "textangle": 0,
         "textfont": {"color": colour, "size": 12},
     }
-    figure.add_bar(
-        y=as_array(labels),
-        x=np.array(cycles) * clock.scale,
-        base=np.array(begin) * clock.scale,
-        orientation="h",
-        marker=marker,
-        customdata=as_array(hover),
-        hovertemplate="%{customdata}<extra></extra>",
-        showlegend=False,
+    return {
+        "type": "bar",
+        "y": as_array(labels),
+        "x": np.array(cycles) * clock.scale,
+        "base": np.array(begin) * clock.scale,
+        "orientation": "h",
+        "marker": marker,
+        "customdata": as_array(hover),
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "showlegend": False,
         **(written if colour else {}),
-    )
+    }
 
 
 def _alike(costs: Costs, prediction: Prediction) -> list[list[int]]:
@@ -172,7 +172,7 @@ def _name(
 def predicted_lanes(
     costs: Costs, prediction: Prediction, path: CriticalPath | None = None
 ) -> Lanes:
-    """Prepare a predicted schedule for `viewer.figures.pipeline.pipeline`.
+    """Prepare a predicted schedule for `viewer.figures.pipeline.drawing`.
 
     With many lanes, equal ones are folded. ``path``: the critical path, where it is known.
     """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from profiler import records
+from viewer.figures.drawing import Drawing
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock, percent
 
@@ -23,7 +23,7 @@ _COLOURS = {
 }
 
 
-def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
+def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     """Stacked bars, each starting where the one above ends, by phase; they sum to the update.
 
     ``table`` is the result of `profiler.analysis.critical_path.waterfall`.
@@ -32,56 +32,59 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     cycles = table["cycles"].to_numpy()
     before = np.cumsum(cycles) - cycles
     end = max(1, int(cycles.sum())) * clock.scale
-    figure = go.Figure(
-        layout=theme.layout(
-            80 + 30 * max(1, len(causes)),
-            barmode="stack",
-            bargap=0.25,
-            margin={"l": 64, "r": 110, "t": 30, "b": 44},
-            legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
-            xaxis={
-                "title": {"text": clock.title},
-                "range": [0, end],
-                "exponentformat": "SI",
-            },
-            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
-        )
+    layout = theme.frame(
+        80 + 30 * max(1, len(causes)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 110, "t": 30, "b": 44},
+        legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
+        xaxis={
+            "title": {"text": clock.title},
+            "range": [0, end],
+            "exponentformat": "SI",
+        },
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
     )
-    figure.add_bar(
-        meta=SPACER,
-        x=before * clock.scale,
-        y=causes,
-        orientation="h",
-        marker={"color": "rgba(0,0,0,0)"},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    same = {"type": "bar", "y": causes, "orientation": "h"}
+    bars: list[dict[str, Any]] = [
+        {
+            **same,
+            "meta": SPACER,
+            "x": before * clock.scale,
+            "marker": {"color": "rgba(0,0,0,0)"},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    ]
     phases = [*records.PHASES, "waiting"]
     for phase, colour in zip(phases, _COLOURS[theme.name], strict=True):
         if phase not in table.columns:
             continue
         part = table[phase].to_numpy()
-        figure.add_bar(
-            name=phase,
-            x=part * clock.scale,
-            y=causes,
-            orientation="h",
-            marker={"color": colour, "line": {"width": 0}},
-            customdata=[
-                f"{cause}, {phase}<br>{clock.both(one)}"
-                for cause, one in zip(causes, part.tolist(), strict=True)
-            ],
-            hovertemplate="%{customdata}<extra></extra>",
+        bars.append(
+            {
+                **same,
+                "name": phase,
+                "x": part * clock.scale,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "customdata": [
+                    f"{cause}, {phase}<br>{clock.both(one)}"
+                    for cause, one in zip(causes, part.tolist(), strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
         )
-    for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True):
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            y=cause,
-            text=f"{percent(share)} · {clock.short(one)}",
-            showarrow=False,
-            xanchor="left",
-            xshift=8,
-            font={"size": 11, "color": theme.text if share >= 0.2 else theme.muted},
-        )
-    return figure
+    notes = [
+        {
+            "x": 1,
+            "xref": "paper",
+            "y": cause,
+            "text": f"{percent(share)} · {clock.short(one)}",
+            "showarrow": False,
+            "xanchor": "left",
+            "xshift": 8,
+            "font": {"size": 11, "color": theme.text if share >= 0.2 else theme.muted},
+        }
+        for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True)
+    ]
+    return Drawing(bars, {**layout, "annotations": notes})

@@ -12,10 +12,10 @@ from html import unescape
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from dash import html
 
 from viewer.figures import units
+from viewer.figures.drawing import Drawing
 from viewer.figures.waterfall import SPACER
 from viewer.pages import common
 
@@ -23,27 +23,26 @@ _WORDS = 0.3  # of the width: a bar that is shorter has its words behind it
 _TICKS = 6  # at the most
 
 
-def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = "") -> Any:
+def bars_card(title: str, id: str, figure: Drawing, *more: Any, note: str = "") -> Any:
     """A card with a chart of horizontal, stacked bars."""
     return common.card(title, bars(id, figure), *more, note=note, tools=True)
 
 
-def bars(id: str, figure: go.Figure) -> Any:
+def bars(id: str, figure: Drawing) -> Any:
     """The horizontal bars of ``figure`` as elements of the page, with names and end labels.
 
     Vertical lines with an annotation at their place become marks; annotations at the right edge
     become the text behind each bar.
     """
-    # as dictionaries: plotly's objects look a name up anew each time they are asked for it
-    traces = [trace.to_plotly_json() for trace in figure.data if trace.type == "bar"]
+    traces = [trace for trace in figure.data if trace["type"] == "bar"]
     labels = list(dict.fromkeys(label for trace in traces for label in trace["y"]))
     at = {label: position for position, label in enumerate(labels)}
     values = np.zeros((len(traces), len(labels)))
     for index, trace in enumerate(traces):
         values[index, [at[label] for label in trace["y"]]] = np.asarray(trace["x"], dtype=float)
-    span = figure.layout.xaxis.range
+    span = figure.layout["xaxis"].get("range")
     most = float(span[1]) if span else float(values.sum(axis=0).max(initial=0)) * 1.02
-    ends = {note.y: note for note in figure.layout.annotations if note.xref == "paper"}
+    ends = {note["y"]: note for note in _notes(figure) if note.get("xref") == "paper"}
     rows = []
     pieces_of: dict[str, list[Any]] = {label: [] for label in labels}
     for index, trace in enumerate(traces):
@@ -62,9 +61,9 @@ def bars(id: str, figure: go.Figure) -> Any:
         if label in ends:
             cells.append(
                 html.Span(
-                    unescape(ends[label].text),
+                    unescape(ends[label]["text"]),
                     className="end",
-                    style={"color": ends[label].font.color},
+                    style={"color": ends[label]["font"]["color"]},
                 )
             )
         rows.append(html.Div(cells, className="bar"))
@@ -94,15 +93,15 @@ def _outside(pieces: list[Any]) -> list[Any]:
     return moved
 
 
-def _axis(figure: go.Figure, most: float) -> Any:
+def _axis(figure: Drawing, most: float) -> Any:
     """Round numbers under the bars, with their unit."""
-    axis = figure.layout.xaxis
-    if axis.visible is False or not (axis.title.text or axis.ticksuffix):
+    axis = figure.layout["xaxis"]
+    if not _unit(figure):
         return None
     step = 10.0 ** np.floor(np.log10(most / 2)) if most > 0 else 1.0
     step = next(step * times for times in (1, 2, 5, 10, 20) if most / (step * times) <= _TICKS)
     ticks = np.arange(0, most * 1.001, step)
-    suffix = axis.ticksuffix or ""
+    suffix = axis.get("ticksuffix", "")
     marks = [
         html.Span(
             f"{value:g}{suffix}" if suffix else units.cycles(value),
@@ -110,13 +109,13 @@ def _axis(figure: go.Figure, most: float) -> Any:
         )
         for value in ticks.tolist()
     ]
-    title = html.Span(axis.title.text or "", className="title")
+    title = html.Span(axis["title"].get("text", ""), className="title")
     return html.Div([html.Span(), html.Div([html.Div(marks), title])], className="axis")
 
 
-def _unit(figure: go.Figure) -> str:
-    axis = figure.layout.xaxis
-    return str(axis.title.text or axis.ticksuffix or "").strip()
+def _unit(figure: Drawing) -> str:
+    axis = figure.layout["xaxis"]
+    return str(axis["title"].get("text") or axis.get("ticksuffix", "")).strip()
 
 
 def _piece(trace: dict[str, Any], position: int, value: float, most: float) -> Any:
@@ -157,19 +156,24 @@ def _fill(marker: dict[str, Any], position: int) -> dict[str, str]:
     }
 
 
-def _marks(figure: go.Figure, most: float) -> list[Any]:
-    words = {note.x: note for note in figure.layout.annotations if note.yref == "paper"}
+def _marks(figure: Drawing, most: float) -> list[Any]:
+    words = {note["x"]: note for note in _notes(figure) if note.get("yref") == "paper"}
     marks = []
-    for shape in figure.layout.shapes:
-        share = 100 * float(shape.x0) / most
-        note = words.get(shape.x0)
+    for shape in figure.layout.get("shapes", ()):
+        share = 100 * float(shape["x0"]) / most
+        note = words.get(shape["x0"])
         text = html.Span(
-            unescape(note.text) if note else "", className="left" if share > 50 else ""
+            unescape(note["text"]) if note else "", className="left" if share > 50 else ""
         )
         line = {
             "left": f"{share:.4f}%",
-            "borderColor": shape.line.color,
-            "color": note.font.color if note else None,
+            "borderColor": shape["line"]["color"],
+            "color": note["font"]["color"] if note else None,
         }
         marks.append(html.Div(html.Div(text, className="mark", style=line), className="marks"))
     return marks
+
+
+def _notes(figure: Drawing) -> list[dict[str, Any]]:
+    notes: list[dict[str, Any]] = figure.layout.get("annotations", [])
+    return notes

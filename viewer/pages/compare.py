@@ -114,7 +114,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             default=1.0,
         )
         for figure in stages:  # on one scale, so that bars can be compared
-            figure.update_xaxes(range=[0, 1.02 * most])
+            figure.update_layout(xaxis={"range": [0, 1.02 * most]})
         lanes = [
             with_steps(profiles, report, 0, 0, lanes_of(profiles, report, 0, 0))
             if len(report.runs)
@@ -128,7 +128,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             (
                 common.nothing(theme, "it holds no schedule")
                 if lane is None
-                else pipeline_figures.pipeline(
+                else pipeline_figures.drawing(
                     lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
                 )
             )

@@ -285,7 +285,7 @@ def _cycles(view: View) -> Any:
         path=waits.chain(view.profiles, report, 0, 0),
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
-    figure = with_streams(figure.checked(), report)
+    figure = with_streams(figure, report)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
     return bars_card(
         "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."
