@@ -58,6 +58,11 @@ def counted(report: Report, profiles: Profiles) -> Drawing:
     return counters.drawn(of, rows.end, rows.origin, 1472, CLOCK, LIGHT)
 
 
+def busy(report: Report, profiles: Profiles) -> Drawing:
+    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    return trace.overview(rows, CLOCK, DARK)
+
+
 def empty(report: Report, profiles: Profiles) -> Drawing:
     return counters.nothing("There are none: none were counted.", LIGHT)
 
@@ -87,10 +92,10 @@ def split(report: Report, profiles: Profiles) -> Drawing:
 
 
 TIMELINES = [lanes, steps, flames, counted, empty]
-BARS = [spent, stages, waits, tiles, split]
+OTHERS = [spent, stages, waits, tiles, split, busy]
 
 
-@pytest.mark.parametrize("draw", TIMELINES + BARS)
+@pytest.mark.parametrize("draw", TIMELINES + OTHERS)
 def test_what_is_sent_is_what_plotly_accepts_and_sends(
     report: Report, draw: Callable[[Report, Profiles], Drawing]
 ) -> None:

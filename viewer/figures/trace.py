@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from profiler import records
 from profiler.executed import Names, Spent
@@ -334,7 +333,7 @@ def _drawn(
     return canvas
 
 
-def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> go.Figure:
+def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> Drawing:
     """The whole time in small: the share of it not spent waiting."""
     bins = min(pixels // 2, max(1, rows.end))
     edges = np.linspace(0, max(1, rows.end), bins + 1)
@@ -348,36 +347,33 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
         )
     share = 100 * busy / max(1, counted) / np.diff(edges)
     middle = (edges[:-1] + edges[1:]) / 2 * clock.scale
-    figure = go.Figure(
-        go.Scatter(
-            x=middle,
-            y=share,
-            mode="lines",
-            line={"width": 0, "color": theme.accent},
-            fill="tozeroy",
-            fillcolor=theme.accent,
-            opacity=0.8,
-            hovertemplate="%{y:.0f}% busy<extra></extra>",
-        )
+    line = {
+        "type": "scatter",
+        "x": middle,
+        "y": share,
+        "mode": "lines",
+        "line": {"width": 0, "color": theme.accent},
+        "fill": "tozeroy",
+        "fillcolor": theme.accent,
+        "opacity": 0.8,
+        "hovertemplate": "%{y:.0f}% busy<extra></extra>",
+    }
+    layout = theme.frame(
+        84,
+        margin={"l": left_margin(rows), "r": 16, "t": 10, "b": 22},  # as the rows below have it
+        xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
+        yaxis={
+            "range": [0, 100],
+            "tickvals": [0, 100],
+            "ticktext": ["0%", "100%"],
+            "fixedrange": True,
+            "showgrid": False,
+        },
+        dragmode="select",
+        selectdirection="h",
+        showlegend=False,
     )
-    figure.update_layout(
-        theme.layout(
-            84,
-            margin={"l": left_margin(rows), "r": 16, "t": 10, "b": 22},  # as the rows below have it
-            xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
-            yaxis={
-                "range": [0, 100],
-                "tickvals": [0, 100],
-                "ticktext": ["0%", "100%"],
-                "fixedrange": True,
-                "showgrid": False,
-            },
-            dragmode="select",
-            selectdirection="h",
-            showlegend=False,
-        )
-    )
-    return figure
+    return Drawing([line], layout)
 
 
 def by_activity(
