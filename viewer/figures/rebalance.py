@@ -71,8 +71,10 @@ def stages(
         ({"color": one, "line": {"width": 1, "color": theme.card}}, text_on(one))
         for one in _SHADES[theme.name]
     ]
-    stroke = {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6}
-    looks.append(({"color": theme.line, "pattern": stroke}, ""))
+    hatch = {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6}
+    frame = {"width": 0.5, "color": theme.muted}
+    rest = {"color": theme.line, "pattern": {**hatch, "solidity": 0.2}, "line": frame}
+    looks.append((rest, ""))
     drawn = [
         _bars(several, marker, clock, colour)
         for several, (marker, colour) in zip([*bars, rests], looks, strict=True)
