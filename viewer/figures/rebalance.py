@@ -67,14 +67,14 @@ def stages(
         if rest > 0:
             hover = f"recomputation and stash<br>{clock.both(rest)}"
             rests.append((label, rest, done, "", hover))
-    looks = [
+    looks: list[tuple[dict[str, Any], str]] = [
         ({"color": one, "line": {"width": 1, "color": theme.card}}, text_on(one))
         for one in _SHADES[theme.name]
     ]
     hatch = {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6}
     frame = {"width": 0.5, "color": theme.muted}
-    rest = {"color": theme.line, "pattern": {**hatch, "solidity": 0.2}, "line": frame}
-    looks.append((rest, ""))
+    hatched = {"color": theme.line, "pattern": {**hatch, "solidity": 0.2}, "line": frame}
+    looks.append((hatched, ""))
     drawn = [
         _bars(several, marker, clock, colour)
         for several, (marker, colour) in zip([*bars, rests], looks, strict=True)
