@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -260,6 +261,8 @@ def _named(args: argparse.Namespace) -> list[str]:
 
 def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    if args.profile_dir is not None:
+        _writable(args.profile_dir)
     if args.target is not None:
         os.environ[TARGET_VARIABLE] = machine.target(args.target).name
     if args.placement is not None:
@@ -276,6 +279,17 @@ def _set_environment(args: argparse.Namespace, program: Program) -> None:
         os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
     if args.profile_dir is not None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
+
+
+def _writable(directory: str) -> None:
+    """Make the directory. Error where nothing can be written there: said before the training."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        words = f"no profile can be written there ({error.strerror}); choose another --profile-dir"
+        raise Error(f"{directory}: {words}") from error
 
 
 def _with_autoreport(directory: str) -> str:

@@ -173,6 +173,19 @@ def test_a_misspelt_name_meets_the_one_that_was_meant(tmp_path: Path) -> None:
     assert process.returncode == 2 and "did you mean '--profile-dir'?" in process.stderr
 
 
+def test_a_place_for_profiles_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "script.py", "print('ran')\n")
+    write(tmp_path / "file", "")
+    process = ipu_run("--profile-dir", "file/out", "script.py", cwd=tmp_path)
+    assert process.returncode == 2 and "ran" not in process.stdout
+    assert process.stderr.splitlines() == [
+        "ipu-run: error: file/out: no profile can be written there (Not a directory);"
+        " choose another --profile-dir"
+    ]
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
