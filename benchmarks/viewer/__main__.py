@@ -48,8 +48,9 @@ _REDRAWN = """
   let answered = false;
   const watch = () => {
     const now = new URLSearchParams(window.location.search);
-    const range = plot.layout.xaxis.range, scale = (plot.layout.meta || {}).scale || 1;
-    const near = Math.abs(range[0] / scale - Number(now.get('from'))) < 2;
+    const range = plot.layout.xaxis.range, meta = plot.layout.meta || {};
+    const from = Number(now.get((meta.x || ['from'])[0]));
+    const near = Math.abs(range[0] / (meta.scale || 1) - from) < 2;
     if (window.location.search !== query && near) { answered = true; }
   };
   plot.on('plotly_afterplot', () => {
