@@ -91,8 +91,14 @@ def split(report: Report, profiles: Profiles) -> Drawing:
     return rebalance.stages(costs, found, int(found.stage_cycles.max()), CLOCK, LIGHT)
 
 
+def heat(report: Report, profiles: Profiles) -> Drawing:
+    values, program = report.liveness_map(1, shape=(40, 24)), report.program_steps(1)
+    bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
+    return memory.heat_map(values, *bounds, program, report.target.bytes_per_tile, LIGHT)
+
+
 TIMELINES = [lanes, steps, flames, counted, empty]
-OTHERS = [spent, stages, waits, tiles, split, busy]
+OTHERS = [spent, stages, waits, tiles, split, busy, heat]
 
 
 @pytest.mark.parametrize("draw", TIMELINES + OTHERS)

@@ -278,7 +278,7 @@ def test_the_heat_map_shows_the_bytes_of_the_report(report: Report) -> None:
     program = report.program_steps(0)
     figure = memory.heat_map(
         values, (0, len(values)), (0, values.shape[1]), program, 638_976, theme.LIGHT
-    )
+    ).checked()
     drawn = np.array(figure.data[0].z)
     assert np.allclose(drawn * 1024, values.T, rtol=1e-6)
     assert figure.data[0].x[0] == 0.5
@@ -445,8 +445,8 @@ def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Re
 def test_steps_of_any_direction_and_of_none_stand_out_from_the_card(colours: theme.Theme) -> None:
     program = {"position": [0, 1, 2], "direction": ["", "forward", ""]}
     bars = memory._directions({k: np.array(v) for k, v in program.items()}, (0, 3), colours)
-    assert {bar.name for bar in bars} == {"copies and waits", "forward"}
-    assert all(theme.contrast(bar.marker.color, colours.card) >= 3 for bar in bars)
+    assert {bar["name"] for bar in bars} == {"copies and waits", "forward"}
+    assert all(theme.contrast(bar["marker"]["color"], colours.card) >= 3 for bar in bars)
 
 
 @pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])

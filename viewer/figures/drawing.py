@@ -1,4 +1,4 @@
-"""Figures as plain JSON, which plotly does not check: those redrawn at each zoom, and bars.
+"""Figures as plain JSON, which plotly does not check: those redrawn at a zoom, and bars.
 
 plotly's graph objects check and copy each property several times, which takes longer than to find
 out what is drawn. `Drawing.checked` makes one of them, for notebooks and files.
@@ -68,5 +68,6 @@ def _sent(value: Any) -> Any:
         return [_sent(one) for one in value]
     if isinstance(value, np.ndarray) and value.size and str(value.dtype) in _TYPES:
         data = base64.b64encode(value.tobytes()).decode("ascii")
-        return {"dtype": _TYPES[str(value.dtype)], "bdata": data}
+        rows = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
+        return {"dtype": _TYPES[str(value.dtype)], "bdata": data, **rows}
     return value

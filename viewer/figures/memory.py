@@ -33,6 +33,7 @@ MIB = 1024 * 1024
 FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#cc4f8f"  # what is of the other of two profiles
 MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
+_HEAT, _STRIP = 0.921, 0.059  # heights in a figure: of the map, and of what its steps are for
 HEAT_SHAPE = FIRST_SHAPE  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
@@ -80,7 +81,7 @@ def heat_map(
     theme: Theme,
     to_limit: bool = False,
     scale: tuple[float, float] | None = None,
-) -> go.Figure:
+) -> Drawing:
     """Live bytes over tiles and program steps, with the purpose of the steps beneath.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
@@ -88,68 +89,60 @@ def heat_map(
     or a mapping. ``scale`` is the minimum and maximum in bytes over all maps that are compared
     (default: this map's own).
     """
-    figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
-    )
-    x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
     least, most = scale or (float(values.min(initial=0)), float(values.max(initial=0)))
     over = most > limit
     top = max(most, limit) / KIB if to_limit or over else max(1.0, most / KIB)
-    figure.add_trace(
-        go.Heatmap(
-            z=(values.T / KIB).astype(np.float32),
-            x=x,
-            y=y,
-            zmin=0 if to_limit or over else least / KIB,
-            zmax=top,
-            colorscale=colours_to(most, limit),
-            colorbar={
-                "title": {
-                    "text": "KiB",
-                    "side": "top",
-                    "font": {"size": 12},
-                },  # at its side: over numbers
-                "thickness": 14,
-                "len": 0.94,
-                "y": 1,
-                "yanchor": "top",
-                "outlinewidth": 0,
-            },
-            hovertemplate="step %{x:.0f}, tile %{y:.0f}<br>%{z:.1f} KiB live<extra></extra>",
-        ),
-        row=1,
-        col=1,
+    colours = {
+        # at its side the title would be over numbers
+        "title": {"text": "KiB", "side": "top", "font": {"size": 12}},
+        "thickness": 14,
+        "len": 0.94,
+        "y": 1,
+        "yanchor": "top",
+        "outlinewidth": 0,
+    }
+    heat = {
+        "type": "heatmap",
+        "z": (values.T / KIB).astype(np.float32),
+        "x": _middles(steps, values.shape[0]),
+        "y": _middles(tiles, values.shape[1]),
+        "zmin": 0 if to_limit or over else least / KIB,
+        "zmax": top,
+        "colorscale": colours_to(most, limit),
+        "colorbar": colours,
+        "hovertemplate": "step %{x:.0f}, tile %{y:.0f}<br>%{z:.1f} KiB live<extra></extra>",
+    }
+    plain_axis = {"showgrid": False, "zeroline": False, "ticks": ""}
+    layout = theme.frame(
+        502,
+        barmode="overlay",
+        margin={"l": 72, "r": 16, "t": 30, "b": 76},  # the toolbar stands above the colours
+        legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
+        xaxis={**plain_axis, "range": list(steps), "matches": "x2", "showticklabels": False},
+        xaxis2={
+            **plain_axis,
+            "range": list(steps),
+            "title": {"text": "program step"},
+            "anchor": "y2",
+        },
+        yaxis={
+            **plain_axis,
+            "range": list(tiles),
+            "title": {"text": "tile"},
+            "domain": [1 - _HEAT, 1],
+        },
+        yaxis2={
+            "range": [0, 1],
+            "fixedrange": True,
+            "showticklabels": False,
+            "showgrid": False,
+            "domain": [0, _STRIP],
+            "anchor": "x2",
+        },
     )
-    for trace in _directions(program, steps, theme):
-        figure.add_trace(trace, row=2, col=1)
-    figure.update_layout(
-        theme.layout(
-            502,
-            barmode="overlay",
-            margin={"l": 72, "r": 16, "t": 30, "b": 76},  # the toolbar stands above the colours
-            legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
-            xaxis={"range": list(steps), "showgrid": False, "zeroline": False},
-            xaxis2={
-                "range": list(steps),
-                "title": {"text": "program step"},
-                "showgrid": False,
-                "zeroline": False,
-            },
-            yaxis={
-                "range": list(tiles),
-                "title": {"text": "tile"},
-                "showgrid": False,
-                "zeroline": False,
-            },
-            yaxis2={
-                "range": [0, 1],
-                "fixedrange": True,
-                "showticklabels": False,
-                "showgrid": False,
-            },
-        )
-    )
-    return figure
+    below = {"xaxis": "x2", "yaxis": "y2"}
+    strip = [{**one, **below} for one in _directions(program, steps, theme)]
+    return Drawing([heat, *strip], layout)
 
 
 def extremes(values: np.ndarray, most: int) -> np.ndarray:
@@ -645,7 +638,7 @@ def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
 
 def _directions(
     program: Mapping[str, np.ndarray] | pd.DataFrame, steps: tuple[int, int], theme: Theme
-) -> list[go.Bar]:
+) -> list[dict[str, Any]]:
     """Runs of steps of the same direction, as bars of height 1."""
     position = np.asarray(program["position"])
     shown = (position >= steps[0]) & (position < steps[1])
@@ -656,23 +649,25 @@ def _directions(
     first = np.flatnonzero(np.append(True, np.diff(code) != 0))
     start = position[first].astype(np.float64)
     stop = np.append(start[1:], position[-1] + 1)
-    bars: list[go.Bar] = []
+    bars: list[dict[str, Any]] = []
     for value in sorted(set(code.tolist())):
         runs = code[first] == value
         activity = ACTIVITIES[value if value >= 0 else WAITING]
+        name = activity.name if value >= 0 else "copies and waits"
+        # the fill of waiting is nearly that of the card
+        colour = (activity.colour if value >= 0 else activity.edge)(theme)
         bars.append(
-            go.Bar(
-                base=start[runs],
-                x=(stop - start)[runs],
-                y=np.full(int(runs.sum()), 0.5),
-                width=1.0,
-                orientation="h",
-                name=activity.name if value >= 0 else "copies and waits",
-                # the fill of waiting is nearly that of the card
-                marker=_plain_marker((activity.colour if value >= 0 else activity.edge)(theme)),
-                hovertemplate=(activity.name if value >= 0 else "copies and waits")
-                + "<extra></extra>",
-            )
+            {
+                "type": "bar",
+                "base": start[runs],
+                "x": (stop - start)[runs],
+                "y": np.full(int(runs.sum()), 0.5),
+                "width": 1.0,
+                "orientation": "h",
+                "name": name,
+                "marker": _plain_marker(colour),
+                "hovertemplate": f"{name}<extra></extra>",
+            }
         )
     return bars
 
