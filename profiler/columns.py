@@ -5,7 +5,7 @@ Most questions need few of a large table's columns, and texts cost the most to r
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
@@ -78,11 +78,10 @@ class Columns(Mapping[str, np.ndarray]):
                 self._coded[name] = known or _distinct(self[name])
             return self._coded[name]
 
-    def equals(self, name: str, word: str) -> np.ndarray:
-        """Which rows have this text in a column."""
-        places, words = self.coded(name)
-        there = np.flatnonzero(words == word)
-        return places == there[0] if len(there) else np.zeros(len(places), dtype=bool)
+    def equals(self, name: str, *words: str) -> np.ndarray:
+        """Which rows have one of these texts in a column."""
+        places, known = self.coded(name)
+        return among(words, places, known.tolist())
 
     def read(self, *names: str) -> None:
         """Read these columns (default: all) in one go, quicker than one after the other."""
@@ -101,6 +100,12 @@ class Columns(Mapping[str, np.ndarray]):
                 for name in missing:
                     self._read.pop(name, None)
                 raise
+
+
+def among(words: Collection[str], places: np.ndarray, known: Iterable[str]) -> np.ndarray:
+    """Which rows have one of these texts: of ``known``, those at the rows' places; -1: none."""
+    wanted: np.ndarray = np.array([*(word in words for word in known), False])
+    return wanted[places]
 
 
 def _distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

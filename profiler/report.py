@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from profiler import held, held_memory, integrity, kept, liveness, records, seal, trace
-from profiler.columns import Check, Columns
+from profiler.columns import Check, Columns, among
 from profiler.executed import Executed, Named, Names, Spent, spent
 from profiler.lazy import cached_property
 from profiler.liveness import Peaks, Totals, resampled
@@ -302,22 +302,17 @@ class Report:
         """
 
         def make() -> np.ndarray:
-            place, known = self._coded_steps(name)
-            wanted: np.ndarray = np.array([*(word in words for word in known), False])
-            return self._in_order(wanted[place])
+            if name == "kind":
+                chosen = among(words, *self._kinds_of_steps)
+            elif name == "direction":
+                body = self._table(records.Body)
+                of_body = body.equals(name, *words)
+                chosen = _lookup(self._steps["body"], body["id"], of_body, False)
+            else:
+                chosen = self._steps.equals(name, *words)
+            return self._in_order(chosen)
 
         return self._keep(("steps with", name, words), make)
-
-    def _coded_steps(self, name: str) -> tuple[np.ndarray, Sequence[str]]:
-        """As `Columns.coded`, in the order of the steps' table; place -1: of no text."""
-        if name == "kind":
-            return self._kinds_of_steps
-        if name == "direction":
-            body = self._table(records.Body)
-            place, known = body.coded("direction")
-            return _lookup(self._steps["body"], body["id"], place, -1), known.tolist()
-        place, known = self._steps.coded(name)
-        return place, known.tolist()
 
     def steps_of_ipu(self, ipu: int, *names: str) -> dict[str, np.ndarray]:
         """`steps_in_order` of one IPU: several columns by name, of its steps by position."""

@@ -36,7 +36,7 @@ from profiler.rebalance.known_split import known_split
 from profiler.report import PREDICTED_NOTE
 from profiler.units import sentence
 from viewer.figures import memory, pipeline, theme, units
-from viewer.figures.drawing import Drawing
+from viewer.figures.drawing import Drawing, as_plotly
 from viewer.figures.legend import with_streams
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
@@ -296,8 +296,7 @@ def _pace(report: Report) -> str:
 
 
 def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> dict[str, go.Figure]:
-    drawn = {name: draw(one) for name, one in theme.THEMES.items()}
-    return {name: one.checked() if isinstance(one, Drawing) else one for name, one in drawn.items()}
+    return {name: as_plotly(draw(one)) for name, one in theme.THEMES.items()}
 
 
 def _ops(report: Report) -> Section:

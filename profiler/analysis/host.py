@@ -54,9 +54,8 @@ def _transfers(report: Report) -> pd.DataFrame:
     import pandas as pd
 
     report.columns_of(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
-    purpose, kind = map(report.steps_in_order, ("purpose", "type"))
-    moves = np.logical_or.reduce([purpose == way for way in _WAYS])
-    rows = np.flatnonzero(moves & (kind == records.STREAM_COPY_MID))
+    moves = report.steps_with("purpose", *_WAYS)
+    rows = np.flatnonzero(moves & report.steps_with("type", records.STREAM_COPY_MID))
     names = ("step", "ipu", "purpose", "name")
     return pd.DataFrame({name: report.steps_in_order(name)[rows] for name in names})
 

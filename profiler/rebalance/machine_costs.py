@@ -44,7 +44,7 @@ class MachineCosts:
             return number(meta, key, before[key])
 
         bodies = report.columns_of(records.Body)
-        syncs = bodies["cycles"][bodies["task"] == BodyTask.SYNC]
+        syncs = bodies["cycles"][bodies.equals("task", BodyTask.SYNC)]
         rate = number(meta, "link_bytes_per_cycle", 0) or 1.0
         return cls(
             tiles=target.tiles_per_ipu,

@@ -217,6 +217,22 @@ def test_the_program_lists_parents_before_children_and_siblings_in_order(report)
     assert sorted(seen) == list(range(len(program)))
 
 
+@pytest.mark.parametrize("name", ["purpose", "type", "kind", "direction", "name"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_steps_are_chosen_by_their_texts_as_by_comparing_each(path, name, backwards):
+    report = open_report(path)
+    if backwards:  # a file may have its steps in any order
+        steps = len(report.steps_in_order("step"))
+        report.__dict__["_program_order"] = np.arange(steps)[::-1]
+    texts = report.steps_in_order(name).tolist()
+    known = list(dict.fromkeys(texts))
+    assert len(known) > 1
+    for words in ([one] for one in known):
+        assert report.steps_with(name, *words).tolist() == [text in words for text in texts]
+    for words in (known[:2], known, ["none has this"], [known[-1], "none has this"], []):
+        assert report.steps_with(name, *words).tolist() == [text in words for text in texts]
+
+
 def test_program_steps_sum_up_their_tiles(report):
     frame = report.program_steps()
     assert frame["position"].tolist() == [i for n in frame.groupby("ipu").size() for i in range(n)]

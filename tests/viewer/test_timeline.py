@@ -211,6 +211,8 @@ def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles:
 def test_the_steps_that_are_counted_are_those_of_the_frame(report: Report) -> None:
     for ipu in (None, 0, 3):
         assert report.step_count(0, ipu, 0) == len(report.steps(0, ipu, 0))
+    assert report.step_count(0, [0, 3], 0) == sum(len(report.steps(0, ipu, 0)) for ipu in (0, 3))
+    assert report.step_count(0, np.array([2]), None) == len(report.steps(0, 2))
 
 
 def test_what_has_too_many_steps_is_drawn_by_tasks(

@@ -93,22 +93,20 @@ def drawn(
     for row, ((name, values, words), colour) in enumerate(zip(lines, colours, strict=True)):
         number = str(row + 1) if row else ""
         x, y = f"x{number}", f"y{number}"
-        figure.add_traces(
-            [
-                {
-                    "type": "scatter",
-                    "x": middle.astype(np.float64),
-                    "y": values.astype(np.float32),
-                    "xaxis": x,
-                    "yaxis": y,
-                    "name": name,
-                    "mode": "lines",
-                    "line": {"width": 1, "shape": "hvh", "color": colour},
-                    "fill": "tozeroy",
-                    "fillcolor": colour,
-                    "hovertemplate": words + "<extra></extra>",
-                }
-            ]
+        figure.data.append(
+            {
+                "type": "scatter",
+                "x": middle.astype(np.float64),
+                "y": values.astype(np.float32),
+                "xaxis": x,
+                "yaxis": y,
+                "name": name,
+                "mode": "lines",
+                "line": {"width": 1, "shape": "hvh", "color": colour},
+                "fill": "tozeroy",
+                "fillcolor": colour,
+                "hovertemplate": words + "<extra></extra>",
+            }
         )
         top = 1 - row * (_HIGH + _BETWEEN)
         figure.layout[f"xaxis{number}"] = {

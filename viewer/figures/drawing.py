@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-_TYPES = {"float32": "f4", "float64": "f8", "int32": "i4", "uint8": "u1"}
+_TYPES = {"float32": "f4", "float64": "f8"}  # whole numbers are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,6 @@ class Drawing:
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
-
-    def add_traces(self, more: list[dict[str, Any]]) -> None:
-        """Draw more traces, over those that are there."""
-        self.data.extend(more)
 
     def update_layout(self, **more: Any) -> Drawing:
         """Change the layout, keeping what is beside a changed property."""
@@ -45,10 +41,33 @@ class Drawing:
         return {"data": _sent(self.data), "layout": self.layout}
 
 
+def as_plotly(figure: go.Figure | Drawing) -> go.Figure:
+    """Either as a plotly figure, for who has no server."""
+    return figure.checked() if isinstance(figure, Drawing) else figure
+
+
+# -- shapes and annotations ---
+
+
 def vertical(x: float, line: dict[str, Any]) -> dict[str, Any]:
     """A shape: a line from the bottom to the top of a figure."""
     ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
-    return {"type": "line", "xref": "x", "yref": "y domain", **ends, "line": line}
+    return {"type": "line", "yref": "paper", **ends, "line": line}
+
+
+def above(x: float, words: str, colour: str, **more: str) -> dict[str, Any]:
+    """An annotation over a figure, at such a line."""
+    where = {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", **more}
+    return {**where, "text": words, "showarrow": False, "font": {"size": 11, "color": colour}}
+
+
+def beside(y: str, words: str, colour: str) -> dict[str, Any]:
+    """An annotation to the right of a figure, at a row."""
+    where = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "y": y}
+    return {**where, "text": words, "showarrow": False, "font": {"size": 11, "color": colour}}
+
+
+# -- changing and sending ---
 
 
 def _update(known: dict[str, Any], more: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from viewer.figures.drawing import Drawing
+from viewer.figures.drawing import Drawing, vertical
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 
@@ -39,9 +39,7 @@ def marked(
     notes: list[Any] = list(figure.layout.get("annotations", ()))
     for at, mark in enumerate(marks[:MOST_MARKS]):
         x = mark * clock.scale
-        line = {"color": theme.text, "width": 1.5, "dash": "dash"}
-        shapes.append({"type": "line", "x0": x, "x1": x, "yref": "paper", "line": line})
-        shapes[-1] |= {"y0": 0, "y1": 1}
+        shapes.append(vertical(x, {"color": theme.text, "width": 1.5, "dash": "dash"}))
         notes.append(
             {
                 "x": x,

@@ -18,7 +18,7 @@ from plotly.subplots import make_subplots
 from profiler.held_memory import FIRST_SHAPE
 from profiler.memory import KINDS, kind_of
 from viewer.figures import units
-from viewer.figures.drawing import Drawing, vertical
+from viewer.figures.drawing import Drawing, above, vertical
 from viewer.figures.legend import legend_above
 from viewer.figures.pipeline import FEW
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
@@ -587,16 +587,8 @@ def headroom(
         "outsidetextfont": {"size": 12},
         "hovertemplate": f"%{{y}}: {what} %{{x:.1f}} KiB<extra></extra>",
     }
-    note = {
-        "x": limit / KIB,
-        "y": 1,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "xanchor": "right",
-        "text": f"a tile has {limit / KIB:,.0f} KiB",
-        "showarrow": False,
-        "font": {"size": 11, "color": theme.limit},
-    }
+    words = f"a tile has {limit / KIB:,.0f} KiB"
+    note = above(limit / KIB, words, theme.limit, xanchor="right")
     layout = theme.frame(
         72 + 30 * max(1, len(labels)),
         bargap=0.25,

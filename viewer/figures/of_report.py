@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from profiler import Report, analysis
 from profiler.analysis import critical_path
 from viewer.figures import memory, pipeline, theme, waterfall
-from viewer.figures.drawing import Drawing
+from viewer.figures.drawing import Drawing, as_plotly
 from viewer.figures.pipeline import Lanes
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
@@ -65,8 +65,7 @@ class Figures:
 
     def _carded(self, figure: go.Figure | Drawing) -> go.Figure:
         """On a card of its own: a page that is not ours may have any colour behind it."""
-        plotly = figure.checked() if isinstance(figure, Drawing) else figure
-        return plotly.update_layout(paper_bgcolor=self._theme.card)
+        return as_plotly(figure).update_layout(paper_bgcolor=self._theme.card)
 
     def _lanes(self, run: int, iteration: int) -> Lanes:
         report = self._report

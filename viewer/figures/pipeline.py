@@ -24,7 +24,7 @@ from profiler.enums import Direction, PipelinePhase
 from profiler.executed import Executed, as_narrow
 from profiler.report import Ipus, Report
 from viewer.figures import theme as themes
-from viewer.figures.drawing import Drawing, vertical
+from viewer.figures.drawing import Drawing, above, beside, vertical
 from viewer.figures.legend import legend_above
 from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import DRAWN, WIDE, Canvas, look
@@ -416,11 +416,11 @@ def drawing(
     figure = Drawing(_traces(lanes, clock, theme, low, high, pixels), layout)
     view = (low - lanes.origin, high - lanes.origin)
     on_lanes = replace(lanes.path, ipu=lanes.lane[lanes.path.ipu])
-    figure.add_traces(critical(on_lanes, clock, theme, view))
+    figure.data.extend(critical(on_lanes, clock, theme, view))
     if len(lanes.cycles):
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
-        figure.add_traces(_path(lanes, clock, theme, follow))
+        figure.data.extend(_path(lanes, clock, theme, follow))
     return legend_above(figure, pixels + MARGINS, below=38)
 
 
@@ -592,33 +592,10 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     figure = Drawing(bars, layout)
     if len(total):
         at, line = mean * clock.scale, {"color": theme.text, "dash": "dot", "width": 1}
-        notes = [
-            {
-                "x": at,
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "bottom",
-                "text": f"mean {clock.short(mean)}",
-                "showarrow": False,
-                "font": {"size": 11, "color": theme.muted},
-            },
-            *(
-                {
-                    "x": 1,
-                    "xref": "paper",
-                    "y": label,
-                    "text": f"{cycles / mean if mean else 0:.2f} × mean",
-                    "showarrow": False,
-                    "xanchor": "left",
-                    "xshift": 8,
-                    "font": {
-                        "size": 11,
-                        "color": theme.limit if cycles == total.max() > mean else theme.muted,
-                    },
-                }
-                for label, cycles in zip(labels, total, strict=True)
-            ),
-        ]
+        notes = [above(at, f"mean {clock.short(mean)}", theme.muted)]
+        for label, cycles in zip(labels, total, strict=True):
+            colour = theme.limit if cycles == total.max() > mean else theme.muted
+            notes.append(beside(label, f"{cycles / mean if mean else 0:.2f} × mean", colour))
         legend = {
             "x": 1,
             "xanchor": "right",
@@ -909,6 +886,7 @@ def _phases(
             notes.append(_note((left + right) / 2, 1.0, f"<b>{phase}</b>", theme.text, 22, 12))
     shapes = _rectangles(shades, theme.shade)
     shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
+    thin = {"color": theme.line, "width": 1}
     if len(shown) <= pixels // 24:
         for row in rows_of(shown):
             left, right = max(row.start, low) - lanes.origin, min(row.end, high) - lanes.origin
@@ -918,7 +896,8 @@ def _phases(
                         (left + right) / 2 * clock.scale, 1.0, str(row.position), theme.muted, 6, 11
                     )
                 )
-            shapes.append(_rule((row.start - lanes.origin) * clock.scale, theme.line))
+            rule = vertical((row.start - lanes.origin) * clock.scale, thin)
+            shapes.append({**rule, "layer": "below"})
     figure.update_layout(shapes=shapes, annotations=notes)
 
 
@@ -932,20 +911,6 @@ def _rectangles(spans: Sequence[tuple[float, float]], colour: str) -> list[dict[
         ]
     path = " ".join(f"M{left},0V1H{right}V0Z" for left, right in spans)
     return [{"type": "path", "path": path, **style}]
-
-
-def _rule(x: float, colour: str) -> dict[str, Any]:
-    line = {"color": colour, "width": 1}
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": line,
-        "layer": "below",
-    }
 
 
 def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from profiler import records, schedules
 from profiler.enums import Direction
 from profiler.executed import Executed
 from profiler.rebalance import Costs, Prediction
-from viewer.figures.drawing import Drawing, vertical
+from viewer.figures.drawing import Drawing, above, vertical
 from viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
 from viewer.figures.pipeline import spans as on_ipus
 from viewer.figures.theme import Theme, text_on
@@ -98,16 +98,8 @@ def stages(
     )
     if costs.pipelined:
         at, line = profiled * clock.scale, {"color": theme.limit, "dash": "dash", "width": 1.5}
-        note = {
-            "x": at,
-            "y": 1,
-            "yref": "y domain",
-            "text": f"slowest as profiled {clock.short(profiled)}",
-            "showarrow": False,
-            "font": {"size": 11, "color": theme.limit},
-            "yanchor": "bottom",
-            "xanchor": "right",
-        }
+        words = f"slowest as profiled {clock.short(profiled)}"
+        note = above(at, words, theme.limit, xanchor="right")
         layout |= {"shapes": [vertical(at, line)], "annotations": [note]}
     return Drawing(drawn, layout)
 

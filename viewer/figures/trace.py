@@ -304,7 +304,7 @@ def drawing(
     _one_name_for_modules(figure)
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
-        figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
+        figure.data.extend(critical(path, clock, theme, view, below=_HEIGHT / 2))
     return legend_above(figure, pixels + MARGINS, below=10)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import records
-from viewer.figures.drawing import Drawing
+from viewer.figures.drawing import Drawing, beside
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock, percent
 
@@ -74,17 +74,8 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
                 "hovertemplate": "%{customdata}<extra></extra>",
             }
         )
-    notes = [
-        {
-            "x": 1,
-            "xref": "paper",
-            "y": cause,
-            "text": f"{percent(share)} · {clock.short(one)}",
-            "showarrow": False,
-            "xanchor": "left",
-            "xshift": 8,
-            "font": {"size": 11, "color": theme.text if share >= 0.2 else theme.muted},
-        }
-        for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True)
-    ]
+    notes = []
+    for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True):
+        colour = theme.text if share >= 0.2 else theme.muted
+        notes.append(beside(cause, f"{percent(share)} · {clock.short(one)}", colour))
     return Drawing(bars, {**layout, "annotations": notes})
