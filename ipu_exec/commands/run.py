@@ -32,6 +32,7 @@ from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
+    COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
     LENIENT_VARIABLE,
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
         plans.check(args)
         if args.sweep:
             return sweeps.sweep(args, [*program.words, *args.args])
-        _set_environment(args, program)
+        _set_environment(args, program, [prog, *(sys.argv[1:] if argv is None else argv)])
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
     except (ValueError, Error) as error:
@@ -260,8 +261,10 @@ def _named(args: argparse.Namespace) -> list[str]:
     return ["-m", args.module[0]]
 
 
-def _set_environment(args: argparse.Namespace, program: Program) -> None:
+def _set_environment(args: argparse.Namespace, program: Program, command: list[str]) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    made = {"command": command, "num_ipus": args.num_ipus or 0}
+    os.environ[COMMAND_VARIABLE] = json.dumps(made)
     if args.profile_dir is not None:
         _writable(args.profile_dir)
     if args.target is not None:
