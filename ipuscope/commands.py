@@ -18,7 +18,7 @@ def ipu_run() -> int:
     """Run a script on modelled IPUs; the exit status."""
     if refused("ipu-run"):
         return 2
-    from ipu_exec.run import main
+    from ipu_exec.commands.run import main
 
     return main()
 
@@ -27,7 +27,7 @@ def poprun() -> int:
     """Run the instances of a script on modelled IPUs; the exit status."""
     if refused("poprun"):
         return 2
-    from ipu_exec.poprun import main
+    from ipu_exec.commands.poprun import main
 
     return main()
 

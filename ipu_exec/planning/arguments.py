@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ipu_exec.checks import count
-from planner.question import FIXED, OBJECTIVES, QuestionError, parse_fixed, parse_seconds
+from ipu_exec.base.checks import count
+from ipuscope.planner.mappings.question import (
+    FIXED,
+    OBJECTIVES,
+    QuestionError,
+    parse_fixed,
+    parse_seconds,
+)
 
 # options that mean nothing without --plan
 OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")

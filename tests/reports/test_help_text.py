@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from ipu_exec import poprun, run
+from ipu_exec.commands import poprun, run
 from ipuscope.help_text import HelpText
-from reports.cli import COMMANDS, make_parser
+from ipuscope.reports.cli import COMMANDS, make_parser
 
 
 @pytest.mark.parametrize("columns", [80, 120])

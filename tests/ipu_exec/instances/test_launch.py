@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from profiler import open_report
-from profiler.analysis.instances import shared
+from ipuscope.profiler import open_report
+from ipuscope.profiler.analysis.instances import shared
 from tests.paths import ROOT
 
 SCRIPT = Path(__file__).with_name("script.py")
-COMMANDS = {"ipu-run": "ipu_exec.run", "poprun": "ipu_exec.poprun"}
+COMMANDS = {"ipu-run": "ipu_exec.commands.run", "poprun": "ipu_exec.commands.poprun"}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -206,8 +206,8 @@ def test_two_hosts_train_as_one_and_pay_the_way_between_them(tmp_path: Path) -> 
 def test_what_cannot_be_is_said(
     argv: list[object], name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ipu_exec import poprun
-    from ipu_exec import run as ipu_run
+    from ipu_exec.commands import poprun
+    from ipu_exec.commands import run as ipu_run
 
     main = ipu_run.main if name == "ipu-run" else poprun.main
     try:

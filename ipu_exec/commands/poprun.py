@@ -1,0 +1,141 @@
+"""`poprun`: PopRun's command line, for instances of a PopTorch script on modelled IPUs.
+
+``poprun --num-instances 4 --num-replicas 8 python3 train.py`` is
+``ipu-run --instances 4 --replicas 8 train.py``. Flags about machines that are not here (partitions
+of IPUs, MPI, NUMA nodes) are taken and named once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from ipu_exec.base.checks import count
+from ipu_exec.commands import launch, run
+from ipuscope import __version__
+from ipuscope.help_text import HelpText
+from ipuscope.words import Parser
+
+_EXAMPLE = """example:
+  poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
+the same:
+  ipu-run --instances 4 --replicas 8 --ipus-per-replica 2 train.py --epochs 3"""
+
+# Taken, without meaning here. Those that PopRun gives a value come with one.
+_WITHOUT_MEANING = (
+    "host",
+    "hosts",
+    "vipu-partition",
+    "vipu-allocation",
+    "vipu-cluster",
+    "vipu-server-host",
+    "vipu-server-port",
+    "vipu-server-timeout",
+    "update-partition",
+    "remove-partition",
+    "reset-partition",
+    "host-subnet",
+    "mpi-global-args",
+    "mpi-local-args",
+    "numa-aware",
+    "num-ilds",
+    "sync-type",
+    "synchronisation-mode",
+    "process-placement",
+    "only-output-from-instance",
+    "only-stdout-from-instance",
+    "interactive",
+    "run-each-instance-with",
+    "tag-output",
+)
+_SWITCHES = ("print-topology", "verbose", "quiet", "allow-oversubscribing-host-cores")
+_YES = ("yes", "true", "on", "1")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program's instances; gives the exit status."""
+    args = _parser().parse_args(argv)
+    program = list(args.program)
+    script = _script(program)
+    if script is None:
+        print(
+            "poprun: error: it runs a Python script: poprun --num-instances 2 python3 train.py, not"
+            f" {' '.join(program) or 'nothing'}",
+            file=sys.stderr,
+        )
+        return 2
+    _name_ignored(args)
+    forwarded = [f"--instances={args.num_instances}"]
+    forwarded.append(f"--replicas={args.num_replicas or args.num_instances}")
+    forwarded.append(f"--ipus-per-replica={args.ipus_per_replica}")
+    for name in ("nnodes", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"):
+        value = getattr(args, name)
+        if value not in (None, ""):
+            forwarded.append(f"--{name.replace('_', '-')}={value}")
+    if args.executable_cache_path:
+        os.environ["POPTORCH_CACHE_DIR"] = os.path.abspath(args.executable_cache_path)
+    if str(args.offline_mode).lower() in _YES:
+        forwarded.append("--compile-only")
+    return run.main([*forwarded, *script], prog="poprun")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="poprun",
+        description="Run several instances of a PopTorch script on modelled IPUs.",
+        epilog=_EXAMPLE,
+        formatter_class=HelpText,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {__version__}",
+        help="print the version and end",
+    )
+    parser.add_argument("--num-instances", "-n", type=count, default=1, metavar="I")
+    parser.add_argument("--num-replicas", "-r", type=count, metavar="R", help="of all of them")
+    parser.add_argument("--ipus-per-replica", type=count, default=1, metavar="K")
+    parser.add_argument("--num-local-instances", metavar="N", help="follows from the hosts")
+    parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
+    parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")
+    parser.add_argument(
+        "--offline-mode", nargs="?", const="yes", default="no", help="compile, and end there"
+    )
+    launch.add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
+    hidden = parser.add_argument_group("taken, without meaning on modelled IPUs")
+    for name in _WITHOUT_MEANING:
+        hidden.add_argument(f"--{name}", action="append", metavar="...", help=argparse.SUPPRESS)
+    for name in _SWITCHES:
+        hidden.add_argument(f"--{name}", nargs="?", const="yes", help=argparse.SUPPRESS)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="python3 script.py ...")
+    return parser
+
+
+def _script(program: list[str]) -> list[str] | None:
+    """Script or module and its arguments, without the interpreter; None where it is no Python."""
+    if program and program[0] == "--":
+        program = program[1:]
+    if program and re.fullmatch(r"python[0-9.]*", os.path.basename(program[0])):
+        program = program[1:]
+        while program and program[0] in ("-u", "-B", "-O"):
+            program = program[1:]
+    is_module = program[:1] == ["-m"] and len(program) > 1
+    return program if is_module or (program and program[0].endswith(".py")) else None
+
+
+def _name_ignored(args: argparse.Namespace) -> None:
+    names = [*_WITHOUT_MEANING, *_SWITCHES, "num-local-instances", "num-local-replicas"]
+    ignored = [f"--{n}" for n in names if getattr(args, n.replace("-", "_")) is not None]
+    if ignored:
+        print(
+            f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(ignored)}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
