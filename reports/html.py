@@ -307,7 +307,6 @@ def _ops(report: Report) -> Section:
             row.name,
             row.direction,
             str(row.stage),
-            row.block_name,
             f"{row.cycles:,}",
             f"{row.executions:,}",
             f"{row.total_cycles:,}",
@@ -316,17 +315,7 @@ def _ops(report: Report) -> Section:
         )
         for row in units.rows_of(ops)
     ]
-    heads = [
-        "operator",
-        "direction",
-        "stage",
-        "Block",
-        "cycles",
-        "times",
-        "total",
-        "share",
-        "source",
-    ]
+    heads = ("operator", "for", "stage", "cycles", "times", "total", "share", "source")
     return Section(
         "Operators",
         f"The {len(rows)} with the most cycles {analysis.turn(report)}, of {len(report.ops):,}."

@@ -44,7 +44,7 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     before, after = both["total_cycles_a"], both["total_cycles_b"]
     both["difference"] = after.fillna(0) - before.fillna(0)
     both["ratio"] = _or_none(after / before.where(before > 0))
-    kind = "Float64" if per_sample else "Int64"
+    kind: Any = "Float64" if per_sample else "Int64"
     for name in ("stage", "cycles", "executions", "total_cycles"):
         for side in "ab":
             of_side = both[f"{name}_{side}"].astype(kind if name == "total_cycles" else "Int64")

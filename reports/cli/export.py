@@ -169,7 +169,7 @@ def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:
     if args.table == "ops":
         from ipuscope.profiler.analysis import operators
 
-        return operators(report).drop(columns="id")
+        return operators(report).drop(columns="id").sort_index()
     member: Any = getattr(report, args.table)
     if args.table in ("steps", "tasks"):
         member = member(args.which_run or 0, iteration=args.iteration)

@@ -4,11 +4,10 @@
 iteration) has, "total" is both together and "share" its part of all operators' totals. "again":
 what the update spends to recompute it for the backward pass, beside its total.
 
-A name is the module's path and what it does. "balance": the mean over the slowest tile while it
-computes. "of peak": its FLOPs against what the matrix units of all tiles could do in its cycles.
-"bound": what would limit it if all went perfectly, its FLOPs (compute) or the bytes its tiles
-receive (exchange). '*' marks cycles that a generic guess stood in for: nobody has lowered that
-operator (CONTRIBUTING.md says how to).
+A name is the module's path and what it does. "of peak": its FLOPs against what the matrix units of
+all tiles could do in its cycles; --json has what bounds it, its balance over tiles and more. '*'
+marks cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md
+says how to).
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
             Column("total_cycles", "total"),
             Column("share", "share", percent),
             Column("recompute_cycles", "again"),
-            Column("balance", "balance", percent),
             Column("utilisation", "of peak", percent),
-            Column("bound", "bound", text),
         )
         form = shown if args.form == "text" else frame
         return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
