@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ipu_exec.poprun import _parser as poprun_parser
-from ipu_exec.run import _parser as run_parser
+from ipuscope.poprun import poprun_parser
+from ipuscope.run_arguments import run_parser
 from reports.cli import make_parser
 
 ROOT = Path(__file__).parent.parent

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ipuscope.words import one_line as one_line
+from ipuscope.words import positive as positive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,13 +180,6 @@ def count(words: str) -> int:
     """An argparse type: a whole number that is not negative."""
     if not words.isdecimal():
         raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
-    return int(words)
-
-
-def positive(words: str) -> int:
-    """An argparse type: a whole number of at least 1."""
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
     return int(words)
 
 

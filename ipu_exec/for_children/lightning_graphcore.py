@@ -1,0 +1,5 @@
+"""``lightning_graphcore`` in a process that a script under `ipu-run` starts (`ipu_exec.stand_in`)."""
+
+from ipu_exec.stand_in import stand_in_for
+
+stand_in_for(__name__)
