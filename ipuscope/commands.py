@@ -54,7 +54,10 @@ def _run(argv: Sequence[str] | None, name: str) -> int:
         args = parse(argv, name)
         if refused(name):
             return 2
-        from ipu_exec.run import run
+        from ipuscope.waiting import waiting
+
+        with waiting(f"{name}: loading PyTorch"):
+            from ipu_exec.run import run
     return run(args, name)
 
 

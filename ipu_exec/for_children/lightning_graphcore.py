@@ -1,4 +1,4 @@
-"""``lightning_graphcore`` in a process that a script under `ipu-run` starts (`ipu_exec.stand_in`)."""
+"""``lightning_graphcore`` in a process of a script under `ipu-run` (`ipu_exec.stand_in`)."""
 
 from ipu_exec.stand_in import stand_in_for
 

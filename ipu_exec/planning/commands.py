@@ -116,9 +116,8 @@ def _planned(
     out: TextIO,
     ending: _Ending,
 ) -> Plan:
-    console = Console(stderr=True)
     try:
-        with progress(console) as told:
+        with progress() as told:
             best_plan = plan_call(call, asked, told)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)

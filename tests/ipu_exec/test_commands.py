@@ -1,4 +1,4 @@
-"""The commands' first steps: --help without PyTorch, Ctrl-C at any moment, processes of a script."""
+"""First steps of commands: --help without PyTorch, Ctrl-C at any moment, a script's processes."""
 
 from __future__ import annotations
 
