@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import ipu_exec as poptorch
-from profiler.units import per_second
+from ipuscope.profiler.units import per_second
 
 
 def parser(

@@ -41,7 +41,8 @@ from ipu_exec.annotations import (
     module_repr,
     removeBlocks,
 )
-from ipu_exec.context import isRunningOnIpu, no_weights
+from ipu_exec.base.context import isRunningOnIpu, no_weights
+from ipu_exec.base.structures import ICustomArgParser, registerCustomArgParser
 from ipu_exec.custom import CPU, custom_op, register_custom_op
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.enums import (
@@ -92,8 +93,7 @@ from ipu_exec.ops import (
 )
 from ipu_exec.options import Options, TensorLocationSettings
 from ipu_exec.planning import plan
-from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
-from ipu_exec.session.executable_file import importPoptorchMetadataFromFile
+from ipu_exec.search_ops import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.session.executor import (
     PoplarExecutor,
     inferenceModel,
@@ -102,7 +102,7 @@ from ipu_exec.session.executor import (
     registerPreCompileHook,
     trainingModel,
 )
-from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
+from ipu_exec.session.files.executable_file import importPoptorchMetadataFromFile
 
 AnchorMode = OutputMode  # PopTorch's old name
 _logging = logs  # and its own, which its tests reach for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from ipu_exec.context import substitutions
+from ipu_exec.base.context import substitutions
 from ipu_exec.session.executor import (
     PoplarExecutor,
     registerPostCompileHook,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ipu_exec.structures import learn
+from ipu_exec.base.structures import learn
 
 __all__ = [
     "combine_batch_tensors_gen",

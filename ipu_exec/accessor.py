@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ipu_exec.base.stand_in import STAND_IN_VARIABLE, stand_in
+from ipu_exec.base.structures import learn
 from ipu_exec.enums import SharingStrategy
 from ipu_exec.errors import Error, UsageError
-from ipu_exec.stand_in import STAND_IN_VARIABLE, stand_in
-from ipu_exec.structures import learn
 
 logger = logging.getLogger("ipu_exec")
 

@@ -2,7 +2,7 @@
 
 Strategies assign Blocks to stages on IPUs.
 
-`ipu_exec.capture.open_blocks` keeps track of what is open.
+`ipu_exec.capture.recording.open_blocks` keeps track of what is open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ipu_exec.capture.open_blocks import OPEN, BlockState
+from ipu_exec.capture.recording.open_blocks import OPEN, BlockState
 from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
 

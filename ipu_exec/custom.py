@@ -20,11 +20,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ipu_exec.checks import check_tensor
-from ipu_exec.context import isRunningOnIpu
+from ipu_exec.base.checks import check_tensor
+from ipu_exec.base.context import isRunningOnIpu
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import Builder
-from ipu_exec.lowering.gather import gather_in_rows
+from ipu_exec.lowering.operators.gather import gather_in_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import Lowering, lowering
 from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine

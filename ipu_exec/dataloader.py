@@ -12,10 +12,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched
+from ipu_exec.base.structures import learn
 from ipu_exec.enums import DataLoaderMode, SharingStrategy
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.options import Options
-from ipu_exec.structures import learn
 
 
 class DataLoader(torch.utils.data.DataLoader):

@@ -84,7 +84,7 @@ class CommGroupType(IntEnum):
 class VariableRetrievalMode(IntEnum):
     """Which values of a weight that differs between replicas the host sees.
 
-    See `ipu_exec.replica_groups`.
+    See `ipu_exec.base.replica_groups`.
     """
 
     OnePerGroup = 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Role
 
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory. ``role`` is one of `profiler.enums.Role`."""
+    """A piece of memory. ``role`` is one of `ipuscope.profiler.enums.Role`."""
 
     id: int
     elements: int
@@ -142,9 +142,9 @@ class Graph:
     shares: set[int] = field(default_factory=set)  # weights of which this IPU has its share only
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
-    # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    # a product or norm has float16 beside float32 (`ipu_exec.capture.rewrites.casts`)
     promotes: bool = False
-    names_ipu: bool = False  # its forward says device="ipu" (`ipu_exec.capture.devices`)
+    names_ipu: bool = False  # its forward says device="ipu" (`ipu_exec.capture.recording.devices`)
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:

@@ -11,14 +11,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from ipu_exec.base.checks import check_proportion, check_tensor
+from ipu_exec.base.context import isRunningOnIpu
+from ipu_exec.base.tensor_text import FLOAT_FORMATS, Layout, laid_out
 from ipu_exec.capture import overlap
 from ipu_exec.capture.loss import mark_loss
-from ipu_exec.capture.open_blocks import open_multi_conv
-from ipu_exec.checks import check_proportion, check_tensor
-from ipu_exec.context import isRunningOnIpu
+from ipu_exec.capture.recording.open_blocks import open_multi_conv
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError
-from ipu_exec.printing import FLOAT_FORMATS, Layout, laid_out
 
 Body = Callable[..., Any]
 
@@ -431,8 +431,8 @@ def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
 
     Its gradient is printed too, under ``title_gradient``.
 
-    The layout is Poplar's (`ipu_exec.printing`). 0 as ``summarise_threshold``, ``max_line_width``
-    or ``digits``: no limit. Printing costs nothing in the profile.
+    The layout is Poplar's (`ipu_exec.base.tensor_text`). 0 as ``summarise_threshold``,
+    ``max_line_width`` or ``digits``: no limit. Printing costs nothing in the profile.
     """
     check_tensor("ipu_print_tensor", tensor)
     if float_format not in FLOAT_FORMATS:

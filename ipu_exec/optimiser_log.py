@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling
+from ipu_exec.base.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling
 
 logger = logging.getLogger("ipu_exec")
 

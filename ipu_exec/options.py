@@ -33,7 +33,8 @@ from ipu_exec.annotations import (
     ShardedExecution,
     Stage,
 )
-from ipu_exec.checks import check_proportion
+from ipu_exec.base.checks import check_proportion
+from ipu_exec.base.sharding_plan import TensorSharding, checked
 from ipu_exec.enums import (
     CommGroupType,
     ConnectionType,
@@ -45,7 +46,6 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
-from ipu_exec.sharding_plan import TensorSharding, checked
 from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -615,7 +615,7 @@ class PopartOptions(_Group):
         """Enable or disable PopART's patterns by name.
 
         ``SparseAccumulate`` and ``TiedGatherAccumulate`` have an effect
-        (`ipu_exec.capture.patterns`), the others are recorded.
+        (`ipu_exec.capture.rewrites.patterns`), the others are recorded.
         """
         if not isinstance(patterns, Mapping):
             raise UsageError(
@@ -952,7 +952,7 @@ class Options(_Group):
 
         The file name depends on everything that determines the result of compiling: the captured
         model, the inputs, these options, the compiler's sources. Nothing in it is unpickled that
-        could run code (see `ipu_exec.session.executable_file`).
+        could run code (see `ipu_exec.session.files.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 

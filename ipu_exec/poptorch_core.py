@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NoReturn
 
-from ipu_exec.context import isRunningOnIpu as isCompilingWithDispatcher
+from ipu_exec.base.context import isRunningOnIpu as isCompilingWithDispatcher
 from ipu_exec.errors import Error, RecoverableError, UnrecoverableError
 from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion
 from ipu_exec.option_log import validate as _validateOptions

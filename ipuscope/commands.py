@@ -41,7 +41,7 @@ def ipu_report() -> int:
 
     def run() -> int:
         with _ending_at_once("ipu-report"):
-            from reports.cli import main
+            from ipuscope.reports.cli import main
         return main()
 
     return _interruptible("ipu-report", run)
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str] | None, name: str) -> int:
         from ipuscope.waiting import waiting
 
         with waiting(f"{name}: loading PyTorch"):
-            from ipu_exec.run import run
+            from ipu_exec.commands.run import run
     return run(args, name)
 
 

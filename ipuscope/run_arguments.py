@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
+from ipuscope.planner.mappings.question import (
+    FIXED,
+    OBJECTIVES,
+    QuestionError,
+    parse_fixed,
+    parse_seconds,
+)
 from ipuscope.words import Parser, positive
-from planner.question import FIXED, OBJECTIVES, QuestionError, parse_fixed, parse_seconds
 
 # options that mean nothing without --plan
 OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")

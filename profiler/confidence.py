@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 if TYPE_CHECKING:
-    from profiler.report import Report
+    from ipuscope.profiler.report import Report
 
 
 def likely_error(report: Report) -> float | None:

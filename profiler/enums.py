@@ -43,7 +43,7 @@ class PipelinePhase(StrEnum):
 
 
 class BodyTask(StrEnum):
-    """The task of a body. `profiler.schedules` numbers them in this order."""
+    """The task of a body. `ipuscope.profiler.timeline.schedules` numbers them in this order."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

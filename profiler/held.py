@@ -1,9 +1,9 @@
 """Columns of numbers and texts as JSON has them, for answers that a file holds.
 
-Numbers are coded as the file's vectors are (`profiler.codec`), which is small, and quick to read
-back; a text is the distinct ones and the position of each row's among them. What is read back may
-be a stranger's: columns are of their kinds and equally long, but what the numbers say is for the
-reader to check.
+Numbers are coded as the file's vectors are (`ipuscope.profiler.file.codec`), which is small, and
+quick to read back; a text is the distinct ones and the position of each row's among them. What is
+read back may be a stranger's: columns are of their kinds and equally long, but what the numbers say
+is for the reader to check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler import codec
+from ipuscope.profiler.file import codec
 
 ByName = Any  # columns by name: a mapping of arrays, or a frame
 INT, FLOAT, TEXT = "int", "float", "text"  # kinds of columns

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from profiler import records
-from profiler.held import INT, TEXT
+from ipuscope.profiler.file import records
+from ipuscope.profiler.held import INT, TEXT
 
 LIVE, KINDS, FULLEST_AT, MAP = "live bytes", "bytes by kind", "fullest tile of steps", "first map"
 VARIABLES = "variables of the first IPU"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import html
 
-from profiler import analysis
-from profiler.analysis.critical_path import critical_path, waterfall
-from profiler.report import PREDICTED_NOTE, Report
-from profiler.units import per_second, percent, size
+from ipuscope.profiler import analysis
+from ipuscope.profiler.analysis.critical_path import critical_path, waterfall
+from ipuscope.profiler.report import PREDICTED_NOTE, Report
+from ipuscope.profiler.units import per_second, percent, size
 
 _BAR = 160  # pixels of a bar that is everything
 

@@ -1,9 +1,10 @@
 """The vendor's ``libpvti``: a program says what its host does, in tracepoints on channels.
 
-``import profiler.pvti as pvti``; under ``ipu-run`` it is ``libpvti``. Tracepoints nest, a thread at
-a time. A profile that is written meanwhile keeps them (table ``host_events``), so that host and IPU
-are on one timeline; with ``PVTI_OPTIONS='{"enable": "true", "directory": "."}'`` they are also
-written to a ``.pvti`` file when the process ends. `profiler.pva.openTrace` reads both.
+``import ipuscope.profiler.pvti as pvti``; under ``ipu-run`` it is ``libpvti``. Tracepoints nest, a
+thread at a time. A profile that is written meanwhile keeps them (table ``host_events``), so that
+host and IPU are on one timeline; with ``PVTI_OPTIONS='{"enable": "true", "directory": "."}'`` they
+are also written to a ``.pvti`` file when the process ends. `ipuscope.profiler.pva.openTrace` reads
+both.
 
 >>> channel = createTraceChannel("epochs")
 >>> with Tracepoint(channel, "epoch 0"):
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from profiler.records import HostEvent, HostValue
+from ipuscope.profiler.file.records import HostEvent, HostValue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +126,7 @@ class Recorder:
 
     def write(self, path: Path) -> None:
         """Write a ``.pvti`` file: a profile that has only host events."""
-        from profiler.writer import ProfileWriter
+        from ipuscope.profiler.file.writer import ProfileWriter
 
         with ProfileWriter(path) as writer:
             writer.meta(kind="host", state="executed")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from profiler.advise import Basis, Levers
+    from ipuscope.planner.advice import Basis, Levers
 
 
 PLACEMENT = "placement.json"  # beside a compile's profiles, where its split is another
@@ -59,7 +59,7 @@ class Script:
 
 def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
     """A placement file of the split, with stages saving memory as the levers say."""
-    from profiler.rebalance import placement_file
+    from ipuscope.planner.predict.what_if import placement_file
 
     path = folder / PLACEMENT
     content = placement_file(basis.costs_with(levers), basis.assignment_with(levers))
@@ -70,13 +70,13 @@ def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
 def _ipu_run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run `ipu-run` in a child that imports the same packages as this process."""
     here = os.pathsep.join([path for path in sys.path if path])
-    command = [sys.executable, "-m", "ipu_exec.run", *words]
+    command = [sys.executable, "-m", "ipu_exec.commands.run", *words]
     environment = {**os.environ, "PYTHONPATH": here}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def _outcome(path: Path) -> Outcome:
-    from profiler import analysis, open_report
+    from ipuscope.profiler import analysis, open_report
 
     with open_report(path) as report:
         rate = analysis.pace(report).samples_per_second
@@ -107,8 +107,8 @@ def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]
     estimated before. A compile that did not fit is advised on too, since it shows how much memory
     was missing. The search ends when no further gain is predicted.
     """
-    from profiler import open_report
-    from profiler.advise import advise_on, basis_of
+    from ipuscope.planner.advice import advise_on, basis_of
+    from ipuscope.profiler import open_report
 
     steps = [first]
     tried = {first.levers}

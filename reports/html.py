@@ -25,22 +25,24 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from profiler import Report, analysis
-from profiler.analysis.critical_path import chain_through, critical_path, waterfall
-from profiler.analysis.waits import longest_waits
-from profiler.executed import Executed
-from profiler.insights import Insight
-from profiler.insights.kept_insights import known_insights
-from profiler.rebalance import Costs, profiled, what_if
-from profiler.rebalance.known_split import known_split
-from profiler.report import PREDICTED_NOTE
-from profiler.units import sentence
-from viewer.figures import memory, pipeline, theme, units
-from viewer.figures.drawing import Drawing, as_plotly
-from viewer.figures.legend import with_streams
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.figures.waterfall import waterfall as drawn_waterfall
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import Insight
+from ipuscope.planner.insights.kept_insights import known_insights
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import what_if
+from ipuscope.planner.search.known_split import known_split
+from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
+from ipuscope.profiler.analysis.waits import longest_waits
+from ipuscope.profiler.report import PREDICTED_NOTE
+from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.units import sentence
+from ipuscope.viewer.figures import memory, pipeline, theme, units
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.figures.waterfall import waterfall as drawn_waterfall
 
 MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)

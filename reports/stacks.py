@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
+from ipuscope.profiler.file import records
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
+    from ipuscope.profiler import Report
 
 Stack = tuple[str, ...]
 BY = ("module", "source")

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from profiler.units import shortened
+from ipuscope.profiler.units import shortened
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -63,7 +63,7 @@ def chromium() -> Iterator[Any]:
     The tests that need one are skipped where there is none; `.ci/run` sees that there is.
     """
     api = pytest.importorskip("playwright.sync_api")
-    from viewer.screenshots import FLAGS, find_browser
+    from ipuscope.viewer.screenshots import FLAGS, find_browser
 
     path = find_browser()
     if path is None:

@@ -31,8 +31,8 @@ _ROOT = Path(__file__).parent.parent
 # What a compile imports, some of it only when it begins.
 _IMPORTED = (
     *("torch", "torch._dynamo", "torch.export", "torch.fx.experimental.symbolic_shapes"),
-    *("pandas", "sklearn.datasets", "rich.progress", "ipu_exec", "profiler.insights"),
-    *("ipu_exec.session.executor", "planner", "profiler.rebalance", "reports.cli"),
+    *("pandas", "sklearn.datasets", "rich.progress", "ipu_exec", "ipuscope.planner.insights"),
+    *("ipu_exec.session.executor", "planner", "ipuscope.planner.rebalance", "ipuscope.reports.cli"),
 )
 
 

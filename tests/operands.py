@@ -5,14 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ipu_exec.lowering.plan import (
-    Compute,
-    Exchange,
-    Layout,
-    Operand,
-    OpSpec,
-    Plan,
-)
+from ipu_exec.lowering.plan import Compute, Exchange, Layout, Operand, OpSpec, Plan
 from ipu_exec.machine import TARGETS, Machine
 
 MK2 = Machine(TARGETS["mk2"], 1472)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler import ProfileWriter, migrate, open_report, schedules
-from profiler.enums import BodyTask, Purpose, Role
-from profiler.records import (
+from ipuscope.profiler import ProfileWriter, open_report
+from ipuscope.profiler.enums import BodyTask, Purpose, Role
+from ipuscope.profiler.file.records import (
     DO_EXCHANGE,
     GLOBAL_EXCHANGE,
     ON_TILE_EXECUTE,
@@ -40,6 +40,8 @@ from profiler.records import (
     VertexType,
     VertexUse,
 )
+from ipuscope.profiler.report import migrate
+from ipuscope.profiler.timeline import schedules
 
 MK2_BYTES, MK2_REGION0, MK2_CLOCK = 638_976, 212_992, 1.33e9
 STREAM_CYCLES, SYNC_CYCLES, EXTERNAL_SYNC_CYCLES = 257, 100, 600

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from reports.cli import main
+from ipuscope.reports.cli import main
 from tests.strangers import TERMINAL, named
 from tools import fuzz
 from tools.fuzz import Change

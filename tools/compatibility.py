@@ -20,9 +20,9 @@ from typing import Any
 
 import ipu_exec
 from ipu_exec import optim
+from ipu_exec.base.replica_groups import GroupedParameter
 from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
-from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session.executor import PoplarExecutor
 from tools.poptorch_suite import outcomes, sources
 from tools.poptorch_suite.__main__ import INTERNALS, test_files

@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler import ProfileError, codec, open_report, pva, records, schema
+from ipuscope.profiler import ProfileError, open_report, pva
+from ipuscope.profiler.file import codec, records, schema
 
 SECONDS = 60  # for one case: all that reads it
 BYTES = 1 << 30  # of address space for one case, beyond what the process had before
@@ -290,7 +291,7 @@ def libpva(path: Path) -> None:
 
 
 def _objects(value: Any) -> list[Any]:
-    if type(value).__module__.startswith("profiler.pva") and not hasattr(value, "__len__"):
+    if type(value).__module__.startswith("ipuscope.profiler.pva") and not hasattr(value, "__len__"):
         return [value] if not hasattr(value, "value") else []
     if (
         hasattr(value, "__len__")
@@ -304,7 +305,7 @@ def _objects(value: Any) -> list[Any]:
 
 def _commands(sound: Path) -> dict[str, list[str]]:
     """Words of each subcommand; PROFILE stands for the file, OUT for a new one."""
-    from reports.cli import COMMANDS
+    from ipuscope.reports.cli import COMMANDS
 
     left_out = ("completion", "view", "compare", "export", "html", "query")
     commands = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
@@ -326,7 +327,7 @@ def _commands(sound: Path) -> dict[str, list[str]]:
 
 def _command(words: list[str]) -> Callable[[Path], None]:
     def run(path: Path) -> None:
-        from reports.cli import main
+        from ipuscope.reports.cli import main
 
         named = {
             "PROFILE": str(path),
@@ -348,7 +349,7 @@ def _command(words: list[str]) -> Callable[[Path], None]:
 
 def viewer(path: Path) -> None:
     """Every page, and every callback with what the page's controls hold."""
-    from viewer.app import PAGES, create_app
+    from ipuscope.viewer.app import PAGES, create_app
 
     try:
         report = open_report(path)

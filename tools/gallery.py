@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler import analysis, open_report, units
-from reports.cli import main as report_command
-from reports.cli.common import find_one
+from ipuscope.profiler import analysis, open_report, units
+from ipuscope.reports.cli import main as report_command
+from ipuscope.reports.cli.common import find_one
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ipuscope.poprun import poprun_parser
+from ipuscope.reports.cli import make_parser
 from ipuscope.run_arguments import run_parser
-from reports.cli import make_parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,10 +22,10 @@ REFERENCE = {
     "profiler": (
         "Open a profile; [what it answers](../architecture.md#report-what-a-profile-answers)."
     ),
-    "profiler.analysis": "What a profile comes to.",
-    "profiler.insights": "What limits a run, and what to change.",
-    "profiler.advise": "What to change, all levers together; what frees memory.",
-    "profiler.rebalance": "Costs of Blocks, what another split would give, the best split.",
+    "ipuscope.profiler.analysis": "What a profile comes to.",
+    "ipuscope.planner.insights": "What limits a run, and what to change.",
+    "ipuscope.planner.advice": "What to change, all levers together; what frees memory.",
+    "ipuscope.planner.rebalance": "Costs of Blocks, what another split would give, the best split.",
     "viewer": "The viewer as a Dash app.",
     "ipu_exec": "PopTorch's names: [each, and what becomes of it](../compatibility.md).",
 }

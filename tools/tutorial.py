@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial.md"
-PROGRAMS = {"ipu-run": "ipu_exec.run", "ipu-report": "reports.cli"}
+PROGRAMS = {"ipu-run": "ipu_exec.commands.run", "ipu-report": "ipuscope.reports.cli"}
 # The same path through a model of four layers.
 TINY = {
     "--large --half": "--tiny --stages 4 --accumulation 8",
@@ -82,10 +82,10 @@ def squeezed(words: str) -> str:
 
 def take_pictures(folder: Path) -> None:
     """The pictures of the page, light and dark."""
-    from profiler import open_report
-    from reports.cli.common import find_one
-    from viewer import create_app
-    from viewer.screenshots import find_browser, serving, take
+    from ipuscope.profiler import open_report
+    from ipuscope.reports.cli.common import find_one
+    from ipuscope.viewer import create_app
+    from ipuscope.viewer.screenshots import find_browser, serving, take
 
     browser = find_browser()
     if browser is None:

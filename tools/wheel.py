@@ -60,8 +60,9 @@ import numpy as np
 import pandas as pd
 
 import ipu_exec as poptorch
-import profiler
-from profiler import ProfileError, Report, rebalance
+from ipuscope import profiler
+from ipuscope.profiler import ProfileError, Report
+from ipuscope.planner import rebalance
 
 
 def slowest(report: Report) -> str:
@@ -76,7 +77,7 @@ def fullest_tile(report: Report) -> int:
 
 def prediction(path: str) -> int:
     try:
-        with profiler.open_report(path) as report:
+        with ipuscope.profiler.open_report(path) as report:
             costs = rebalance.Costs.from_report(report)
             return rebalance.best_split(costs, 2).prediction.total
     except ProfileError as error:

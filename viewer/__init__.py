@@ -1,6 +1,6 @@
 """The interactive viewer of a profile.
 
-`create_app` gives a Dash app; `viewer.figures` are its plots, without Dash.
+`create_app` gives a Dash app; `ipuscope.viewer.figures` are its plots, without Dash.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     from dash import Dash
 
-    from profiler import Report
-    from viewer.guard import Guard
-    from viewer.inline import Shown
+    from ipuscope.profiler import Report
+    from ipuscope.viewer.guard import Guard
+    from ipuscope.viewer.inline import Shown
 
 __all__ = ["create_app", "show"]
 
@@ -37,13 +37,13 @@ def create_app(
     Dash is imported here and not with the package: the HTML report draws the same figures without
     it.
     """
-    from viewer.app import create_app
+    from ipuscope.viewer.app import create_app
 
     return create_app(report, other, guard, prepare, script)
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
-    """The viewer inside a notebook, on a free port of this machine (`viewer.inline`)."""
-    from viewer.inline import show
+    """The viewer inside a notebook, on a free port of this machine (`ipuscope.viewer.inline`)."""
+    from ipuscope.viewer.inline import show
 
     return show(report, other, height)

@@ -8,9 +8,9 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html, no_update
 
-from viewer import guard as guards
-from viewer.app import INDEX
-from viewer.figures import theme as themes
+from ipuscope.viewer import guard as guards
+from ipuscope.viewer.app import INDEX
+from ipuscope.viewer.figures import theme as themes
 
 THEME = "theme-now"  # the id of the store that has the theme's name
 

@@ -1,8 +1,8 @@
 """Answers the server has already given, cached in memory and in the user's cache directory.
 
 An answer depends only on the profiles, the code, the script that may be compiled and the request.
-Slow ones are cached (`profiler.kept`), so that a page seen before costs next to nothing, however
-large the profile; what a first visit needs is prepared while the user reads the first page.
+Slow ones are cached (`ipuscope.profiler.kept`), so that a page seen before costs next to nothing,
+however large the profile; what a first visit needs is prepared while the user reads the first page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 from dash import Dash
 from flask import Response, g, request
 
-from profiler import ProfileError, kept, schema
-from viewer.profiles import Profiles
+from ipuscope.profiler import ProfileError, kept
+from ipuscope.profiler.file import schema
+from ipuscope.viewer.profiles import Profiles
 
 LEAST_SECONDS = 0.015  # of the server's thread: what is quicker is answered anew
 LEAST_ON_DISK = 0.08  # ... and what is quicker than this only while the viewer runs

@@ -25,16 +25,17 @@ from dash import (
 )
 from werkzeug.serving import run_simple
 
-from profiler import ProfileError, Report, analysis, records
-from profiler.advise import Relief, relief
-from profiler.rebalance.verdict import Answer
-from profiler.units import sentence
-from viewer import guard as guards
-from viewer.answers import Preparation, keep
-from viewer.figures import theme as themes
-from viewer.figures import units
-from viewer.first_answers import FirstAnswers
-from viewer.pages import (
+from ipuscope.planner.advice import Relief, relief
+from ipuscope.planner.predict.memory_verdict import Answer
+from ipuscope.profiler import ProfileError, Report, analysis
+from ipuscope.profiler.file import records
+from ipuscope.profiler.units import sentence
+from ipuscope.viewer import guard as guards
+from ipuscope.viewer.answers import Preparation, keep
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.first_answers import FirstAnswers
+from ipuscope.viewer.pages import (
     common,
     compare,
     flame,
@@ -50,9 +51,9 @@ from viewer.pages import (
     summary,
     trace,
 )
-from viewer.pages.common import Page, View
-from viewer.process import settle
-from viewer.profiles import FollowedProfiles, Profiles
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.process import settle
+from ipuscope.viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,

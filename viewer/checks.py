@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from profiler.rebalance import Assignment, Costs, what_if
-from profiler.rebalance.split import quickest
-from profiler.rebalance.verified import Verified, candidates, verify
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.split_search import quickest
+from ipuscope.planner.search.verified_splits import Verified, candidates, verify
 
 COUNT = 4  # splits of a check
 _log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import Any
 
 from dash import Dash
 
-from viewer.answers import PREPARED
-from viewer.pages.common import Page
+from ipuscope.viewer.answers import PREPARED
+from ipuscope.viewer.pages.common import Page
 
 UPDATE = "/_dash-update-component"
 Where = dict[str, Any]  # path, query and theme, as assets/viewer.js says them

@@ -10,9 +10,9 @@ from typing import Any
 
 from werkzeug.serving import make_server
 
-from profiler import Report
-from viewer.app import create_app
-from viewer.guard import Guard
+from ipuscope.profiler import Report
+from ipuscope.viewer.app import create_app
+from ipuscope.viewer.guard import Guard
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from planner import Candidate, Mapping, Plan
-from planner.plan import SHARES
-from planner.words import latency, table
-from profiler.units import per_second
-from viewer import guard as guards
-from viewer.alone import THEME, page_alone
-from viewer.figures import plan as figures
-from viewer.figures import theme as themes
-from viewer.pages import common
-from viewer.pages.common import Column
+from ipuscope.planner.mappings import Candidate, Mapping, Plan
+from ipuscope.planner.mappings.plan import SHARES
+from ipuscope.planner.mappings.plan_words import latency, table
+from ipuscope.profiler.units import per_second
+from ipuscope.viewer import guard as guards
+from ipuscope.viewer.alone import THEME, page_alone
+from ipuscope.viewer.figures import plan as figures
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import Column
 
 _RATE = Column("samples_per_second", "samples/s", ",.0f", width=110, tip="samples/s, predicted")
 _COLUMNS = (

@@ -14,9 +14,10 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profiler import ProfileError, Report, open_report, schema
-from profiler.lock import is_being_written
-from viewer.checks import Checks
+from ipuscope.profiler import ProfileError, Report, open_report
+from ipuscope.profiler.file import schema
+from ipuscope.profiler.file.lock import is_being_written
+from ipuscope.viewer.checks import Checks
 
 T = TypeVar("T")
 PROFILE = "profile.pop"

@@ -1,7 +1,7 @@
 """Pictures of every page of the viewer, light and dark, for the docs.
 
-``python -m viewer.screenshots demo/training -o docs/images`` needs playwright, pillow and chromium.
-The README shows two of the pictures, cut to the window.
+``python -m ipuscope.viewer.screenshots demo/training -o docs/images`` needs playwright, pillow and
+chromium. The README shows two of the pictures, cut to the window.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from werkzeug.serving import make_server
 
-from profiler import ProfileError, open_report
+from ipuscope.profiler import ProfileError, open_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -146,9 +146,11 @@ def take(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the pictures; return 1 with a message if that is not possible."""
-    from viewer.app import PAGES, create_app
+    from ipuscope.viewer.app import PAGES, create_app
 
-    parser = argparse.ArgumentParser(prog="python -m viewer.screenshots", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m ipuscope.viewer.screenshots", description=__doc__
+    )
     parser.add_argument(
         "profile",
         nargs="?",

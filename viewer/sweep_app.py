@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from planner.runs import settings_of
-from viewer import guard as guards
-from viewer.alone import THEME, page_alone
-from viewer.figures import sweep as figures
-from viewer.figures import theme as themes
-from viewer.pages import common
-from viewer.pages.common import Column
+from ipuscope.planner.mappings.sweep_runs import settings_of
+from ipuscope.viewer import guard as guards
+from ipuscope.viewer.alone import THEME, page_alone
+from ipuscope.viewer.figures import sweep as figures
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import Column
 
 # The address of a viewer of a profile; None where there can be none from here
 Opener = Callable[[Path], str | None]
@@ -38,7 +38,7 @@ _AXIS = 150  # pixels of an axis and its name
 def create_sweep_app(
     runs: pd.DataFrame, name: str, opener: Opener, guard: guards.Guard | None = None
 ) -> Dash:
-    """The viewer of runs (`planner.runs.read`). ``name``: the sweep's folder, for the heading."""
+    """The viewer of runs (`planner.mappings.sweep_runs.read`). ``name``: the sweep's folder, for the heading."""
     settings = settings_of(runs)
     failed = int((runs["problem"] != "").sum())
     said = f"{len(runs)} runs of {', '.join(settings)}"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profiler.units import per_second
+from ipuscope.profiler.units import per_second
 
 MODELS = {
     "demo": ["examples/mnist_pipeline.py"],
@@ -27,10 +27,10 @@ COMPILES = 1200  # seconds that all compiles of a model may take
 def rows(name: str, program: list[str]) -> Iterator[str]:
     """A row of the table for each piece of advice, and for the last round of the search."""
     with tempfile.TemporaryDirectory(prefix="advice-") as folder:
-        _run("ipu_exec.run", "--compile-only", "--profile-dir", folder, *program)
+        _run("ipu_exec.commands.run", "--compile-only", "--profile-dir", folder, *program)
         profile = str(Path(folder) / "training")
         words = ["--json", "-o", str(Path(folder) / "tried"), profile, "--check", *program]
-        (page,) = json.loads(_run("reports.cli", "advise", *words))
+        (page,) = json.loads(_run("ipuscope.reports.cli", "advise", *words))
     for advice in page["advice"]:
         yield _row(name, advice["title"], advice, advice["came"])
     for step in page.get("rounds", [])[1:]:

@@ -13,14 +13,14 @@ from types import ModuleType
 
 import numpy as np
 
-import profiler
 from benchmarks.clients.profiles import Profiles
-from profiler import pva
+from ipuscope import profiler
+from ipuscope.profiler import pva
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A client's conclusion and the same value from `profiler.Report`, as text."""
+    """A client's conclusion and the same value from `ipuscope.profiler.Report`, as text."""
 
     client: str
     question: str
@@ -33,7 +33,7 @@ class Answer:
 
 
 def stand_in() -> None:
-    """``import pva`` gives `profiler.pva`, as under ``ipu-run``."""
+    """``import pva`` gives `ipuscope.profiler.pva`, as under ``ipu-run``."""
     sys.modules["pva"], sys.modules["pva.pva_core"] = pva, pva.pva_core
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler import pva
+from ipuscope.profiler import pva
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ _HEAD = """# Public clients of libpva on our profiles
 <!-- Made by `python -m benchmarks.clients --popliner DIR --reptil DIR --addons DIR
 --flash-attention DIR`, each DIR a checkout of the client's public repository. -->
 
-Programs written for the vendor's libpva run on `profiler.pva` unchanged (`import pva` under
-`ipu-run`). Here each concludes something of a profile, and the profile's own frames say the same:
-the demo's network in a pipeline over four IPUs (inference) for `pva_utils` and reptil, its training
-on one IPU for the others. PopLiner's total has every operation in a layer
+Programs written for the vendor's libpva run on `ipuscope.profiler.pva` unchanged (`import pva`
+under `ipu-run`). Here each concludes something of a profile, and the profile's own frames say the
+same: the demo's network in a pipeline over four IPUs (inference) for `pva_utils` and reptil, its
+training on one IPU for the others. PopLiner's total has every operation in a layer
 (`--layer-name-regex '^(.)'`), as it leaves out what is in none.
 
 | client | asked | concluded | the profile | |

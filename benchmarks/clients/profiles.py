@@ -11,11 +11,11 @@ import torch
 import ipu_exec
 from examples.digits import Mnist
 from examples.models import build, split
-from ipu_exec.compiler.profile_header import header
-from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.compiler.rows.profile_header import header
+from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.session.compilation import compile_step
-from profiler import ProfileWriter
-from profiler.records import Run
+from ipuscope.profiler import ProfileWriter
+from ipuscope.profiler.file.records import Run
 from tests.models import mnist_batch
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler.enums import Role
-from profiler.memory import including_gaps
+from ipuscope.profiler.enums import Role
+from ipuscope.profiler.timeline.tile_usage import including_gaps
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from benchmarks.plan.brute_force import Case, compile_all, random_case
 from benchmarks.plan.public import PUBLIC
 from benchmarks.plan.two_workers import BERT_LARGE, measure
 from ipu_exec.errors import Error
-from ipu_exec.planning.asking import Asked, plan_call
-from planner import Mapping
-from profiler.units import per_second
+from ipu_exec.planning.first_call_plan import Asked, plan_call
+from ipuscope.planner.mappings import Mapping
+from ipuscope.profiler.units import per_second
 
 
 def main() -> int:

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 import ipu_exec
-from ipu_exec.planning.asking import Asked, keys_of, plan_call, question_of
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
+from ipu_exec.planning.first_call_plan import Asked, keys_of, plan_call, question_of
 from ipu_exec.session.first_call import FirstCall
-from planner import Key, Mapping, Obtained, Plan, StagePlan
-from planner.mapping import attached
-from planner.planning import allows
-from profiler import schedules
+from ipuscope.planner.mappings import Key, Mapping, Obtained, Plan, StagePlan
+from ipuscope.planner.mappings.compile_search import allows
+from ipuscope.planner.mappings.mapping import attached
+from ipuscope.profiler.timeline import schedules
 
 
 class Layers(torch.nn.Module):

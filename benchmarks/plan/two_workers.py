@@ -21,11 +21,11 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.plan.public import PUBLIC
-from ipu_exec.planning import asking
-from ipu_exec.planning.asking import Asked, plan_call
+from ipu_exec.planning import first_call_plan
+from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.workers import Processes, Task
 from ipu_exec.session.first_call import FirstCall
-from planner import Plan
+from ipuscope.planner.mappings import Plan
 
 # BERT-Large over 8 IPUs as `examples.bert_pretraining --large --half` has it, planned onto 16
 BERT_LARGE = replace(
@@ -120,7 +120,7 @@ def measure(call: Callable[[], FirstCall], ipus: int) -> tuple[Spent, Spent, Pla
     by_itself = Spent(cpu, cpu, time.monotonic() - clock)
     clock = time.monotonic()
     workers = Counted(_WORKERS)
-    with patch.object(asking, "workers_of", lambda count, ray: workers):
+    with patch.object(first_call_plan, "workers_of", lambda count, ray: workers):
         together = plan_call(call(), Asked(ipus, keep=False, workers=_WORKERS))
     assert alone.candidates == together.candidates
     return by_itself, workers.spent(time.monotonic() - clock), alone

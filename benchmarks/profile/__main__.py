@@ -79,11 +79,11 @@ def compiled(case: Case) -> Any:
 
 def write(executable: Any, path: Path) -> float:
     """Seconds to write the profile with one run."""
-    from ipu_exec.compiler.profile_header import header
-    from ipu_exec.compiler.profile_rows import rows
-    from profiler import ProfileWriter
-    from profiler.records import Run
-    from profiler.worked_out import answers
+    from ipu_exec.compiler.rows.profile_header import header
+    from ipu_exec.compiler.rows.profile_rows import rows
+    from ipuscope.planner.worked_out import answers
+    from ipuscope.profiler import ProfileWriter
+    from ipuscope.profiler.file.records import Run
 
     start = time.perf_counter()
     with ProfileWriter(path) as writer:
@@ -98,7 +98,7 @@ def write(executable: Any, path: Path) -> float:
 
 def dense(path: Path, target: Path) -> tuple[float, int]:
     """Seconds to write the same content as plain arrays, and bytes of the file."""
-    import profiler
+    from ipuscope import profiler
 
     report = profiler.open_report(path)
     tiles, steps, trace = report.target.tiles_per_ipu, report.program_steps(), report.steps(0)
@@ -141,8 +141,8 @@ def median(measured: Callable[[], Any]) -> float:
 
 def readings(path: Path) -> dict[str, float]:
     """Seconds for the usual first queries, each on a report that has read nothing else."""
-    import profiler
-    from profiler import pva
+    from ipuscope import profiler
+    from ipuscope.profiler import pva
 
     def heat() -> None:
         report = profiler.open_report(path)
@@ -192,7 +192,7 @@ def seconds(value: float) -> str:
 
 def measure(case: Case, folder: Path) -> list[str]:
     """Lines of the page about one case."""
-    import profiler
+    from ipuscope import profiler
 
     executable = compiled(case)
     path = folder / f"{case.model}-{case.ipus}.pop"

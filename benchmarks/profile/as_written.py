@@ -1,7 +1,8 @@
 """Profiles as the code that is here writes them.
 
-A large profile holds answers of the code that wrote it (`profiler.worked_out`), which another
-version does not take: benchmarks of profiles that are there already measure a copy with its own.
+A large profile holds answers of the code that wrote it (`ipuscope.planner.worked_out`), which
+another version does not take: benchmarks of profiles that are there already measure a copy with its
+own.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import sqlite3
 from multiprocessing import get_context
 from pathlib import Path
 
-from profiler import schema, seal
-from profiler.reader import find_profile
-from profiler.worked_out import answers
-from profiler.writer import store_answers
+from ipuscope.planner.worked_out import answers
+from ipuscope.profiler.file import schema, seal
+from ipuscope.profiler.file.reader import find_profile
+from ipuscope.profiler.file.writer import store_answers
 
 
 def as_written(path: Path, folder: Path) -> Path:

@@ -67,7 +67,12 @@ def taken(report: Sequence[str], path: Path, times: int = TIMES) -> Taken:
 
 def _one(report: Sequence[str], path: Path, cache: str) -> Taken:
     known = {PROFILE: str(path), OUT: os.path.join(cache, "out")}
-    command = [sys.executable, "-m", "reports.cli", *(known.get(word, word) for word in report)]
+    command = [
+        sys.executable,
+        "-m",
+        "ipuscope.reports.cli",
+        *(known.get(word, word) for word in report),
+    ]
     environment = {**os.environ, "IPUSCOPE_CACHE": os.path.join(cache, "kept")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = subprocess.Popen(
@@ -94,7 +99,7 @@ def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
 
 
 def _section(profiles: dict[str, Path], times: int) -> list[str]:
-    from profiler import open_report
+    from ipuscope.profiler import open_report
 
     ipus = {name: open_report(path).target.num_ipus for name, path in profiles.items()}
     names = sorted(profiles, key=ipus.__getitem__)
@@ -109,7 +114,7 @@ def _section(profiles: dict[str, Path], times: int) -> list[str]:
         " and, where that is a fifth less, a second time; the ratio and the exponent are of the"
         f" largest over the smallest, nothing kept; in bold where it is over {WANTED:.0f}."
         " A profile of 16,384 steps or more holds what takes long to work out, insights for one"
-        " (`profiler.worked_out`): they are those of the code that is measured, as a profile has"
+        " (`ipuscope.planner.worked_out`): they are those of the code that is measured, as a profile has"
         " them that it writes, and `write` above has what that costs."
         f" `rebalance` searches over all stages; `query` is `{SQL}`.",
         "",

@@ -10,7 +10,7 @@ micro-batch in any split, the memory is left out of the choice, and the table sa
 table is of models that nobody wrote, with random cycles, copies and bytes on 1,472 tiles, to time
 the search: of a whole weight update, and of the bottleneck alone, whose least is exact. Where ways
 to split are too many to keep apart, the gap between the split and a bound that no split is below is
-narrowed box by box (profiler/rebalance/boxes.py): to less than 0.1 %, or to a few at the least
+narrowed box by box (planner/search/boxes.py): to less than 0.1 %, or to a few at the least
 accumulation that a pipeline takes, where ramps are half of an update. Every answer says it.
 """
 
@@ -31,13 +31,14 @@ from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.profile_header import header
-from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.compiler.rows.profile_header import header
+from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.session.compilation import compile_step
-from profiler import ProfileWriter, Report, open_report
-from profiler.rebalance import Assignment, Costs, best_split, what_if
-from profiler.rebalance.choice import Choice
-from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.split_search import ALL_CHOICES, best_split, least_bottleneck
+from ipuscope.profiler import ProfileWriter, Report, open_report
 
 PAGE = Path(__file__).parents[2] / "docs" / "rebalance.md"
 PUBLISHED = "## Splits that people published"

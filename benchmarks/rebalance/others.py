@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profiler.rebalance import Assignment
+from ipuscope.planner.predict.what_if import Assignment
 
 
 def filled(starts: Sequence[int], blocks: int) -> Assignment:

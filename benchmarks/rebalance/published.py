@@ -21,8 +21,9 @@ import ipu_exec
 from benchmarks.rebalance import hugging_face, mini_dalle, speech
 from benchmarks.rebalance.__main__ import DEFAULT, PAGE, PUBLISHED, Settings, compiled, profile
 from examples.models import Example, build
-from profiler.rebalance import Assignment, Costs, Prediction, placement_file, what_if
-from profiler.rebalance.split import quickest
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
+from ipuscope.planner.search.split_search import quickest
 
 ACCUMULATION = 64
 CLOSE = 0.005  # of the cycles

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.rebalance.block_cycles import BlockCycles
-from profiler.rebalance.block_memory import BlockMemory
-from profiler.rebalance.costs import Costs
-from profiler.rebalance.cuts import Cuts
-from profiler.rebalance.host_streams import HostStreams
-from profiler.rebalance.machine_costs import MachineCosts
-from profiler.rebalance.passes import Pass
-from profiler.rebalance.stash_costs import StashCosts
+from ipuscope.planner.costs.block_cycles import BlockCycles
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.cuts import Cuts
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.machine_costs import MachineCosts
+from ipuscope.planner.costs.passes import Pass
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.costs.stash_costs import StashCosts
 
 
 def random_costs(

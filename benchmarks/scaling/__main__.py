@@ -20,14 +20,14 @@ from typing import Any
 
 import pandas as pd
 
-import profiler
 from benchmarks.fidelity.cases import compiled
 from benchmarks.profile.__main__ import write
 from benchmarks.scaling import page
 from benchmarks.scaling.cases import PUBLISHED, System, row, sweep
 from benchmarks.scaling.page import BETWEEN, COLLECTIVE, WITHIN
-from ipu_exec import topology
-from profiler.analysis.critical_path import critical_path
+from ipu_exec.base import topology
+from ipuscope import profiler
+from ipuscope.profiler.analysis.critical_path import critical_path
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.analysis.critical_path import CAUSES
+from ipuscope.profiler.analysis.critical_path import CAUSES
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

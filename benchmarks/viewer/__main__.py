@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.viewer import pages
-from profiler import open_report
-from profiler.reader import find_profile
+from ipuscope.profiler import open_report
+from ipuscope.profiler.file.reader import find_profile
+from ipuscope.viewer.screenshots import FLAGS, SIZE, find_browser, settled
 from tests.synthetic import synthetic_profile
-from viewer.screenshots import FLAGS, SIZE, find_browser, settled
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "viewer-performance.md"
@@ -95,7 +95,7 @@ def measure(
         command = [
             sys.executable,
             "-m",
-            "reports.cli",
+            "ipuscope.reports.cli",
             "view",
             "--no-browser",
             "--port",

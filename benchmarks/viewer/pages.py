@@ -1,7 +1,7 @@
 """CPU time of the viewer's server for the layout of every page and the callbacks that fill it.
 
-Measured without a browser (`viewer.first_answers`), in a separate process for each opening: the
-first computes everything, the second finds it in the cache.
+Measured without a browser (`ipuscope.viewer.first_answers`), in a separate process for each
+opening: the first computes everything, the second finds it in the cache.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def section(profiles: dict[str, Path]) -> list[str]:
         f" after that, the least of {_ROUNDS} rounds, and the kilobytes of the answer. In bold: a"
         f" first time over {WANTED} times that of the first profile; times up to"
         f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. What other"
-        " pages show is worked out while the first one is read (`viewer.answers`): mostly it is the"
+        " pages show is worked out while the first one is read (`ipuscope.viewer.answers`): mostly it is the"
         " second number that a user waits for. A profile of"
         " 16,384 steps or more"
-        " holds what takes long to work out (`profiler.worked_out`), as the code that is measured"
+        " holds what takes long to work out (`ipuscope.planner.worked_out`), as the code that is measured"
         " writes it. What is over that then is mostly the reading of more: there are"
         f" {_sizes(profiles)}.",
         "",
@@ -120,7 +120,8 @@ def section(profiles: dict[str, Path]) -> list[str]:
 
 def _sizes(profiles: dict[str, Path]) -> str:
     """How much there is to read in each of the profiles, in words."""
-    from profiler import open_report, records
+    from ipuscope.profiler import open_report
+    from ipuscope.profiler.file import records
 
     said = []
     for name, path in profiles.items():
@@ -141,10 +142,10 @@ def _cell(times: tuple[float, float], small: float) -> str:
 
 
 def _measure(path: Path) -> list[tuple[str, float, int]]:
-    from profiler import open_report
-    from viewer.app import PAGES, create_app
-    from viewer.first_answers import FirstAnswers
-    from viewer.process import settle
+    from ipuscope.profiler import open_report
+    from ipuscope.viewer.app import PAGES, create_app
+    from ipuscope.viewer.first_answers import FirstAnswers
+    from ipuscope.viewer.process import settle
 
     app = create_app(open_report(path))
     settle()  # as `ipu-report view` does

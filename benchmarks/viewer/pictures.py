@@ -1,9 +1,9 @@
 """Pictures of large profiles in docs/images: BERT-Large on 8 IPUs, 64 stages and GPT-3 on 256.
 
 ``python -m benchmarks.viewer.pictures`` compiles both models, into a directory that it removes, and
-takes the pictures (`viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take profiles that
-are there already; ``--gpt3`` takes that of examples/gpt3_175b.py, whose compile is left to the
-caller.
+takes the pictures (`ipuscope.viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take
+profiles that are there already; ``--gpt3`` takes that of examples/gpt3_175b.py, whose compile is
+left to the caller.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.profile.__main__ import CASES, compiled, write
-from profiler import open_report
-from viewer.app import create_app
-from viewer.screenshots import find_browser, serving, take
+from ipuscope.profiler import open_report
+from ipuscope.viewer.app import create_app
+from ipuscope.viewer.screenshots import find_browser, serving, take
 
 ROOT = Path(__file__).parents[2]
 BERT_LARGE = ("/", "/pipeline", "/trace", "/flame?layers=together")

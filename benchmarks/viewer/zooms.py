@@ -48,8 +48,8 @@ def measured(path: str) -> list[float]:
 
     Imports whichever viewer is on the path: it asks as a browser does, with nothing of this one.
     """
-    from profiler import open_report
-    from viewer.app import create_app
+    from ipuscope.profiler import open_report
+    from ipuscope.viewer.app import create_app
 
     report = open_report(path)
     client = create_app(report).server.test_client()

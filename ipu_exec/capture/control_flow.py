@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ipu_exec.capture.devices import Devices
-from ipu_exec.capture.unchanged import unchanged
+from ipu_exec.capture.recording.devices import Devices
+from ipu_exec.capture.recording.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
 _ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.context import refuse
+from ipu_exec.base.context import refuse
+from ipu_exec.base.structures import learn
 from ipu_exec.errors import Error
-from ipu_exec.structures import learn
 
 logger = logging.getLogger("ipu_exec")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ipu_exec.base.optimiser_attributes import accumulates_in_velocity, state_dtype
 from ipu_exec.graph import Graph
-from ipu_exec.optimiser_attributes import accumulates_in_velocity, state_dtype
-from profiler.enums import Role
+from ipuscope.profiler.enums import Role
 
 
 def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:

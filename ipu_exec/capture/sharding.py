@@ -1,7 +1,7 @@
 """Tensor sharding: the model as run by one of the IPUs that share its tensors.
 
-The plan's styles (`ipu_exec.sharding_plan`) are applied as PyTorch applies them, on fake weights
-and in PyTorch's fake process group, of which this process is rank 0. The recorder sees the
+The plan's styles (`ipu_exec.base.sharding_plan`) are applied as PyTorch applies them, on fake
+weights and in PyTorch's fake process group, of which this process is rank 0. The recorder sees the
 operators on this rank's shares and the collectives between the ranks; DTensors never reach the
 graph. Afterwards the model is restored: modules have their own weights, hooks and forwards again.
 
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ipu_exec.base.sharding_plan import TensorSharding, styles_of_modules
 from ipu_exec.errors import Error
-from ipu_exec.sharding_plan import TensorSharding, styles_of_modules
 
 _WHERE = "Options.tensorSharding"
 
@@ -385,7 +385,7 @@ def refused(module: str, sharding: TensorSharding, error: Exception) -> Error:
 
 def source_of(error: Exception) -> str:
     """The innermost line of the user's own code that an error passed through."""
-    from ipu_exec.capture.origins import is_own_code
+    from ipu_exec.capture.recording.origins import is_own_code
 
     line, trace = "", error.__traceback__
     while trace is not None:

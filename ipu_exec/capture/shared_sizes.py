@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ipu_exec.sharding_plan import TensorSharding
+from ipu_exec.base.sharding_plan import TensorSharding
 
 _MARK = "_shared_last"  # on tensors whose last dimension the IPUs of a stage share
 _VIEWS = ("view", "reshape", "unflatten")

@@ -15,24 +15,27 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.context import keeping_what_is_saved
+from ipu_exec.base.optimiser_attributes import take_step
+from ipu_exec.base.sharding_plan import TensorSharding
 from ipu_exec.capture import overlap, shared_sizes
-from ipu_exec.capture.casts import Casting
-from ipu_exec.capture.devices import Devices
-from ipu_exec.capture.equal_layers import EqualLayers, find_equal_layers
-from ipu_exec.capture.expand import PerWeight, Registered, expand
-from ipu_exec.capture.fake_tensors import FakeTensors, make_state, unlogged
-from ipu_exec.capture.marks import (
+from ipu_exec.capture.layers.equal_layers import EqualLayers, find_equal_layers
+from ipu_exec.capture.layers.expand import PerWeight, Registered, expand
+from ipu_exec.capture.layers.per_weight import updates_of_weights
+from ipu_exec.capture.layers.repeats import NotRepeatable, Repeats
+from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
+from ipu_exec.capture.recording.devices import Devices
+from ipu_exec.capture.recording.fake_tensors import FakeTensors, make_state, unlogged
+from ipu_exec.capture.recording.marks import (
     note_checkpoints,
     note_memory_proportions,
     note_serialised_products,
 )
-from ipu_exec.capture.multi_conv import fuse
-from ipu_exec.capture.open_blocks import reset_blocks
-from ipu_exec.capture.optimiser_states import keep_as_optimizer_does
-from ipu_exec.capture.per_weight import updates_of_weights
-from ipu_exec.capture.recorder import Recorder, tensors_of
-from ipu_exec.capture.repeats import NotRepeatable, Repeats
-from ipu_exec.capture.replacements import torch_as_on_ipu
+from ipu_exec.capture.recording.open_blocks import reset_blocks
+from ipu_exec.capture.recording.recorder import Recorder, tensors_of
+from ipu_exec.capture.rewrites.casts import Casting
+from ipu_exec.capture.rewrites.multi_conv import fuse
+from ipu_exec.capture.rewrites.replacements import torch_as_on_ipu
 from ipu_exec.capture.sharding import (
     cut_alike,
     losses_of_shares,
@@ -40,12 +43,9 @@ from ipu_exec.capture.sharding import (
     sharded,
     without_propagation,
 )
-from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
-from ipu_exec.optimiser_attributes import take_step
-from ipu_exec.sharding_plan import TensorSharding
-from profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Role
 
 logger = logging.getLogger("ipu_exec")
 
@@ -71,15 +71,15 @@ def capture(
     added to accumulators that persist, as with gradient accumulation. ``find_loss`` picks the loss
     from what the model returns. ``contents``: the values that the forward reads from tensors, in
     order, because fake tensors hold none; ContentError if it reads more. ``casting``: entered
-    around forward and backward (`ipu_exec.capture.casts`).
+    around forward and backward (`ipu_exec.capture.rewrites.casts`).
 
     If a model changes a tensor in place that its backward still needs, a copy of it is recorded, as
     in PopART's programs, in which no tensor is changed (``Graph.mutates``). PyTorch refuses such a
     backward.
 
     ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
-    others are copied from these (`ipu_exec.capture.repeats`). The graph is the same. ``sharding``:
-    the graph is that of one of the IPUs that share the model's tensors
+    others are copied from these (`ipu_exec.capture.layers.repeats`). The graph is the same.
+    ``sharding``: the graph is that of one of the IPUs that share the model's tensors
     (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()

@@ -8,24 +8,25 @@ from functools import cached_property
 from math import ceil, log2
 from typing import Any
 
-from ipu_exec.compiler import overflow
-from ipu_exec.compiler.bodies import ProgramTree
-from ipu_exec.compiler.memory import TileMemory
+from ipu_exec.compiler.emission.bodies import ProgramTree
+from ipu_exec.compiler.memory import overflow
+from ipu_exec.compiler.memory.tile_memory import TileMemory
 from ipu_exec.compiler.options import CompileOptions
-from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.compiler.schedule import Timeline
 from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
-from profiler import records, units
-from profiler.memory import Overflow, what_it_needs
+from ipuscope.profiler import units
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline.tile_usage import Overflow, what_it_needs
 
 
 @dataclass(frozen=True)
 class Executable:
     """The results of all passes for a model: its placement, its costs and its tile memory.
 
-    `ipu_exec.compiler.profile_rows` makes the rows of its profile.
+    `ipu_exec.compiler.rows.profile_rows` makes the rows of its profile.
     """
 
     graph: Graph

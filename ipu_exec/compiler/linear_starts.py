@@ -17,7 +17,7 @@ import numpy as np
 
 from ipu_exec.graph import Graph
 from ipu_exec.lowering.plan import Layout
-from profiler.enums import Role
+from ipuscope.profiler.enums import Role
 
 LINEAR = "linear"
 Layouts = Mapping[tuple[int, int], Layout]

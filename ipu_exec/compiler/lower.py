@@ -12,20 +12,20 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ipu_exec.compiler.bodies import widened
-from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.emission.bodies import widened
+from ipu_exec.compiler.emission.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.linear_starts import one_after_another
-from ipu_exec.compiler.locations import Shard
 from ipu_exec.compiler.options import CompileOptions
-from ipu_exec.compiler.placement import Placement
-from ipu_exec.compiler.residency import Residency, WeightUpdate
+from ipu_exec.compiler.placement.locations import Shard
+from ipu_exec.compiler.placement.place import Placement
+from ipu_exec.compiler.placement.residency import Residency, WeightUpdate
 from ipu_exec.compiler.tile_mapping import TileMapping, linear_layout_of
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
 from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
 from ipu_exec.machine import Machine
-from profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Role
 
 _PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.enums import AutoStage, HalfFloatCastingBehavior, Liveness, OutputMode, SyncPattern
 from ipu_exec.graph import Storage
 from ipu_exec.machine import HOST_LATENCY_SECONDS
-from ipu_exec.replica_groups import Groupings
-from profiler.enums import Role
+from ipuscope.profiler.enums import Role
 
 _ONCE = (OutputMode.Final, OutputMode.Sum)
 _KINDS = {

@@ -11,23 +11,24 @@ from typing import Any
 
 import torch
 
-from ipu_exec.capture import overlap, patterns, pooled
-from ipu_exec.capture.casts import casting
+from ipu_exec.base.sharding_plan import TensorSharding
+from ipu_exec.capture import overlap
 from ipu_exec.capture.loss import find_final_loss, frozen
+from ipu_exec.capture.rewrites import patterns, pooled_maximum
+from ipu_exec.capture.rewrites.casts import casting
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler import schedule
-from ipu_exec.compiler.emit import emit
+from ipu_exec.compiler.emission.emit import emit
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.lower import lower_graph
-from ipu_exec.compiler.machines import machines_of
-from ipu_exec.compiler.memory import tile_memory
+from ipu_exec.compiler.memory.tile_memory import tile_memory
 from ipu_exec.compiler.options import CompileOptions, Execution
-from ipu_exec.compiler.placement import place_model
-from ipu_exec.compiler.placement_log import log_placement
-from ipu_exec.compiler.residency import decide
+from ipu_exec.compiler.placement.machines import machines_of
+from ipu_exec.compiler.placement.place import place_model
+from ipu_exec.compiler.placement.placement_log import log_placement
+from ipu_exec.compiler.placement.residency import decide
 from ipu_exec.graph import Graph
 from ipu_exec.machine import target
-from ipu_exec.sharding_plan import TensorSharding
 
 Progress = Callable[[float, str], None]
 
@@ -61,7 +62,7 @@ def capture_model(
         sharding=sharding,
     )
     patterns.rewrite(graph, options.patterns)
-    pooled.read_pooled(graph)
+    pooled_maximum.read_pooled(graph)
     overlap.check(
         graph,
         pipelined=options.strategy.execution is Execution.PIPELINED,

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.emission.bodies import ProgramTree
 from ipu_exec.compiler.options import CompileOptions
-from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.placement.place import Placement
 from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
-from profiler import records, schedules
-from profiler.enums import Direction
-from profiler.phased import Phases, phased, pipelined_phases
-from profiler.schedules import (
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.phased_schedules import Phases, phased, pipelined_phases
+from ipuscope.profiler.timeline.schedules import (
     BACKWARD,
     COPY,
     ENTER,
@@ -74,7 +75,7 @@ def stage_costs(
     tree: ProgramTree,
     options: CompileOptions,
 ) -> Costs:
-    """The costs that `profiler.schedules` needs, taken from the bodies."""
+    """The costs that `ipuscope.profiler.timeline.schedules` needs, taken from the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
 
     def per_ipu(task: int) -> tuple[int, ...]:

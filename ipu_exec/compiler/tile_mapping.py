@@ -11,16 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Use
-from ipu_exec.compiler.host_streams import makers
-from ipu_exec.compiler.locations import Shard
-from ipu_exec.compiler.placement import Placement
-from ipu_exec.compiler.residency import Residency
+from ipu_exec.compiler.emission.bodies import Use
+from ipu_exec.compiler.emission.host_streams import makers
+from ipu_exec.compiler.placement.locations import Shard
+from ipu_exec.compiler.placement.place import Placement
+from ipu_exec.compiler.placement.residency import Residency
 from ipu_exec.graph import Graph
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Plan
 from ipu_exec.machine import Machine
-from profiler.enums import Role
+from ipuscope.profiler.enums import Role
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ says what is counted how.
 from functools import partial as _partial
 from typing import Any as _Any
 
-from ipu_exec import on_import as _on_import
+from ipu_exec.base import on_import as _on_import
 from ipu_exec.lightning.library import installed as _installed
 from ipu_exec.lightning.names import Names, names
 

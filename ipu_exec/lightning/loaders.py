@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from ipu_exec.base.structures import learn
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.options import Options
-from ipu_exec.structures import learn
 
 
 class _ForReplicas:

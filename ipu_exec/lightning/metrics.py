@@ -21,7 +21,7 @@ from ipu_exec.errors import ContentError, Error
 def on_host_where_needed(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Inside, ``module`` runs to be captured; gives what its metrics are sent on the host.
 
-    Whoever calls this puts the metrics' attributes back (`ipu_exec.capture.unchanged`).
+    Whoever calls this puts the metrics' attributes back (`ipu_exec.capture.recording.unchanged`).
     """
     sent: list[torch.Tensor] = []
     torchmetrics = sys.modules.get("torchmetrics")

@@ -9,7 +9,7 @@ import torch
 
 from ipu_exec.capture.control_flow import read_contents
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler import placement
+from ipu_exec.compiler.placement import place
 from ipu_exec.errors import ContentError
 from ipu_exec.lightning.step import StepModule
 from ipu_exec.options import Options
@@ -25,8 +25,8 @@ def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
             contents = read_contents(model, tuple(tensors), {}, False)
             graph = capture(model, tuple(tensors), {}, contents=contents)
     strategy = strategy_options(Options().execution_strategy)
-    outside = placement.begins_outside(graph)
-    stages = placement.resolve_stages(strategy, graph.blocks, outside)
+    outside = place.begins_outside(graph)
+    stages = place.resolve_stages(strategy, graph.blocks, outside)
     return len({stage.ipu for stage in stages})
 
 

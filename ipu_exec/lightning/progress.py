@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from profiler.units import per_second
+from ipuscope.profiler.units import per_second
 
 _PREDICTED, _HOST = "ipu/s", "host/s"
 

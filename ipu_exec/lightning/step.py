@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ipu_exec.base.structures import learn, taken_apart
 from ipu_exec.capture.loss import mark_loss
-from ipu_exec.capture.unchanged import unchanged
+from ipu_exec.capture.recording.unchanged import unchanged
 from ipu_exec.errors import UsageError
 from ipu_exec.lightning.logged import collected
 from ipu_exec.lightning.metrics import on_host_where_needed
 from ipu_exec.lightning.numbers import Asked, asked
-from ipu_exec.structures import learn, taken_apart
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ipu_exec.context import on_ipu
+from ipu_exec.base.context import on_ipu
+from ipu_exec.base.optimiser_attributes import loss_scaling
 from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
@@ -25,7 +26,6 @@ from ipu_exec.lightning.logged import keep_on_host, log_predictions, logging_pre
 from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
 from ipu_exec.lightning.stage import StageModel
-from ipu_exec.optimiser_attributes import loss_scaling
 from ipu_exec.options import Options
 from ipu_exec.session.stepped import SteppedExecutor
 

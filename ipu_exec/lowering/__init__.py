@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ipu_exec.lowering import (  # noqa: F401  (importing them registers their operators)
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.operator_info import OperatorInfo, describe, info, is_view, popart_name
+from ipu_exec.lowering.operators import (  # noqa: F401  (importing them registers their operators)
     attention,
     collectives,
-    conv,
     ctc,
     distance,
     elementwise,
     gather,
     loss,
-    matmul,
-    multi_conv,
     norm,
     optimisers,
     pooling,
@@ -40,10 +40,8 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     softmax,
     views,
 )
-from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.layouts import linear_layout
-from ipu_exec.lowering.operators import OperatorInfo, describe, info, is_view, popart_name
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.products import conv, matmul, multi_conv  # noqa: F401  (importing them registers their operators)
 from ipu_exec.lowering.registry import find, lowering, registered
 from ipu_exec.lowering.vertices import vertex_info
 from ipu_exec.machine import Machine

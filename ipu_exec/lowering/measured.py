@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ipu_exec.lowering.operators import info
+from ipu_exec.lowering.operator_info import info
 
 FILE = Path(__file__).with_name("measured.csv")
 UNMEASURED = "other"

@@ -54,7 +54,7 @@ class Operand:
     offset: int = 0
     storage_elements: int = 0
     layout: Layout | None = None
-    role: str = "activation"  # of profiler.records.ROLES
+    role: str = "activation"  # of ipuscope.profiler.file.records.ROLES
 
     @property
     def elements(self) -> int:
@@ -145,7 +145,7 @@ class Collective:
     """An exchange between the IPUs that share a stage's tensors, after a sync of these.
 
     Bytes of one IPU over its tiles, ``cycles`` of the exchange by where the IPUs lie
-    (`ipu_exec.topology`).
+    (`ipu_exec.base.topology`).
     """
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ipu_exec.errors import LoweringError
-from ipu_exec.lowering.operators import OperatorInfo, describe, info, packet
+from ipu_exec.lowering.operator_info import OperatorInfo, describe, info, packet
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
 
@@ -18,7 +18,8 @@ _LOWERINGS: dict[str, Lowering] = {}
 def lowering(*aten_names: str, **facts: Any) -> Callable[[Lowering], Lowering]:
     """Decorator: lower these operators with the function, ``f(spec, machine) -> Plan``.
 
-    ``facts``: what else holds of all of them, fields of `ipu_exec.lowering.operators.OperatorInfo`.
+    ``facts``: what else holds of all of them, fields of
+    `ipu_exec.lowering.operator_info.OperatorInfo`.
 
     A name with an overload (``"aten.relu.default"``) covers that one, a name without
     (``"aten.relu"``) all overloads. The last registration wins, so that a user can replace ours;

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.recorder import Recorder
+from ipu_exec.capture.recording.recorder import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
 from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.floating_point import Operands, check, check_weights, look_at
-from profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Role
 
 GRADIENT, UPDATED = "Gradient___", "UpdatedVar___"
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ipu_exec.base.replica_groups import Groupings
+from ipu_exec.base.structures import learn
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from ipu_exec.errors import Error
-from ipu_exec.replica_groups import Groupings
-from ipu_exec.structures import learn
 
 _ON_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
 

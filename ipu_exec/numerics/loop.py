@@ -32,6 +32,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ipu_exec.base.optimiser_attributes import take_step
+from ipu_exec.base.replica_groups import run, spread
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.enums import MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
@@ -42,8 +44,6 @@ from ipu_exec.numerics.lockstep import Members, ReplicaState, Turns, norms_toget
 from ipu_exec.numerics.optimiser_state import as_on_device, loss_scaling_on_device
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
-from ipu_exec.optimiser_attributes import take_step
-from ipu_exec.replica_groups import run, spread
 
 logger = logging.getLogger("ipu_exec")
 Gradients = dict[torch.Tensor, torch.Tensor]

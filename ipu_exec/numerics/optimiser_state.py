@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.optimiser_attributes import loss_scaling
+from ipu_exec.base.optimiser_attributes import loss_scaling
 
 Names = Mapping[
     torch.Tensor, tuple[str, int]

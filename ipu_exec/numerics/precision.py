@@ -11,12 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.casts import Casting
+from ipu_exec.base.optimiser_attributes import loss_scaling, state_dtype
+from ipu_exec.capture.rewrites.casts import Casting
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
 from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.randomness import seed_of_replica
-from ipu_exec.optimiser_attributes import loss_scaling, state_dtype
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from planner import Plan
+    from ipuscope.planner.mappings import Plan
 
 
 def plan(model: torch.nn.Module, inputs: Any, ipus: int, **asked: Any) -> Plan:
@@ -17,10 +17,10 @@ def plan(model: torch.nn.Module, inputs: Any, ipus: int, **asked: Any) -> Plan:
     takes, whose first dimension counts the samples of a weight update. ``asked``: ``options``,
     ``optimizer``, ``training``, ``global_batch``, ``micro_batches``, ``proportions``, ``fix``
     (("p=4",)), ``objective``, ``budget`` (seconds), ``verify``, ``workers``, ``ray`` and
-    ``progress``, as `ipu_exec.planning.asking.plan_model` has them.
+    ``progress``, as `ipu_exec.planning.first_call_plan.plan_model` has them.
 
     Error where nothing fits, no Blocks can be proposed, or inputs have no batch dimension.
     """
-    from ipu_exec.planning.asking import plan_model
+    from ipu_exec.planning.first_call_plan import plan_model
 
     return plan_model(model, inputs, ipus, **asked)

@@ -17,14 +17,14 @@ from typing import NoReturn, TextIO
 from rich.console import Console
 
 from ipu_exec.errors import Error
-from ipu_exec.planning.asking import Asked, plan_call
-from ipu_exec.planning.showing import as_csv, as_json, progress, show
+from ipu_exec.planning.first_call_plan import Asked, plan_call
+from ipu_exec.planning.terminal import as_csv, as_json, progress, show
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.first_call import FirstCall
+from ipuscope.planner.mappings import Plan, save
+from ipuscope.planner.mappings.compile_search import INTERRUPTED
+from ipuscope.planner.mappings.question import parse_seconds
 from ipuscope.run_arguments import numbers
-from planner import Plan, save
-from planner.planning import INTERRUPTED
-from planner.question import parse_seconds
 
 _WIDE = 160  # columns of a table that goes to no terminal
 

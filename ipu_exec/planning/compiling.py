@@ -14,36 +14,32 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.base.topology import Span, cycles_of_levels
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.machines import USUAL_PROPORTION
-from ipu_exec.compiler.options import (
-    CompileOptions,
-    Execution,
-    StageOptions,
-    StrategyOptions,
-)
+from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.passes import compile_graph
-from ipu_exec.compiler.placement import Placement, place_model
-from ipu_exec.compiler.profile_header import header
-from ipu_exec.compiler.profile_rows import rows
-from ipu_exec.compiler.recompute import Recomputation, asked_for
+from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
+from ipu_exec.compiler.placement.place import Placement, place_model
+from ipu_exec.compiler.placement.recompute import Recomputation, asked_for
+from ipu_exec.compiler.rows.profile_header import header
+from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.enums import Liveness
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
-from ipu_exec.planning.phased import has_one_block_a_stage, phased_costs
-from ipu_exec.topology import Span, cycles_of_levels
-from planner import Key, Obtained, StagePlan
-from planner import Mapping as Mapped
-from planner.mapping import attached
-from planner.phased_costs import Cut, PhasedCosts
-from planner.priced import Priced
-from profiler import ProfileWriter, Report, open_report, schedules
-from profiler.confidence import likely_error
-from profiler.enums import Direction
-from profiler.memory import what_it_needs
-from profiler.rebalance import Costs
-from profiler.rebalance.all_reduce import Rings
+from ipu_exec.planning.phased_costs import has_one_block_a_stage, phased_costs
+from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings import Key, Obtained, StagePlan
+from ipuscope.planner.mappings import Mapping as Mapped
+from ipuscope.planner.mappings.mapping import attached
+from ipuscope.planner.mappings.phased_costs import Cut, PhasedCosts
+from ipuscope.planner.mappings.priced import Priced
+from ipuscope.profiler import ProfileWriter, Report, open_report
+from ipuscope.profiler.confidence import likely_error
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.tile_usage import what_it_needs
 
 _WORK = (Direction.FORWARD, Direction.BACKWARD)
 _EXCHANGED = ("exchange", "sync")

@@ -23,13 +23,13 @@ from ipu_exec.planning.compiling import (
     settings_of,
     why_not,
 )
-from ipu_exec.planning.kept_costs import KeptCosts, name_of
+from ipu_exec.planning.costs_cache import KeptCosts, name_of
 from ipu_exec.planning.workers import Here, Known, Task, Workers
-from planner import Key, Obtained
-from planner import Mapping as Mapped
-from planner.engine import Settled
-from planner.priced import Priced
-from profiler.rebalance.all_reduce import Rings
+from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.mappings import Key, Obtained
+from ipuscope.planner.mappings import Mapping as Mapped
+from ipuscope.planner.mappings.engine import Settled
+from ipuscope.planner.mappings.priced import Priced
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Made:
 
 @dataclass(frozen=True)
 class RingsOnTarget:
-    """The cost of the all-reduce of gradients on a machine (`planner.priced.RingsOf`)."""
+    """The cost of the all-reduce of gradients on a machine (`planner.mappings.priced.RingsOf`)."""
 
     target: Target
 
@@ -66,7 +66,7 @@ _rings = lru_cache(maxsize=None)(rings_of)
 
 
 class Compiles:
-    """`planner.engine.Engine` over a captured model."""
+    """`ipuscope.planner.mappings.engine.Engine` over a captured model."""
 
     def __init__(
         self, captured: Captured, ipus: int, workers: Workers | None = None, keep: bool = True

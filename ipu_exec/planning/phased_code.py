@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramStep
-from ipu_exec.compiler.code_on_tiles import (
+from ipu_exec.compiler.emission.bodies import Body, ProgramStep
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.memory.code_on_tiles import (
     CALL_INSTRUCTIONS,
     INSTRUCTION_BYTES,
     CodeOfIpu,
     SharedCode,
 )
-from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Plan
-from planner.phased_costs import CodePieces
-from profiler import schedules
+from ipuscope.planner.mappings.phased_costs import CodePieces
+from ipuscope.profiler.timeline import schedules
 
 _OF_A_STAGE = (
     *(schedules.FORWARD, schedules.RECOMPUTE, schedules.BACKWARD),

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.structures import parser_of
 from ipu_exec.errors import UsageError
-from ipu_exec.structures import parser_of
 
 _WAY_OUT = (
     "An executable runs inputs like those it was compiled for: wrap the model again for others, or"

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.profile_header import header
-from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.compiler.rows.profile_header import header
+from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from profiler import ProfileError, ProfileTaken, ProfileWriter, debug_info, pvti, records
+from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
+from ipuscope.profiler.file import records
+from ipuscope.profiler.pva import debug_info
 
 logger = logging.getLogger("ipu_exec")
 
@@ -115,7 +117,7 @@ class ProfileSession:
 
     def _worked_out(self, path: Path) -> Mapping[str, Any]:
         """What the finished profile holds for those who open it; more runs change none of it."""
-        from profiler.worked_out import answers  # few profiles need it
+        from ipuscope.planner.worked_out import answers  # few profiles need it
 
         known = min(1, self._runs)
         if known not in self._answers:

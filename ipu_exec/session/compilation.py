@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.options import Options
-from ipu_exec.replica_groups import Groupings
 from ipu_exec.session import proposed_blocks
 from ipu_exec.session.call_plan import samples_of
 from ipu_exec.session.compile_options import compile_options
-from ipu_exec.session.executable_cache import from_cache
+from ipu_exec.session.files.executable_cache import from_cache
 
 
 def compile_step(

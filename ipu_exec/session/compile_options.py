@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, PipelinedExecution
+from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.compiler.options import (
     CompileOptions,
     Execution,
@@ -25,8 +26,7 @@ from ipu_exec.options import (
     TensorLocationSettings,
 )
 from ipu_exec.placement_file import StageChoice
-from ipu_exec.replica_groups import Groupings
-from profiler.schedules import LEAST_BESIDE
+from ipuscope.profiler.timeline.schedules import LEAST_BESIDE
 
 
 def compile_options(

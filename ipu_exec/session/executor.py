@@ -22,20 +22,34 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ipu_exec import collecting, optimiser_log
-from ipu_exec import replica_groups as grouping
+from ipu_exec import optimiser_log
 from ipu_exec.annotations import module_repr
-from ipu_exec.capture.casts import casting
+from ipu_exec.base import gc_pause
+from ipu_exec.base import replica_groups as grouping
+from ipu_exec.base.context import (
+    check_weights,
+    keeping_what_is_saved,
+    on_ipu,
+    refusing,
+    substituted,
+)
+from ipu_exec.base.optimiser_attributes import (
+    STATES,
+    accumulates_in_velocity,
+    complete,
+    loss_scaling,
+    state_dtype,
+)
+from ipu_exec.base.replica_groups import GroupedParameter
+from ipu_exec.base.structures import learn
+from ipu_exec.base.user_tracebacks import without_our_frames
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.capture.devices import Devices
-from ipu_exec.capture.unchanged import tensors_unchanged
-from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu, refusing, substituted
+from ipu_exec.capture.recording.devices import Devices
+from ipu_exec.capture.recording.unchanged import tensors_unchanged
+from ipu_exec.capture.rewrites.casts import casting
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
-from ipu_exec.frames import without_our_frames
 from ipu_exec.instances import launched
-from ipu_exec.levers import Levers, changed_options
-from ipu_exec.levers import asked as asked_levers
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics import optimiser_state
 from ipu_exec.numerics.collectives import Instances, connect
@@ -51,26 +65,20 @@ from ipu_exec.optim import (
     detach,
     poptorchs,
 )
-from ipu_exec.optimiser_attributes import (
-    STATES,
-    accumulates_in_velocity,
-    complete,
-    loss_scaling,
-    state_dtype,
-)
 from ipu_exec.option_log import log_options
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
-from ipu_exec.replica_groups import GroupedParameter
+from ipu_exec.script_levers import Levers, changed_options
+from ipu_exec.script_levers import asked as asked_levers
 from ipu_exec.session import arguments, devices
-from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
+from ipu_exec.session.applied_levers import pull_on_inputs, pull_on_model
 from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
+from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.first_call import FirstCall, Taker
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
-from ipu_exec.session.pulled_levers import pull_on_inputs, pull_on_model
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
     is_wrapped,
@@ -79,9 +87,8 @@ from ipu_exec.session.wrapped_model import (
     unwrap,
     wrap,
 )
-from ipu_exec.structures import learn
+from ipuscope.profiler.enums import Role
 from ipuscope.waiting import waiting
-from profiler.enums import Role
 
 if TYPE_CHECKING:
     from ipu_exec.numerics.anchors import Anchor, Watch
@@ -139,7 +146,7 @@ class PoplarExecutor:
     """A compiled model, created by `trainingModel` or `inferenceModel`.
 
     Attributes that it does not have are the wrapped model's; a parameter of it comes with
-    ``replicaGrouping`` (`ipu_exec.replica_groups`).
+    ``replicaGrouping`` (`ipu_exec.base.replica_groups`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
     Compiles again, and logs that in the log "ipu_exec", when trained parameters or the optimiser's
@@ -415,7 +422,7 @@ class PoplarExecutor:
 
         Does nothing if that was done already.
         """
-        with collecting.paused():
+        with gc_pause.paused():
             self._prepare(args, kwargs)
             if self._session is not None:
                 self._session.publish()
@@ -489,7 +496,7 @@ class PoplarExecutor:
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
-            collecting.paused(),
+            gc_pause.paused(),
             _progress(self._options.compilation_progress_bar) as progress,
         ):
             for_whom = (

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from ipu_exec.base.replica_groups import Groupings
 from ipu_exec.options import Options
-from ipu_exec.replica_groups import Groupings
 
 
 @dataclass(frozen=True)

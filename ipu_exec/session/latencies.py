@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ipu_exec.compiler.emission.host_streams import makers as graph_makers
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.host_streams import makers as graph_makers
 from ipu_exec.enums import OutputMode
-from profiler import schedules
+from ipuscope.profiler.timeline import schedules
 
 EVENTS = ("input", "input_complete", "output", "output_complete")
 Counters = dict[str, list[list[float]]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipu_exec.errors import OutOfMemoryError
-from profiler import ProfileError, open_report
+from ipuscope.profiler import ProfileError, open_report
 
 
 def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
@@ -13,7 +13,7 @@ def with_relief(error: OutOfMemoryError) -> OutOfMemoryError:
     """
     if not error.profile_path:
         return error
-    from profiler.advise.relief import in_words, relief
+    from ipuscope.planner.advice.relief import in_words, relief
 
     try:
         with open_report(error.profile_path) as report:

@@ -19,13 +19,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
-from ipu_exec.compiler.placement import storage_bytes
+from ipu_exec.compiler.placement.place import storage_bytes
 from ipu_exec.errors import PipelineDepthError
 from ipu_exec.graph import Graph
 from ipu_exec.options import PROPOSE_VARIABLE, Options
 from ipu_exec.placement_file import load_proposal
-from profiler import schedules
-from profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.timeline import schedules
 
 logger = logging.getLogger("ipu_exec")
 

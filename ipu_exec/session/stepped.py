@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from ipu_exec.base.context import keeping_what_is_saved, on_ipu
 from ipu_exec.capture.control_flow import Reads, path
-from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options

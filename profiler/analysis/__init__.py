@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from profiler.analysis.balance import step_balance
-from profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
-from profiler.analysis.host import host_tensors
-from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
-from profiler.analysis.movement import movement, movement_of_ops
-from profiler.analysis.operators import operators, roofline
-from profiler.analysis.overflow import overflows
-from profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
-from profiler.analysis.pipeline import Bubble, bubble, cycle_table
-from profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
-from profiler.analysis.program import program_cycles
-from profiler.analysis.stages import ipu_costs, slowest
+from ipuscope.profiler.analysis.balance import step_balance
+from ipuscope.profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
+from ipuscope.profiler.analysis.host_transfers import host_tensors
+from ipuscope.profiler.analysis.memory_hot_spots import (
+    fullest,
+    fullest_tiles,
+    held_at_peak,
+    memory_peaks,
+)
+from ipuscope.profiler.analysis.movement import movement, movement_of_ops
+from ipuscope.profiler.analysis.operators import operators, roofline
+from ipuscope.profiler.analysis.overflow import overflows
+from ipuscope.profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
+from ipuscope.profiler.analysis.pipeline import Bubble, bubble, cycle_table
+from ipuscope.profiler.analysis.pod import alike_ipus, link_loads, loads, pod, shards_of
+from ipuscope.profiler.analysis.program import program_cycles
+from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 
 __all__ = [
     "Bubble",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler.report import Report
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records, units
-from profiler.analysis.critical_path import critical_path
-from profiler.analysis.memory import fullest_tiles
-from profiler.analysis.pace import pace, turn, waiting
-from profiler.enums import BodyTask
-from profiler.report import Report, number
+from ipuscope.profiler import units
+from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
+from ipuscope.profiler.analysis.pace import pace, turn, waiting
+from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.executed import as_narrow
-from profiler.merged import lengths
-from profiler.report import Report
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline.executed_steps import as_narrow
+from ipuscope.profiler.timeline.merged_bodies import lengths
 
 _SPARSE = 8  # times as many numbers as steps: they are searched rather than listed
 

@@ -5,7 +5,7 @@ on its IPU ended or, where its IPU was waiting, when a task of another IPU ended
 this to the beginning, every cycle belongs to exactly one task, and a task's cycles to its program
 steps, so the attribution adds up exactly to the update. Shortening anything that is not on the path
 gains nothing; shortening what is on it gains at most its cycles, until another chain is longer
-(`profiler.schedules` says by how much).
+(`ipuscope.profiler.timeline.schedules` says by how much).
 
 Where several IPUs end at the same cycle, the path stays on its IPU if that one works until then.
 Otherwise it goes to the longest of the tasks that end there, then to the lowest IPU.
@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import held, records
-from profiler.enums import BodyTask, Purpose
-from profiler.held import INT
-from profiler.report import Report
+from ipuscope.profiler import held
+from ipuscope.profiler.enums import BodyTask, Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.held import INT
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler.trace import Bodies
+    from ipuscope.profiler.file.trace import Bodies
 
 WAITING = "waiting"  # of cycles that no task accounts for: none, in what the engine writes
 
@@ -209,7 +210,7 @@ def held_on_ipus(
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     path = on_ipus(*chain_of(report))
     return {ON_IPUS: held.plain(dict(zip(_ON_IPUS, path, strict=True)))}
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from profiler import held
-from profiler.analysis.critical_path import spent_by_step
-from profiler.enums import Role
-from profiler.held import INT, TEXT
-from profiler.report import Report
+from ipuscope.profiler import held
+from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.enums import Role
+from ipuscope.profiler.held import INT, TEXT
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -420,7 +420,7 @@ _SHOWN, _LEAF_INSIDE, _OPENS = range(3)
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     leaves = leaves_together(report)
     return {LEAVES: plain(leaves), LOOK: held.plain(_columns(look(tree(leaves), ())))}
 

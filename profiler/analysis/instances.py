@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.report import Report, number
-from profiler.units import count
+from ipuscope.profiler.report import Report, number
+from ipuscope.profiler.units import count
 
 
 @dataclass(frozen=True, slots=True)

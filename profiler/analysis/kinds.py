@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from profiler import held
-from profiler.analysis.host import streaming_steps
-from profiler.executed import Spent
-from profiler.held import INT, TEXT
-from profiler.report import Report
+from ipuscope.profiler import held
+from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.profiler.held import INT, TEXT
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline.executed_steps import Spent
 
 NAME = "cycles by kind"  # name of the answer
 _NUMBERS = ("ipu", "streams", "cycles", "count", "first", "last")
@@ -50,7 +50,7 @@ def spent_by_kind(
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     return {NAME: held.plain(_by_kind(report))}
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profiler import records
-from profiler.enums import Direction
-from profiler.report import Report
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd

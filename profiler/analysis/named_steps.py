@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from profiler import records
-from profiler.report import Report
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
 
 
 @dataclass(frozen=True)

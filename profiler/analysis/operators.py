@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import held
-from profiler.enums import Direction, Role
-from profiler.held import FLOAT, INT, TEXT
-from profiler.report import Report
+from ipuscope.profiler import held
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.held import FLOAT, INT, TEXT
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +101,7 @@ def by_aten(report: Report) -> pd.DataFrame:
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     return {BY_ATEN: held.plain(grouped(operators(report), "aten"))}
 
 

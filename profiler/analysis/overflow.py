@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.memory import CODE, Overflow, WorstTile, contents, worst_tile
-from profiler.report import Report
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline.tile_usage import CODE, Overflow, WorstTile, contents, worst_tile
 
 
 def overflows(report: Report) -> list[Overflow]:
-    """The worst tile of each IPU of a replica that does not fit (`profiler.memory.worst_tile`)."""
+    """The worst tile of each IPU of a replica that does not fit (`profiler.timeline.tile_usage.worst_tile`)."""
     overflowing = []
     target = report.target
     for ipu in range(target.ipus_per_replica):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from profiler import records
-from profiler.report import Report, number
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import schedules
-from profiler.enums import Direction, PipelinePhase
-from profiler.report import Report
+from ipuscope.profiler.enums import Direction, PipelinePhase
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import schedules
 
 if TYPE_CHECKING:
     import pandas as pd

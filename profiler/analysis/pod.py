@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import held
-from profiler.enums import BodyTask, Purpose
-from profiler.held import FLOAT, INT, TEXT
-from profiler.records import BESIDE
-from profiler.report import Report, number
+from ipuscope.profiler import held
+from ipuscope.profiler.enums import BodyTask, Purpose
+from ipuscope.profiler.file.records import BESIDE
+from ipuscope.profiler.held import FLOAT, INT, TEXT
+from ipuscope.profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ def loads(report: Report) -> pd.DataFrame:
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     return {LOADS: held.plain(_loads(report)), LINKS: held.plain(_link_loads(report))}
 
 

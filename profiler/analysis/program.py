@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import held, records
-from profiler.enums import Purpose
-from profiler.held import INT, TEXT
-from profiler.report import Report
+from ipuscope.profiler import held
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.held import INT, TEXT
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +138,7 @@ def top_nodes(report: Report) -> Nodes:
 
 
 def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`profiler.worked_out`), by its name there."""
+    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
     return {TOP: held.plain(_top(report))}
 
 

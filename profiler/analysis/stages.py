@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from profiler import units
-from profiler.report import Report
+from ipuscope.profiler import units
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import units
-from profiler.analysis.critical_path import entries
-from profiler.enums import BodyTask
-from profiler.report import Report
-from profiler.units import percent, size
+from ipuscope.profiler import units
+from ipuscope.profiler.analysis.critical_path import entries
+from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.units import percent, size
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
-from profiler.analysis.critical_path import CAUSES, WAITING, chain_of, critical_path, waterfall
-from profiler.analysis.waits import longest_waits
-from profiler.report import Report
+from ipuscope.profiler.analysis.critical_path import (
+    CAUSES,
+    WAITING,
+    chain_of,
+    critical_path,
+    waterfall,
+)
+from ipuscope.profiler.analysis.waits import longest_waits
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from profiler.lazy import cached_property
-from profiler.pva.enums import Architecture, TargetType
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import Model
-from profiler.pva.programs import ComputeSet, Program, make_program
-from profiler.pva.tiles import IPU, Tile
-from profiler.pva.variables import LoweredVariables, VariableSize, sizes
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.pva.enums import Architecture, TargetType
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import Model
+from ipuscope.profiler.pva.programs import ComputeSet, Program, make_program
+from ipuscope.profiler.pva.tiles import IPU, Tile
+from ipuscope.profiler.pva.variables import LoweredVariables, VariableSize, sizes
 
 _ARCHITECTURES = {"ipu1": Architecture.Ipu1, "ipu2": Architecture.Ipu2, "ipu21": Architecture.Ipu21}
 

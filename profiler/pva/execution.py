@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler import records
-from profiler.lazy import cached_property
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import Model
-from profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
-from profiler.trace import waits_as_syncs
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.trace import waits_as_syncs
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import Model
+from ipuscope.profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
 
 _EXCHANGE, _SYNC = "global exchange", "external sync"  # what IPUs do together is one step
 _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
@@ -40,7 +40,7 @@ def iteration_of(model: Model, run: int) -> Iteration:
     """The first device iteration of a run.
 
     Waiting counts as time of an external sync: the next one, or one that consists only of waiting
-    (`profiler.trace.waits_as_syncs`).
+    (`ipuscope.profiler.file.trace.waits_as_syncs`).
     """
     frame = model.report.steps(run, iteration=0)
     kind = frame["kind"].to_numpy(dtype=object)

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from profiler import liveness, plain, records
-from profiler.analysis.program import subtree_ends
-from profiler.errors import ProfileError
-from profiler.lazy import cached_property
-from profiler.memory import IpuVariables
-from profiler.report import Report
+from ipuscope.profiler.analysis.program import subtree_ends
+from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.file import records, sql_rows
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import liveness
+from ipuscope.profiler.timeline.tile_usage import IpuVariables
 
 T = TypeVar("T")
 
@@ -271,7 +272,7 @@ class Model:
         for at, id in enumerate(unique.tolist()):
             if id < 0:
                 continue
-            working, earliest, _, of_all, of_working = plain.work(self.report.vector(id))
+            working, earliest, _, of_all, of_working = sql_rows.work(self.report.vector(id))
             if working:
                 rows = which == at
                 first[rows] = np.minimum(first[rows], earliest)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.enums import Role
-from profiler.lazy import cached_property
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import Model
-from profiler.pva.programs import Program, make_program
-from profiler.pva.variables import LoweredVariable, lowered, lowered_ids
+from ipuscope.profiler.enums import Role
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import Model
+from ipuscope.profiler.pva.programs import Program, make_program
+from ipuscope.profiler.pva.variables import LoweredVariable, lowered, lowered_ids
 
 if TYPE_CHECKING:
-    from profiler.pva.report import Report
+    from ipuscope.profiler.pva.report import Report
 
 
 _MADE = (

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from profiler import records
-from profiler.pva.enums import ProgramType
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import Model
+from ipuscope.profiler.file import records
+from ipuscope.profiler.pva.enums import ProgramType
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import Model
 
 if TYPE_CHECKING:
-    from profiler.pva.variables import LoweredVariable
+    from ipuscope.profiler.pva.variables import LoweredVariable
 
 
 class VertexType(Shown):
@@ -139,7 +139,7 @@ class Program(Shown):
     @property
     def vars(self) -> LazyList[LoweredVariable]:
         """Variables that its operator uses and that are live at this program, one per tile."""
-        from profiler.pva.variables import lowered
+        from ipuscope.profiler.pva.variables import lowered
 
         step = self._step
         return lowered(self._model, [] if step is None else self._model.variables_of_step(step))

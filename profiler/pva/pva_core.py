@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from profiler.pva.compilation import (
+from ipuscope.profiler.pva.compilation import (
     CompilationReport,
     Graph,
     LiveMemory,
     LivenessProgramStep,
     Target,
 )
-from profiler.pva.enums import Architecture, ProgramType, TargetType
-from profiler.pva.execution import Block, Cycles, ExecutionReport, ExecutionStep, Run, StepOnIpu
-from profiler.pva.operations import DebugContext, Location, Operation, OperationAnalysis
-from profiler.pva.programs import (
+from ipuscope.profiler.pva.enums import Architecture, ProgramType, TargetType
+from ipuscope.profiler.pva.execution import (
+    Block,
+    Cycles,
+    ExecutionReport,
+    ExecutionStep,
+    Run,
+    StepOnIpu,
+)
+from ipuscope.profiler.pva.operations import DebugContext, Location, Operation, OperationAnalysis
+from ipuscope.profiler.pva.programs import (
     ComputeSet,
     DoExchangeProgram,
     GlobalExchangeProgram,
@@ -27,10 +34,10 @@ from profiler.pva.programs import (
     VertexInstances,
     VertexType,
 )
-from profiler.pva.report import Report, openReport
-from profiler.pva.tiles import IPU, Tile, TileMemory
-from profiler.pva.trace import Event, openTrace
-from profiler.pva.variables import (
+from ipuscope.profiler.pva.report import Report, openReport
+from ipuscope.profiler.pva.tiles import IPU, Tile, TileMemory
+from ipuscope.profiler.pva.trace import Event, openTrace
+from ipuscope.profiler.pva.variables import (
     EquivalenceClass,
     Interval,
     LoweredVariable,

@@ -6,12 +6,12 @@ import os
 from typing import ClassVar
 
 from ipuscope import __version__
-from profiler.pva.compilation import CompilationReport
-from profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
-from profiler.pva.execution import ExecutionReport
-from profiler.pva.lists import Shown, set_print_length
-from profiler.pva.model import Model
-from profiler.report import open_report
+from ipuscope.profiler.pva.compilation import CompilationReport
+from ipuscope.profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
+from ipuscope.profiler.pva.execution import ExecutionReport
+from ipuscope.profiler.pva.lists import Shown, set_print_length
+from ipuscope.profiler.pva.model import Model
+from ipuscope.profiler.report import open_report
 
 
 class Version(Shown):
@@ -104,6 +104,6 @@ def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | Non
     """Open a ``profile.pop``.
 
     ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
-    `profiler.ProfileError` where there is no profile that this version reads.
+    `ipuscope.profiler.ProfileError` where there is no profile that this version reads.
     """
     return Report(Model(open_report(path)))

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from profiler import records
-from profiler.pva.enums import Architecture
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import CATEGORIES, Model
-from profiler.pva.programs import VertexType
+from ipuscope.profiler.file import records
+from ipuscope.profiler.pva.enums import Architecture
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import CATEGORIES, Model
+from ipuscope.profiler.pva.programs import VertexType
 
 _ALL = tuple(name for name in records.CATEGORIES if name not in CATEGORIES)
 

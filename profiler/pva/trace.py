@@ -1,15 +1,15 @@
 """``openTrace``: what happened on the host (docs/libpva-clients.md).
 
-The vendor has a file of its own for it; here what ``libpvti`` recorded (`profiler.pvti`), and the
-calls of the model, are in the profile or in a ``.pvti`` file.
+The vendor has a file of its own for it; here what ``libpvti`` recorded (`ipuscope.profiler.pvti`),
+and the calls of the model, are in the profile or in a ``.pvti`` file.
 """
 
 from __future__ import annotations
 
 import os
 
-from profiler.pva.lists import Shown
-from profiler.report import open_report
+from ipuscope.profiler.pva.lists import Shown
+from ipuscope.profiler.report import open_report
 
 
 class Event(Shown):

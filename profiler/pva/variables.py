@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler.lazy import cached_property
-from profiler.pva.lists import LazyList, Shown
-from profiler.pva.model import CATEGORIES, OWN_NAME, Model
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.pva.lists import LazyList, Shown
+from ipuscope.profiler.pva.model import CATEGORIES, OWN_NAME, Model
 
 
 class VariableSize(Shown):

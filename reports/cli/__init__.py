@@ -22,8 +22,7 @@ from typing import NoReturn
 
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
-from ipuscope.words import Parser
-from reports.cli import (
+from ipuscope.reports.cli import (
     advise,
     compare,
     completion,
@@ -48,7 +47,8 @@ from reports.cli import (
     whatif,
     why,
 )
-from reports.cli.common import CommandError, first_steps, one_line
+from ipuscope.reports.cli.common import CommandError, first_steps, one_line
+from ipuscope.words import Parser
 
 # In the order of --help: what a newcomer needs first.
 COMMANDS = {
@@ -154,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     """The exit code of a subcommand, what is wrong in one line."""
-    from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
+    from ipuscope.profiler import (
+        ProfileError,  # after parsing: --help and usage errors need no numpy
+    )
 
     try:
         code: int = args.run(args)

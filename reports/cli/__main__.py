@@ -1,7 +1,7 @@
-"""``python -m reports.cli`` is `ipu-report`."""
+"""``python -m ipuscope.reports.cli`` is `ipu-report`."""
 
 import sys
 
-from reports.cli import main
+from ipuscope.reports.cli import main
 
 sys.exit(main())

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from profiler.advise import Advice, Advised, Basis
-    from reports.checks import Outcome, Script, Step
-    from reports.tables import Lines, Page, Table
+    from ipuscope.planner.advice import Advice, Advised, Basis
+    from ipuscope.profiler import Report
+    from ipuscope.reports.checks import Outcome, Script, Step
+    from ipuscope.reports.tables import Lines, Page, Table
 
 _ADVICE = "advice"  # folders of what --check compiled, numbered as printed
 HELP = "what to change, over all levers, with the gain and the lines to write"
@@ -100,8 +100,8 @@ def _writable(folder: Path | None) -> None:
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
-    from profiler.advise import advise_on, basis_of
-    from reports.tables import Page, say
+    from ipuscope.planner.advice import advise_on, basis_of
+    from ipuscope.reports.tables import Page, say
 
     try:
         basis = basis_of(report)
@@ -132,13 +132,13 @@ def _present(advised: Advised) -> float:
 
 
 def _per_second(samples: float) -> str:
-    from profiler.units import per_second
+    from ipuscope.profiler.units import per_second
 
     return per_second(samples)
 
 
 def _now(basis: Basis, advised: Advised) -> str:
-    from profiler import units
+    from ipuscope.profiler import units
 
     present = advised.present
     if present.problems:
@@ -153,8 +153,8 @@ def _now(basis: Basis, advised: Advised) -> str:
 def _checked(
     report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
 ) -> tuple[list[Outcome], list[Step]]:
-    from profiler.advise.search import MORE
-    from reports.checks import Script, Step, search
+    from ipuscope.planner.advice.search import MORE
+    from ipuscope.reports.checks import Script, Step, search
 
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
         folder = args.output or Path(scratch)
@@ -191,8 +191,8 @@ def _compiled(script: Script, name: str, advice: Advice, basis: Basis) -> Outcom
 def _table(advices: list[Advice], outcomes: list[Outcome] | None = None) -> Table:
     import pandas as pd
 
-    from profiler.advise import Advice
-    from reports.tables import Column, Table, kibibytes, sentence, whole_text
+    from ipuscope.planner.advice import Advice
+    from ipuscope.reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     names = [name for name in Advice.__dataclass_fields__ if name not in ("levers", "problems")]
     frame = pd.DataFrame(
@@ -249,7 +249,7 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
 def _rounds(steps: list[Step], folder: Path | None) -> Table:
     import pandas as pd
 
-    from reports.tables import Column, Table, kibibytes, sentence, whole_text
+    from ipuscope.reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     rows = [
         (
@@ -284,14 +284,14 @@ def _split(step: Step, folder: Path | None) -> str:
 
 
 def _placement(step: Step, folder: Path) -> Path:
-    from reports.checks import PLACEMENT
+    from ipuscope.reports.checks import PLACEMENT
 
     return folder / step.name / PLACEMENT
 
 
 def _lines(advices: list[Advice]) -> list[Lines]:
     """Each piece of advice with its lines below it."""
-    from profiler import units
+    from ipuscope.profiler import units
 
     return [
         _with_code(f"{number}. {units.sentence(one.title)}:", one.code)
@@ -301,7 +301,7 @@ def _lines(advices: list[Advice]) -> list[Lines]:
 
 def _with_code(words: str, statements: Sequence[str]) -> Lines:
     """Words, and below them the lines to write."""
-    from reports.tables import Lines, clean
+    from ipuscope.reports.tables import Lines, clean
 
     below = [f"     {line}" for statement in statements for line in statement.splitlines()]
     return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
@@ -316,8 +316,8 @@ def _verdict(
     args: argparse.Namespace, basis: Basis, advised: Advised, steps: list[Step]
 ) -> list[Lines]:
     """How fast the fastest is, and the whole of what makes the script so."""
-    from profiler.advise.levers import code
-    from reports.tables import say
+    from ipuscope.planner.levers.levers import code
+    from ipuscope.reports.tables import say
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)

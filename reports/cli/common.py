@@ -18,8 +18,8 @@ from ipuscope.words import positive as positive
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Lines, Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Lines, Page
 
 DIRECTORIES_LOOKED_INTO = 2000  # for a profile to begin with
 MOST_DIRECTORIES, MOST_BELOW = (
@@ -275,7 +275,7 @@ def find_one(pattern: str) -> Path:
 
 def open_one(args: argparse.Namespace) -> Report:
     """The one profile of a subcommand that takes one."""
-    from profiler import open_report
+    from ipuscope.profiler import open_report
 
     return open_report(find_one(args.profiles[0]))
 
@@ -288,8 +288,8 @@ def each_profile(
     One that cannot be read costs a line and exit code 3, not the others. ``says_itself``: making a
     page tells a terminal how far it is.
     """
-    from profiler import ProfileError, open_report
-    from reports.tables import print_pages
+    from ipuscope.profiler import ProfileError, open_report
+    from ipuscope.reports.tables import print_pages
 
     failed = OK
     pages = []
@@ -353,8 +353,8 @@ def check_run(report: Report, run: int) -> None:
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
     """A line saying the times are predicted if no call was profiled; ``name`` is the profile's."""
-    from profiler.report import PREDICTED_NOTE
-    from reports.tables import say
+    from ipuscope.profiler.report import PREDICTED_NOTE
+    from ipuscope.reports.tables import say
 
     return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
 
@@ -371,7 +371,7 @@ def check_ipu(report: Report, ipu: int) -> None:
 
 def ipus(report: Report) -> Iterator[int]:
     """The IPUs that have their own program."""
-    from profiler import records
+    from ipuscope.profiler.file import records
 
     yield from sorted(set(report.columns_of(records.Step)["ipu"].tolist()))
 

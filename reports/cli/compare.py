@@ -17,13 +17,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "what changed between two profiles; a check for CI"
 EXAMPLES = """  ipu-report compare before/training after/training
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     other_path = common.find_one(args.other)
 
     def page(report: Report) -> Page:
-        from profiler import analysis, open_report
-        from profiler.units import count
-        from reports.tables import Column, Page, Table, say, text
+        from ipuscope.profiler import analysis, open_report
+        from ipuscope.profiler.units import count
+        from ipuscope.reports.tables import Column, Page, Table, say, text
 
         with open_report(other_path) as other:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
@@ -152,13 +152,13 @@ def _cycles(value: int | None) -> str:
 
 
 def _share(value: float) -> str:
-    from profiler import units
+    from ipuscope.profiler import units
 
     return units.percent(value) if math.isfinite(value) else ""
 
 
 def _said(value: float, unit: str) -> str:
-    from profiler import units
+    from ipuscope.profiler import units
 
     if not math.isfinite(value):
         return "none"
@@ -196,7 +196,7 @@ def _broken(
 
 def _does_not_fit(a: Report, b: Report) -> list[str]:
     """A message if B cannot run but A can: fewer cycles do not make it better."""
-    from profiler import analysis
+    from ipuscope.profiler import analysis
 
     fullest = [int(analysis.fullest_tiles(report).max(initial=0)) for report in (a, b)]
     over = [

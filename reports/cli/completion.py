@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 HELP = "a shell script that completes ipu-report in bash, zsh or fish"
 EXAMPLES = """  ipu-report completion bash >> ~/.bashrc

@@ -13,11 +13,11 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "check a profile for damage"
 EXAMPLES = """  ipu-report doctor demo/training
@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
         nonlocal well
         import pandas as pd
 
-        from profiler import Report, migrate
-        from reports.tables import Column, Page, Table, say, sentence, text
+        from ipuscope.profiler import Report
+        from ipuscope.profiler.report import migrate
+        from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
         if args.upgrade and migrate.is_old(report):
             report = Report(migrate.upgrade(report.path))
@@ -75,7 +76,7 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
 
     ``every_row``: packed columns are compared with the rows whatever the file's checksum says.
     """
-    from profiler import ProfileError
+    from ipuscope.profiler import ProfileError
 
     checks: tuple[tuple[str, Callable[[Report], str]], ...] = (
         (
@@ -121,15 +122,15 @@ def _tables(report: Report) -> str:
 
 
 def _bytes(report: Report) -> str:
-    from profiler.seal import State
+    from ipuscope.profiler.file.seal import State
 
     damaged = report.as_written is State.DAMAGED
     return "bytes have changed since, and not by an edit with SQLite" if damaged else ""
 
 
 def _packed(report: Report, every_row: bool) -> str:
-    from profiler import records
-    from profiler.seal import State
+    from ipuscope.profiler.file import records
+    from ipuscope.profiler.file.seal import State
 
     if report.as_written is State.INTACT and not every_row:
         return ""
@@ -141,19 +142,19 @@ def _packed(report: Report, every_row: bool) -> str:
 
 
 def _answers(report: Report, every_row: bool) -> str:
-    from profiler.seal import State
+    from ipuscope.profiler.file.seal import State
 
     if report.as_written is State.INTACT and not every_row:
         return ""
-    from profiler import worked_out
+    from ipuscope.planner import worked_out
 
     other = worked_out.otherwise(report)
     return f"of its {other[0]} the rows say something else" if other else ""
 
 
 def _rows(report: Report) -> str:
-    """`profiler.integrity` over everything: reading it is the check."""
-    from profiler import records
+    """`ipuscope.profiler.file.integrity` over everything: reading it is the check."""
+    from ipuscope.profiler.file import records
 
     if report.meta["complete"]:
         for record in records.STORED:
@@ -167,14 +168,14 @@ def _rows(report: Report) -> str:
 
 
 def _stages(report: Report) -> str:
-    from profiler.enums import Direction
+    from ipuscope.profiler.enums import Direction
 
     bodies = report.bodies[report.bodies["kind"] == "task"]
     cycles_of: dict[tuple[int, str], int] = {}
     for stage, direction, cycles in zip(
         bodies["stage"], bodies["direction"], bodies["cycles"], strict=True
     ):
-        # A stage's backward has its recomputed forward in it (profiler/records.py).
+        # A stage's backward has its recomputed forward in it (profiler/file/records.py).
         cycles_of[stage, direction] = cycles + cycles_of.get((stage, direction), 0)
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:
@@ -207,7 +208,7 @@ def _overflow(report: Report) -> str:
 
 
 def _time(report: Report) -> str:
-    from profiler import records
+    from ipuscope.profiler.file import records
 
     for run in report.runs["run"].tolist():
         if not report.runs["iterations"].iloc[run]:

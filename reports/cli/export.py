@@ -19,12 +19,12 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
+    from ipuscope.profiler import Report
 
 HELP = "a trace for Perfetto, stacks for flame graphs, or a table as CSV or Parquet"
 EXAMPLES = """  ipu-report export demo/training -o trace.json            open it at https://ui.perfetto.dev
@@ -138,22 +138,22 @@ def _form(path: Path, asked: str | None) -> str:
 def _write(report: Report, args: argparse.Namespace, form: str) -> int:
     first = args.which_run or 0
     if form == "perfetto":
-        from reports.trace import write_trace
+        from ipuscope.reports.chrome_trace import write_trace
 
         steps = args.level == "steps"
         return write_trace(report, args.output, args.which_run, args.iteration, steps)
     if form == "hta":
-        from reports.trace import write_ranks
+        from ipuscope.reports.chrome_trace import write_ranks
 
         return write_ranks(report, args.output, first, args.iteration)
     if form in ("speedscope", "collapsed"):
-        from reports import stacks
+        from ipuscope.reports import stacks
 
         write = stacks.write_speedscope if form == "speedscope" else stacks.write_collapsed
         return write(report, args.output, first, args.iteration or 0, args.by)
     frame = _frame(report, args)
     if form == "csv":
-        from reports.tables import cell_text
+        from ipuscope.reports.tables import cell_text
 
         texts = frame.select_dtypes(include=["object", "string"]).columns
         harmless = frame.assign(**{name: frame[name].map(cell_text) for name in texts})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 HELP = "the profile as one self-contained HTML file"
 EXAMPLES = """  ipu-report html demo/training -o report.html
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
     with common.open_one(args) as report:
-        from reports.html import write_html
+        from ipuscope.reports.html import write_html
 
         try:
             with common.waiting(f"drawing {args.output}"):

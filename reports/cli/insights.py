@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from profiler.insights import Insight
-    from reports.tables import Lines, Page
+    from ipuscope.planner.insights import Insight
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Lines, Page
 
 HELP = "what limits the run, and what to change, with the gain"
 EXAMPLES = """  ipu-report insights demo/training
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
         import pandas as pd
 
-        from profiler.insights import Insight
-        from profiler.insights.kept_insights import known_insights
-        from reports.tables import Column, Page, Table, sentence
+        from ipuscope.planner.insights import Insight
+        from ipuscope.planner.insights.kept_insights import known_insights
+        from ipuscope.reports.tables import Column, Page, Table, sentence
 
         findings = known_insights(report)
         names = list(Insight.__dataclass_fields__)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _said(words: str, statements: tuple[str, ...]) -> Lines:
     """The words, followed by the statements to write."""
-    from reports.tables import Lines, clean
+    from ipuscope.reports.tables import Lines, clean
 
     below = [f"     {line}" for statement in statements for line in statement.splitlines()]
     return Lines(tuple(((clean(line), ""),) for line in (words, *below)))
@@ -68,7 +68,7 @@ def _said(words: str, statements: tuple[str, ...]) -> Lines:
 
 def _gain(one: Insight) -> str:
     """Cycles, or bytes with their unit; nothing where neither is known."""
-    from profiler import units
+    from ipuscope.profiler import units
 
     mark = "<= " if one.at_most else "~" if one.estimate else ""
     if one.gain_cycles:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "live bytes by program step, largest first"
 EXAMPLES = """  ipu-report liveness demo/training                    the fullest steps of IPU 0
@@ -33,7 +33,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from reports.tables import Column, Page, Table, integer, kibibytes, text, whole_kibibytes
+        from ipuscope.reports.tables import (
+            Column,
+            Page,
+            Table,
+            integer,
+            kibibytes,
+            text,
+            whole_kibibytes,
+        )
 
         common.check_ipu(report, args.ipu)
         frame = report.liveness(args.ipu)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page, Table
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page, Table
 
 HELP = "how full the tiles are, and of what"
 EXAMPLES = """  ipu-report memory demo/training
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: Report) -> Page:
         nonlocal over
-        from reports.tables import Page, say
+        from ipuscope.reports.tables import Page, say
 
         if args.ipu is not None:
             common.check_ipu(report, args.ipu)
@@ -79,8 +79,8 @@ def _relief(report: Report) -> list[Table]:
     """What frees most memory on the worst tile; nothing if the profile has no costs of Blocks."""
     import pandas as pd
 
-    from profiler.advise import Relief, relief
-    from reports.tables import Column, Table, kibibytes, sentence
+    from ipuscope.planner.advice import Relief, relief
+    from ipuscope.reports.tables import Column, Table, kibibytes, sentence
 
     try:
         reliefs = relief(report)
@@ -102,10 +102,10 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
     """The fullest tile of each IPU, the largest extent, and how many tiles do not fit."""
     import pandas as pd
 
-    from profiler import analysis
-    from profiler.units import percent
-    from reports import alike
-    from reports.tables import Column, Table, identity, integer, kibibytes
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports import alike
+    from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes
 
     limit = report.target.bytes_per_tile
     rows = []
@@ -161,7 +161,7 @@ def by_ipu(report: Report, ipu: int | None = None, each: bool = False) -> Table:
 
 def _by_category(report: Report, args: argparse.Namespace) -> Table:
     """One row an IPU, category and role; for people, the IPUs of a category and role in one row."""
-    from reports.tables import Column, Table, kibibytes, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Table, kibibytes, text, whole_kibibytes
 
     frame = report.memory(args.ipu)
     if args.form == "text":
@@ -187,7 +187,7 @@ def _by_category(report: Report, args: argparse.Namespace) -> Table:
 def _by_tile(report: Report, args: argparse.Namespace) -> Table:
     import pandas as pd
 
-    from reports.tables import Column, Table, identity, integer, kibibytes
+    from ipuscope.reports.tables import Column, Table, identity, integer, kibibytes
 
     frames = []
     for ipu in common.ipus(report) if args.ipu is None else (args.ipu,):

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "the operators, most expensive first"
 EXAMPLES = """  ipu-report ops demo/training
@@ -27,7 +27,7 @@ EXAMPLES = """  ipu-report ops demo/training
 
 _SORT = ("cycles", "flops", "name")
 
-# Of profiler.enums.Direction, which would load numpy for --help.
+# Of ipuscope.profiler.enums.Direction, which would load numpy for --help.
 DIRECTIONS = ("forward", "backward", "recompute", "update")
 
 
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from profiler import analysis
-        from profiler.units import percent
-        from reports.tables import Column, Page, Table, identity, text
+        from ipuscope.profiler import analysis
+        from ipuscope.profiler.units import percent
+        from ipuscope.reports.tables import Column, Page, Table, identity, text
 
         frame = common.filtered(analysis.operators(report), "name", args.name)
         if args.stage is not None:

@@ -14,15 +14,15 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from reports.cli import common
-from reports.cli.timeline import drawing
+from ipuscope.reports.cli import common
+from ipuscope.reports.cli.timeline import drawing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from profiler.analysis.pipeline import Bubble
-    from reports.tables import Fact, Page
+    from ipuscope.profiler import Report
+    from ipuscope.profiler.analysis.pipeline import Bubble
+    from ipuscope.reports.tables import Fact, Page
 
 HELP = "each pipeline cycle: the slowest stage and why, ramps, bubbles"
 EXAMPLES = """  ipu-report pipeline demo/training
@@ -55,19 +55,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
-    from profiler.analysis import pipeline
-    from profiler.units import percent
-    from reports.tables import (
-        Column,
-        Facts,
-        Lines,
-        Page,
-        Table,
-        identity,
-        say,
-        whole_text,
-    )
-    from reports.tables import text as words
+    from ipuscope.profiler.analysis import pipeline
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports.tables import Column, Facts, Lines, Page, Table, identity, say, whole_text
+    from ipuscope.reports.tables import text as words
 
     common.check_iteration(report, args.which_run, args.iteration)
     table = pipeline.cycle_table(report, args.which_run, args.iteration)
@@ -126,7 +117,7 @@ def _short(work: str) -> str:
 
 
 def _facts(bubble: Bubble) -> tuple[Fact, ...]:
-    from reports.tables import Fact
+    from ipuscope.reports.tables import Fact
 
     if not bubble.slot_closed_form:  # one stage, or stages that take turns
         return (
@@ -167,7 +158,7 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
 
 def _why(table: pd.DataFrame) -> str:
     """A sentence about the most frequent pipeline cycle."""
-    from profiler.enums import PipelinePhase
+    from ipuscope.profiler.enums import PipelinePhase
 
     work = table[table["phase"] != PipelinePhase.UPDATE]
     steady = work[work["phase"] == PipelinePhase.STEADY]

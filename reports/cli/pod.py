@@ -12,13 +12,13 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Page, Table
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page, Table
 
 HELP = "a map of racks, machines and IPUs: who is busy, full, or sends most"
 EXAMPLES = """  ipu-report pod out/training                 per cent of the time that IPUs are busy
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _map(report: Report, by: str) -> Page:
-    from profiler import analysis
-    from profiler.units import count
-    from reports.tables import Page, Table, say
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.units import count
+    from ipuscope.reports.tables import Page, Table, say
 
     ipus = analysis.pod(report)
     share = ipus[_COLUMNS[by]]
@@ -72,8 +72,8 @@ def _map(report: Report, by: str) -> Page:
 
 def _links(loads: pd.DataFrame) -> Table:
     """The busiest links, with whom they join."""
-    from profiler.units import percent, size
-    from reports.tables import Column, Table, integer, text
+    from ipuscope.profiler.units import percent, size
+    from ipuscope.reports.tables import Column, Table, integer, text
 
     frame = loads.assign(
         to=[str(ipu) if ipu >= 0 else "ring" for ipu in loads["target"]],
@@ -92,7 +92,7 @@ def _links(loads: pd.DataFrame) -> Table:
 
 def maps(lines: pd.DataFrame) -> list[Table]:
     """Tables of as many racks as stand beside each other on the terminal, one below the other."""
-    from reports.tables import Column, Table, drawing_width, whole_text
+    from ipuscope.reports.tables import Column, Table, drawing_width, whole_text
 
     racks = [name for name in lines.columns if name != "machine"]
     beside = max(1, (drawing_width() - _MACHINE_WIDTH) // _RACK_WIDTH)

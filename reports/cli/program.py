@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "the program tree and its steps"
 EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from reports.tables import Column, Page, Table, text
+        from ipuscope.reports.tables import Column, Page, Table, text
 
         frame = _with_depth(report)
         if args.depth is not None:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_depth(report: Report) -> pd.DataFrame:
     """The tree, depth-first, with ``depth`` (0: roots) and ``cycles`` of a call."""
-    from profiler.analysis import program_cycles
+    from ipuscope.profiler.analysis import program_cycles
 
     tree = report.program
     depth: dict[int, int] = {-1: -1}

@@ -1,9 +1,9 @@
 """Read-only SQL on the profile, which is a SQLite database.
 
-Tables are those of docs/architecture.md (profiler/records.py has every column with its meaning).
-Nothing can be written, attached or loaded. A statement that takes longer than --timeout, over a
-GiB of memory, or gives over 64 MiB is ended. Columns over tiles and over time are numbers of
-compressed vectors: `ipu-report tile`, `timeline` and `profiler.open_report` unpack them.
+Tables are those of docs/architecture.md (profiler/file/records.py has every column with its
+meaning). Nothing can be written, attached or loaded. A statement that takes longer than --timeout,
+over a GiB of memory, or gives over 64 MiB is ended. Columns over tiles and over time are numbers of
+compressed vectors: `ipu-report tile`, `timeline` and `ipuscope.profiler.open_report` unpack them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "read-only SQL on the profile"
 EXAMPLES = """  ipu-report query 'select name from sqlite_master' demo/training
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
         raise common.CommandError(words, common.USAGE)
 
     def page(report: Report) -> Page:
-        from profiler import query
-        from reports.tables import Column, Page, Table, clean, text
+        from ipuscope.profiler.report import query
+        from ipuscope.reports.tables import Column, Page, Table, clean, text
 
         try:
             frame = query.select(report, args.sql, args.timeout).frame()

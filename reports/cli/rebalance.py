@@ -15,13 +15,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.cli import common, rebalance_answers, rebalance_verify
+from ipuscope.reports.cli import common, rebalance_answers, rebalance_verify
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from profiler.rebalance import Assignment, Costs, Split
-    from profiler.rebalance.choice import Choice
-    from reports.tables import Facts, Lines, Page, Table
+    from ipuscope.planner.costs.memory_choice import Choice
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.predict.what_if import Assignment
+    from ipuscope.planner.search.split_search import Split
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Facts, Lines, Page, Table
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
@@ -143,7 +145,7 @@ def _count_of_verify(args: argparse.Namespace) -> int:
 
 
 def _costs(report: Report) -> Costs:
-    from profiler.rebalance import Costs
+    from ipuscope.planner.costs.profile_costs import Costs
 
     try:
         return Costs.from_report(report)
@@ -163,8 +165,7 @@ def best(
     Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list that
     comes back to one of them, or the profiled one.
     """
-    from profiler.rebalance import best_split
-    from profiler.rebalance.split import quickest
+    from ipuscope.planner.search.split_search import best_split, quickest
 
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
@@ -173,9 +174,8 @@ def best(
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
     """The split requested by the options."""
-    from profiler.rebalance import best_split
-    from profiler.rebalance.fewest import fewest_ipus
-    from profiler.rebalance.split import one_an_ipu, quickest_split
+    from ipuscope.planner.search.fewest_ipus import fewest_ipus
+    from ipuscope.planner.search.split_search import best_split, one_an_ipu, quickest_split
 
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
@@ -200,8 +200,8 @@ def _wanted_or_nearest(
 
     Where none can fit, the ValueError says what comes nearest and what would help.
     """
-    from profiler.rebalance.close import or_close
-    from profiler.rebalance.refusal import nearest_in_words
+    from ipuscope.planner.search.near_fits import or_close
+    from ipuscope.planner.search.refusal import nearest_in_words
 
     try:
         return or_close(costs, lambda on_tiles: _wanted(on_tiles, args, choices))
@@ -243,7 +243,7 @@ def _blocks(costs: Costs, words: str) -> list[int]:
 
 def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     """The ways to save memory that the options allow, cheapest first."""
-    from profiler.rebalance.split import ALL_CHOICES
+    from ipuscope.planner.search.split_search import ALL_CHOICES
 
     def allowed(way: str, own: bool) -> set[bool]:
         return {"profiled": {own}, "choose": {False, True}, "always": {True}, "never": {False}}[way]
@@ -260,9 +260,9 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
-    from profiler import confidence, units
-    from profiler.rebalance import Assignment, what_if
-    from reports.tables import (
+    from ipuscope.planner.predict.what_if import Assignment, what_if
+    from ipuscope.profiler import confidence, units
+    from ipuscope.reports.tables import (
         Column,
         Fact,
         Facts,
@@ -397,8 +397,8 @@ def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -
     """The file of a split; with ``--bubble``, with the accumulation that makes ramps so small."""
     from dataclasses import replace
 
-    from profiler.rebalance import placement_file
-    from profiler.rebalance.accumulation import least_accumulation
+    from ipuscope.planner.predict.what_if import placement_file
+    from ipuscope.planner.search.accumulation import least_accumulation
 
     if args.bubble is not None and costs.training:
         wanted = least_accumulation(costs, assignment, args.bubble).micro_batches
@@ -417,7 +417,7 @@ def _gain(costs: Costs, now: int, wanted: int) -> str:
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:
-    from profiler import open_report
+    from ipuscope.profiler import open_report
 
     with open_report(args.after) as after:
         return rebalance_verify.page(report, _costs(report), after, _costs(after), args.alone)

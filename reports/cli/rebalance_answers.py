@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from profiler.rebalance import Costs, Split
-    from profiler.rebalance.choice import Choice
-    from reports.tables import Facts, Lines, Table
+    from ipuscope.planner.costs.memory_choice import Choice
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.search.split_search import Split
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Facts, Lines, Table
 
     Part = Table | Facts | Lines
     Answer = Callable[[Report, Costs, Split, Sequence[Choice], argparse.Namespace], list[Part]]
@@ -71,7 +72,7 @@ def answers(
     Raises CommandError if one has no answer; beside a split that may or may not fit, that none is
     sure to is the answer.
     """
-    from reports.tables import say
+    from ipuscope.reports.tables import say
 
     wanted: list[tuple[str, object, Answer]] = [
         ("--pareto", args.pareto, _pareto),
@@ -123,8 +124,8 @@ def _pareto(
 ) -> list[Part]:
     import pandas as pd
 
-    from profiler.rebalance.pareto import pareto
-    from reports.tables import Column, Table, kibibytes, sentence, text
+    from ipuscope.planner.search.pareto import pareto
+    from ipuscope.reports.tables import Column, Table, kibibytes, sentence, text
 
     _one_an_ipu(split)
     rows = [
@@ -180,8 +181,8 @@ def saves(costs: Costs, choices: Sequence[Choice]) -> str:
 def _inside(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.block_splitting import best_block_cut
-    from reports.tables import Fact, Facts, say
+    from ipuscope.planner.search.block_splitting import best_block_cut
+    from ipuscope.reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
     cut = best_block_cut(report, costs, _stages(split))
@@ -216,8 +217,8 @@ def _inside(
 def _bubble(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.accumulation import least_accumulation
-    from reports.tables import Fact, Facts, say
+    from ipuscope.planner.search.accumulation import least_accumulation
+    from ipuscope.reports.tables import Fact, Facts, say
 
     least = least_accumulation(costs, split.prediction.assignment, args.bubble)
     name = "Gradient accumulation" if costs.training else "Device iterations"
@@ -244,9 +245,9 @@ def _bubble(
 def _robust(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler import confidence
-    from profiler.rebalance.robust import least_regret
-    from reports.tables import Fact, Facts, say
+    from ipuscope.planner.search.robust import least_regret
+    from ipuscope.profiler import confidence
+    from ipuscope.reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
     off = args.robust
@@ -288,9 +289,9 @@ def _prove(
 ) -> list[Part]:
     from dataclasses import asdict
 
-    from profiler import units
-    from profiler.rebalance.proof import prove
-    from reports.tables import Fact, Facts, say
+    from ipuscope.planner.search.proof import prove
+    from ipuscope.profiler import units
+    from ipuscope.reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
     proof = prove(costs, _stages(split), split.least_bottleneck, split.lower_bound, choices)
@@ -303,8 +304,8 @@ def _prices(
 ) -> list[Part]:
     import pandas as pd
 
-    from profiler.rebalance.prices import prices
-    from reports.tables import Column, Table, sentence
+    from ipuscope.planner.search.prices import prices
+    from ipuscope.reports.tables import Column, Table, sentence
 
     _one_an_ipu(split)
     rows = [
@@ -323,9 +324,9 @@ def _prices(
 def _blame(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
-    from profiler.units import percent
-    from reports.tables import Column, Table, identity
+    from ipuscope.planner.search.waiting_causes import CAUSES, waiting_causes
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports.tables import Column, Table, identity
 
     common.check_run(report, 0)
     frame = waiting_causes(report)

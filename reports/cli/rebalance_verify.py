@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ipuscope.reports.cli import common
 from ipuscope.waiting import waiting
-from reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from profiler.rebalance import Costs, Split
-    from profiler.rebalance.verified import Verified
-    from reports.tables import Lines, Page, Table
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.search.split_search import Split
+    from ipuscope.planner.search.verified_splits import Verified
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Lines, Page, Table
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Promise:
         """What a profile predicts for another's split, with stages saving memory as in that one."""
         from dataclasses import replace
 
-        from profiler.rebalance import Assignment, what_if
-        from profiler.rebalance.choice import Choice
+        from ipuscope.planner.costs.memory_choice import Choice
+        from ipuscope.planner.predict.what_if import Assignment, what_if
 
         there = Assignment.of(after.stage.tolist(), after.ipus)
         choices = Choice.as_profiled(after, there.starts)
@@ -78,8 +79,8 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs, alone: bo
     """
     import pandas as pd
 
-    from profiler.rebalance.verified import rules_differ, rules_of
-    from reports.tables import Column, Page, Table, say, text
+    from ipuscope.planner.search.verified_splits import rules_differ, rules_of
+    from ipuscope.reports.tables import Column, Page, Table, say, text
 
     if obtained.names != costs.names:
         raise common.CommandError(
@@ -117,8 +118,8 @@ def page(report: Report, costs: Costs, after: Report, obtained: Costs, alone: bo
 
 
 def _rows(promise: Promise, after: Report, obtained: Costs) -> list[tuple[str, int, int]]:
-    from profiler import analysis
-    from profiler.enums import PipelinePhase
+    from ipuscope.profiler import analysis
+    from ipuscope.profiler.enums import PipelinePhase
 
     turn = "a weight update" if obtained.training else "a device iteration"
     rows = [(turn, promise.cycles, int(analysis.pace(after).cycles))]
@@ -168,14 +169,14 @@ def quickest_compiled(
     """
     from dataclasses import replace
 
-    from profiler.rebalance.verified import (
+    from ipuscope.planner.search.verified_splits import (
         candidates,
         in_order,
         of_profile,
         rules_differ,
         verify,
     )
-    from reports.tables import say
+    from ipuscope.reports.tables import say
 
     proposed = split.prediction.assignment
     wanted = candidates(costs, proposed, count)
@@ -210,7 +211,7 @@ def _progress(came: Iterable[Verified], count: int) -> Iterator[Verified]:
 def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:
     import pandas as pd
 
-    from reports.tables import Column, Table, kibibytes, say, sentence, text
+    from ipuscope.reports.tables import Column, Table, kibibytes, say, sentence, text
 
     rows = []
     for one in found:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "what each pipeline stage costs, and which one is slowest"
 EXAMPLES = """  ipu-report stages demo/training
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_stage(report: Report, each: bool = False) -> Page:
-    from profiler.units import percent
-    from reports import alike
-    from reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
+    from ipuscope.profiler.units import percent
+    from ipuscope.reports import alike
+    from ipuscope.reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
 
     stages = report.stages
     training = bool(stages["backward_cycles"].any())
@@ -80,7 +80,7 @@ def _by_stage(report: Report, each: bool = False) -> Page:
 
 def slowest_stage(report: Report) -> str:
     """The stage that sets the pace, in words; the IPU, where IPUs have several stages."""
-    from profiler import analysis
+    from ipuscope.profiler import analysis
 
     slowest = analysis.slowest(report)
     if slowest is None:
@@ -92,7 +92,7 @@ def slowest_stage(report: Report) -> str:
 
 
 def _by_block(report: Report) -> Page:
-    from reports.tables import Column, Page, Table, identity, text, whole_kibibytes
+    from ipuscope.reports.tables import Column, Page, Table, identity, text, whole_kibibytes
 
     columns = (
         Column("name", "Block", text),

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from reports.cli import common, memory, stages
+from ipuscope.reports.cli import common, memory, stages
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Fact, Line, Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Fact, Line, Page
 
 HELP = "the profile on one page: machine, speed, cycles, memory, warnings"
 EXAMPLES = """  ipu-report summary demo/training
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, each: bool = False) -> Page:
-    from profiler import confidence
-    from profiler.analysis.host import streaming_steps
-    from reports.tables import Facts, Lines, Page, Table
+    from ipuscope.profiler import confidence
+    from ipuscope.profiler.analysis.host_transfers import streaming_steps
+    from ipuscope.reports.tables import Facts, Lines, Page, Table
 
     parts: list[Any] = [Facts("summary", (*_about(report), *_speed(report)))]
     if len(report.runs):
@@ -77,11 +77,11 @@ def _page(report: Report, each: bool = False) -> Page:
 
 
 def _about(report: Report) -> tuple[Fact, ...]:
-    from profiler import records
-    from profiler.analysis.instances import shared
-    from profiler.report import number
-    from profiler.units import count
-    from reports.tables import Fact
+    from ipuscope.profiler.analysis.instances import shared
+    from ipuscope.profiler.file import records
+    from ipuscope.profiler.report import number
+    from ipuscope.profiler.units import count
+    from ipuscope.reports.tables import Fact
 
     meta, target = report.meta, report.target
     replicas = (
@@ -153,14 +153,14 @@ def _batch(report: Report) -> str:
 
 
 def _micro_batch(report: Report) -> int:
-    from profiler.report import number
+    from ipuscope.profiler.report import number
 
     return int(number(report.meta, "micro_batch", 0))
 
 
 def _speed(report: Report) -> tuple[Fact, ...]:
-    from profiler import units
-    from reports.tables import Fact
+    from ipuscope.profiler import units
+    from ipuscope.reports.tables import Fact
 
     runs = report.runs
     if not len(runs):
@@ -213,9 +213,9 @@ def _speed(report: Report) -> tuple[Fact, ...]:
 
 def _waits(report: Report) -> tuple[Fact, ...]:
     """What the critical path spends most on: the slowest stage need not be on it."""
-    from profiler import units
-    from profiler.analysis import waits_in_short
-    from reports.tables import Fact
+    from ipuscope.profiler import units
+    from ipuscope.profiler.analysis import waits_in_short
+    from ipuscope.reports.tables import Fact
 
     longest = waits_in_short.of(report).longest.head(len(_WAITS))
     both = zip(longest["share"].tolist(), longest["what"].tolist(), strict=True)
@@ -228,8 +228,8 @@ def _waits(report: Report) -> tuple[Fact, ...]:
 
 def _confidence(report: Report) -> tuple[Fact, ...]:
     """The likely error of the cycles; nothing if the profile does not say."""
-    from profiler import confidence
-    from reports.tables import Fact
+    from ipuscope.profiler import confidence
+    from ipuscope.reports.tables import Fact
 
     error = confidence.likely_error(report)
     if error is None:
@@ -262,8 +262,8 @@ def _bars(proportions: pd.DataFrame, streams: bool, each: bool) -> tuple[Line, .
     """The cycles of IPUs by kind, a line each; of many, one line for all whose bars are alike."""
     import numpy as np
 
-    from reports import alike
-    from reports.timeline import stacked_bar
+    from ipuscope.reports import alike
+    from ipuscope.reports.text_timeline import stacked_bar
 
     lines: list[Line] = [(("where the cycles of a device iteration go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
@@ -309,7 +309,7 @@ def _legend(proportions: pd.DataFrame, present: list[str], streams: bool) -> lis
 
 
 def _warnings(report: Report) -> tuple[Line, ...]:
-    from reports.tables import clean
+    from ipuscope.reports.tables import clean
 
     return tuple(
         (("warning: ", "bold yellow"), (clean(str(words)), "")) for words in report.meta["warnings"]

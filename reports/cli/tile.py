@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "the variables on one tile, largest first"
 EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest tile of IPU 2
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from profiler import analysis
-        from reports.tables import Column, Page, Table, integer, say, text
+        from ipuscope.profiler import analysis
+        from ipuscope.reports.tables import Column, Page, Table, integer, say, text
 
         common.check_ipu(report, args.ipu)
         tiles = report.tiles(args.ipu)

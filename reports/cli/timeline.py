@@ -13,13 +13,13 @@ import argparse
 import textwrap
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from reports.tables import Lines, Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Lines, Page
 
 HELP = "the pipeline as text, from ramp-up to ramp-down"
 EXAMPLES = """  ipu-report timeline demo/training
@@ -43,13 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from reports.tables import (
-            Column,
-            Page,
-            Table,
-            integer,
-            text,
-        )
+        from ipuscope.reports.tables import Column, Page, Table, integer, text
 
         common.check_iteration(report, args.which_run, args.iteration)
         tasks = report.tasks(args.which_run, iteration=args.iteration)
@@ -80,9 +74,9 @@ def drawing(
     report: Report, args: argparse.Namespace, tasks: pd.DataFrame, cycles: pd.DataFrame
 ) -> Lines:
     """The timeline as the terminal has room for it, and which IPUs it stands for."""
-    from profiler.analysis.pod import shards_of
-    from reports.tables import Lines, drawing_width, speaks_unicode
-    from reports.timeline import timeline
+    from ipuscope.profiler.analysis.pod import shards_of
+    from ipuscope.reports.tables import Lines, drawing_width, speaks_unicode
+    from ipuscope.reports.text_timeline import timeline
 
     replicas, shards = report.target.num_replicas, shards_of(report)
     unicode = speaks_unicode() and not args.ascii

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "the variables in tile memory, largest first"
 EXAMPLES = """  ipu-report variables demo/training
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
-        from reports.tables import Column, Page, Table, identity, integer, text
+        from ipuscope.reports.tables import Column, Page, Table, identity, integer, text
 
         frame = common.filtered(report.variables, "name", args.name)
         if args.ipu is not None:

@@ -18,13 +18,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     from dash import Dash
 
-    from profiler import Report
-    from viewer.guard import Guard
+    from ipuscope.profiler import Report
+    from ipuscope.viewer.guard import Guard
 
 HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
         return _sweep(args)
     with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
-        from viewer import create_app
-        from viewer.guard import Guard
+        from ipuscope.viewer import create_app
+        from ipuscope.viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
         app = create_app(report, other, guard, prepare=True, script=args.script or ())
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     """A plan's candidates (ipu-run --plan ... --write)."""
-    from planner import PlanError, load
+    from ipuscope.planner.mappings import PlanError, load
 
     if args.other is not None:
         raise common.CommandError("a plan is viewed alone", common.USAGE)
@@ -119,8 +119,8 @@ def _plan(args: argparse.Namespace) -> int:
     except PlanError as error:
         raise common.CommandError(str(error)) from error
     port = free_port(args.host, args.port)
-    from viewer.guard import Guard
-    from viewer.plan_app import create_plan_app
+    from ipuscope.viewer.guard import Guard
+    from ipuscope.viewer.plan_app import create_plan_app
 
     guard = Guard.bound_to(args.host, args.allow_host)
     _serve(args, create_plan_app(plan, args.profiles, guard), guard, args.profiles, port)
@@ -129,7 +129,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _sweep(args: argparse.Namespace) -> int:
     """The runs of a sweep (ipu-run --sweep)."""
-    from planner.runs import RunsError, read
+    from ipuscope.planner.mappings.sweep_runs import RunsError, read
 
     if args.other is not None:
         raise common.CommandError("a sweep is viewed alone", common.USAGE)
@@ -138,8 +138,8 @@ def _sweep(args: argparse.Namespace) -> int:
     except RunsError as error:
         raise common.CommandError(str(error)) from error
     port = free_port(args.host, args.port)
-    from viewer.guard import Guard
-    from viewer.sweep_app import create_sweep_app
+    from ipuscope.viewer.guard import Guard
+    from ipuscope.viewer.sweep_app import create_sweep_app
 
     guard = Guard.bound_to(args.host, args.allow_host)
     path = Path(args.profiles).resolve()
@@ -173,7 +173,7 @@ class _Viewers:
             port = free_port(self._host, 0)
             words = ["view", "--host", self._host, "--port", str(port), "--no-browser"]
             process = subprocess.Popen(
-                [sys.executable, "-m", "reports.cli", *words, str(profile)],
+                [sys.executable, "-m", "ipuscope.reports.cli", *words, str(profile)],
                 stdout=subprocess.DEVNULL,
             )
             known = f"http://{self._host}:{port}", process
@@ -184,9 +184,9 @@ class _Viewers:
 def _follow(args: argparse.Namespace) -> int:
     """The newest profiles below a directory; until there is one, a page that says so."""
     port = free_port(args.host, args.port)
-    from viewer.app import following_app
-    from viewer.guard import Guard
-    from viewer.profiles import FollowedProfiles
+    from ipuscope.viewer.app import following_app
+    from ipuscope.viewer.guard import Guard
+    from ipuscope.viewer.profiles import FollowedProfiles
 
     profiles = FollowedProfiles(args.follow)
     if not profiles.refresh():
@@ -211,13 +211,13 @@ def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: i
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
-    from viewer.app import serve
+    from ipuscope.viewer.app import serve
 
     serve(app, args.host, port)
 
 
 def _open(pattern: str) -> Report:
-    from profiler import open_report
+    from ipuscope.profiler import open_report
 
     return open_report(common.find_one(pattern))
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from profiler import Report
-    from profiler.rebalance import Assignment, Costs, Prediction
-    from reports.tables import Page
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.predict.what_if import Assignment, Prediction
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "what a given split would cost: cycles, speed, memory, legality"
 EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
@@ -62,11 +63,13 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     import pandas as pd
 
-    from profiler import confidence, units
-    from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-    from profiler.units import per_second
-    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
-    from reports.tables import text as words
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.predict.split_text import parse_assignment, profiled
+    from ipuscope.planner.predict.what_if import what_if
+    from ipuscope.profiler import confidence, units
+    from ipuscope.profiler.units import per_second
+    from ipuscope.reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
+    from ipuscope.reports.tables import text as words
 
     try:
         costs = Costs.from_report(report)
@@ -127,7 +130,7 @@ def _change(share: float) -> str:
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:
-    from profiler.rebalance.verdict import summary
+    from ipuscope.planner.predict.memory_verdict import summary
 
     return {
         "split": text,

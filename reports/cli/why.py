@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from profiler import Report
-    from reports.tables import Page
+    from ipuscope.profiler import Report
+    from ipuscope.reports.tables import Page
 
 HELP = "what an update waits for, cycle by cycle"
 EXAMPLES = """  ipu-report why demo/training
@@ -33,12 +33,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the page of each profile; the exit code."""
 
     def page(report: Report) -> Page:
-        from profiler import analysis
-        from profiler.analysis.critical_path import critical_path, waterfall
-        from profiler.analysis.waits import longest_waits
-        from profiler.records import PHASES
-        from profiler.units import cycles, percent
-        from reports.tables import Column, Page, Table, identity, sentence, text
+        from ipuscope.profiler import analysis
+        from ipuscope.profiler.analysis.critical_path import critical_path, waterfall
+        from ipuscope.profiler.analysis.waits import longest_waits
+        from ipuscope.profiler.file.records import PHASES
+        from ipuscope.profiler.units import cycles, percent
+        from ipuscope.reports.tables import Column, Page, Table, identity, sentence, text
 
         path = critical_path(report)
         rows = longest_waits(report, path)

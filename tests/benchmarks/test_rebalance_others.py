@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rebalance import others
-from profiler.rebalance import Assignment
+from ipuscope.planner.predict.what_if import Assignment
 
 
 def sums(weight: np.ndarray, assignment: Assignment) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.rebalance import hugging_face, mini_dalle
 from benchmarks.rebalance.published import CASES, PUBLISHED, written
-from profiler.rebalance import Assignment
+from ipuscope.planner.predict.what_if import Assignment
 
 
 def test_layers_an_ipu_become_stages() -> None:

@@ -28,7 +28,7 @@ ALSO = {
     "viewer/screenshots.py": {"PIL", "playwright", "reports"},
 }
 # Packages of which a package may only have some modules.
-ONLY = {("reports", "viewer"): ("viewer.figures",)}
+ONLY = {("reports", "viewer"): ("ipuscope.viewer.figures",)}
 # Modules of a package that may have less than it.
 LESS = {"viewer/figures/": {"dash"}}
 
@@ -261,13 +261,22 @@ def test_circles_are_met_wherever_they_hide(tmp_path: Path) -> None:
 def test_no_test_is_so_lax_that_it_cannot_fail(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import"
-        " dash\ndef f():\n    from viewer.pages import home\n"
+        " dash\ndef f():\n    from ipuscope.viewer.pages import home\n"
     )
-    assert imported(tmp_path / "module.py") == {"typing.TYPE_CHECKING", "dash", "viewer.pages.home"}
+    assert imported(tmp_path / "module.py") == {
+        "typing.TYPE_CHECKING",
+        "dash",
+        "ipuscope.viewer.pages.home",
+    }
 
 
 @pytest.mark.parametrize(
-    "statement", ["import profiler", "import reports.cli", "import profiler, reports.tables"]
+    "statement",
+    [
+        "from ipuscope import profiler",
+        "import ipuscope.reports.cli",
+        "from ipuscope import profiler, ipuscope.reports.tables",
+    ],
 )
 def test_the_light_packages_load_nothing_heavy(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
@@ -283,7 +292,7 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     names = ("summary", "stages", "timeline", "memory", "pipeline", "whatif", "rebalance")
     code = (
-        f"from reports.cli import main\nfor name in {names!r}:\n"
+        f"from ipuscope.reports.cli import main\nfor name in {names!r}:\n"
         f"    assert main([name, {str(path)!r}]) == 0\n"
         f"assert main(['export', {str(path)!r}, '-o', {str(tmp_path / 'trace.json')!r}]) == 0\n"
         "assert main(['completion', 'bash']) == 0\n"
@@ -298,8 +307,8 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
 def test_lightning_is_imported_by_who_asks_for_it() -> None:
     """Neither the engine imports it, nor ``ipu-run`` before its script does."""
     code = (
-        "import ipu_exec, ipu_exec.run, profiler.pva, reports.cli, sys\n"
-        "from ipu_exec.stand_in import stand_in\nstand_in()\n"
+        "import ipu_exec, ipu_exec.commands.run, ipuscope.profiler.pva, ipuscope.reports.cli, sys\n"
+        "from ipu_exec.base.stand_in import stand_in\nstand_in()\n"
         "print('loaded:', *sorted({n.split('.')[0] for n in sys.modules if 'lightning' in n}))"
     )
     process = subprocess.run(
@@ -310,7 +319,7 @@ def test_lightning_is_imported_by_who_asks_for_it() -> None:
 
 def test_help_needs_not_even_numpy() -> None:
     code = (
-        "import reports.cli, sys\nreports.cli.make_parser().format_help()\nprint('numpy' in"
+        "import ipuscope.reports.cli, sys\nreports.cli.make_parser().format_help()\nprint('numpy' in"
         " sys.modules)"
     )
     process = subprocess.run(

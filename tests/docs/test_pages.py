@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ipu_exec.lowering import elementwise, lower, operators, registry
+from ipu_exec.lowering import lower, operator_info, registry
+from ipu_exec.lowering.operators import elementwise
 from ipuscope import __version__
-from profiler import open_report
-from reports.cli import COMMANDS, main
+from ipuscope.profiler import open_report
+from ipuscope.reports.cli import COMMANDS, main
 from tests.ipu_exec.lowering import test_operators_probe
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, op, tensor
@@ -115,7 +116,7 @@ def test_the_readmes_model_trains_and_its_profile_answers(tmp_path: Path) -> Non
 def own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lowerings registered in a test are gone after it, and the page's operator is not ours."""
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
-    monkeypatch.setattr(operators, "_INFOS", dict(operators._INFOS))
+    monkeypatch.setattr(operator_info, "_INFOS", dict(operator_info._INFOS))
     monkeypatch.setattr(elementwise, "BINARY", dict(elementwise.BINARY))
     assert not any("hypot" in name for name in registry.registered()), (
         "the page adds an operator that is there"

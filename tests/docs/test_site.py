@@ -18,8 +18,8 @@ import torch
 import ipu_exec
 from ipu_exec.session.compilation import compile_step
 from ipuscope.poprun import poprun_parser
+from ipuscope.reports.cli import main, make_parser
 from ipuscope.run_arguments import run_parser
-from reports.cli import main, make_parser
 from tests import forked
 from tests.models import model_of
 from tests.paths import ROOT
@@ -69,7 +69,7 @@ def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
     lines = commands(page)
     for name, *words in lines:
         if name == "ipu-run" and words[-1] in files:
-            in_a_process([sys.executable, "-m", "ipu_exec.run", *words])
+            in_a_process([sys.executable, "-m", "ipu_exec.commands.run", *words])
         elif name == "ipu-run":
             run_parser("ipu-run").parse_args(words)
         elif name == "ipu-report" and words[0] == "view":  # serves until it is ended
@@ -142,7 +142,7 @@ def test_the_snippets_of_other_pages_run(page: Path, tmp_path: Path) -> None:
     for number, code in enumerate(blocks(page, "py")):  # under ipu-run
         script = tmp_path / f"block{number}.py"
         script.write_text(f"{LIGHTNING if 'Trainer' in code else ''}{code}")
-        in_a_process([sys.executable, "-m", "ipu_exec.run", str(script)], tmp_path)
+        in_a_process([sys.executable, "-m", "ipu_exec.commands.run", str(script)], tmp_path)
     sql = re.sub("--.*", "", "".join(blocks(page, "sql")))
     with sqlite3.connect(synthetic_profile(tmp_path / "profile.pop")) as profile:
         for statement in filter(str.strip, sql.split(";")):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import profiler
 from examples import bert_finetuning, bert_pretraining, lstm
-from reports.cli import main as report
+from ipuscope import profiler
+from ipuscope.reports.cli import main as report
 from tests.paths import ROOT
 
 SCRIPTS = ("resnet50_synthetic", "bert_pretraining", "bert_finetuning", "gpt2_small", "vit", "lstm")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import profiler
+from ipuscope import profiler
 from tests import forked
 from tests.paths import ROOT
 

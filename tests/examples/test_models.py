@@ -12,7 +12,7 @@ import torch
 import ipu_exec
 from examples.models import NAMES, Example, build, split
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.profile_rows import op_rows, stage_rows
+from ipu_exec.compiler.rows.profile_rows import op_rows, stage_rows
 from ipu_exec.session.compilation import compile_step
 from tests.models import Mnist, mnist_batch
 

@@ -14,11 +14,11 @@ import pytest
 from plotly.io import renderers
 from plotly.offline import get_plotlyjs
 
-from profiler import open_report
+from ipuscope.profiler import open_report
+from ipuscope.viewer.figures import theme
 from tests.paths import ROOT
 from tests.strangers import HTML
 from tests.synthetic import synthetic_profile
-from viewer.figures import theme
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 

@@ -10,9 +10,9 @@ import pytest
 
 import ipu_exec as poptorch
 from examples import bert_large_pod16, gpt3_175b
-from profiler import analysis, open_report
-from reports import cli
-from reports.cli import pod as pod_command
+from ipuscope.profiler import analysis, open_report
+from ipuscope.reports import cli
+from ipuscope.reports.cli import pod as pod_command
 
 
 def test_gpt3_over_shards_stages_and_replicas(

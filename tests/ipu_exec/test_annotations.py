@@ -14,7 +14,7 @@ from torch import nn
 import ipu_exec
 import ipu_exec as poptorch
 from ipu_exec import Error, Stage
-from ipu_exec.capture.open_blocks import BlockState, current_block, reset_blocks
+from ipu_exec.capture.recording.open_blocks import BlockState, current_block, reset_blocks
 from tests.models import model_of
 
 

@@ -404,7 +404,7 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
         """)
     )
     root = ROOT
-    command = [sys.executable, "-m", "ipu_exec.run", str(tmp_path / "script.py")]
+    command = [sys.executable, "-m", "ipu_exec.commands.run", str(tmp_path / "script.py")]
     process = forked.run(command, cwd=root)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == ["2", "10", "18"]
@@ -424,7 +424,14 @@ def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_p
         """)
     )
     root = ROOT
-    command = [sys.executable, "-W", "ignore", "-m", "ipu_exec.run", str(tmp_path / "script.py")]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "ipu_exec.commands.run",
+        str(tmp_path / "script.py"),
+    ]
     process = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=root, check=False
     )

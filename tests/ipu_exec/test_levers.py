@@ -9,9 +9,9 @@ import pytest
 
 import ipu_exec
 from ipu_exec.errors import Error
-from ipu_exec.levers import Levers, changed_options, parse
-from profiler import analysis, open_report
-from profiler.enums import Role
+from ipu_exec.script_levers import Levers, changed_options, parse
+from ipuscope.profiler import analysis, open_report
+from ipuscope.profiler.enums import Role
 from tests.ipu_exec.test_run import ipu_run
 from tests.paths import ROOT
 

@@ -9,7 +9,7 @@ import torch
 
 import ipu_exec
 from examples.models import bert, split
-from profiler import open_report
+from ipuscope.profiler import open_report
 
 
 def compiled(folder: Path, example: object) -> ipu_exec.PoplarExecutor:

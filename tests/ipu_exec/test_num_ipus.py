@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.ipu_exec.test_run import FOUR_BLOCKS, ipu_run, write
 
 TRANSFORMER = """

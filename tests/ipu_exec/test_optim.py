@@ -13,7 +13,7 @@ import torch
 
 import ipu_exec
 from ipu_exec import Error, optim
-from ipu_exec.optimiser_attributes import loss_scaling
+from ipu_exec.base.optimiser_attributes import loss_scaling
 from tests.models import model_of
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ipu_exec as poptorch
-from ipu_exec import context
+from ipu_exec.base import context
 from tests.models import model_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipu_exec.printing import Layout, laid_out
+from ipu_exec.base.tensor_text import Layout, laid_out
 
 VALUES = np.float32([[1.4962566, 1.7682219], [1.0884774, 1.1320305]])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests import forked
 from tests.paths import ROOT
 
@@ -30,7 +30,7 @@ def ipu_run(
     command = [
         sys.executable,
         "-c",
-        "import sys; from ipu_exec.run import main; sys.exit(main())",
+        "import sys; from ipu_exec.commands.run import main; sys.exit(main())",
         *argv,
     ]
     run = subprocess.run if alone else forked.run
@@ -322,7 +322,7 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
     )
     words = ["--lenient", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
     ran = forked.run(
-        [sys.executable, "-m", "ipu_exec.run", *words],
+        [sys.executable, "-m", "ipu_exec.commands.run", *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

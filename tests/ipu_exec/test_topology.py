@@ -6,8 +6,7 @@ from math import ceil
 
 import pytest
 
-from ipu_exec.machine import TARGETS
-from ipu_exec.topology import (
+from ipu_exec.base.topology import (
     Span,
     gateways,
     latency_cycles,
@@ -17,6 +16,7 @@ from ipu_exec.topology import (
     ring_cycles,
     same_board,
 )
+from ipu_exec.machine import TARGETS
 
 MK2 = TARGETS["mk2"]
 

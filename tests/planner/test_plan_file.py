@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner import (
+from ipuscope.planner.mappings import (
     Candidate,
     Mapping,
     Obtained,
@@ -19,7 +19,7 @@ from planner import (
     load,
     save,
 )
-from planner.plan import SHARES
+from ipuscope.planner.mappings.plan import SHARES
 
 BLOCKS = ("a", "b", "c")
 

@@ -10,10 +10,15 @@ import pytest
 from benchmarks.plan.brute_force import Case
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
-from planner import Key, Mapping, StagePlan
-from planner.priced import Priced
-from planner.proportions import Group, cheapest, groups, with_own_proportions
-from planner.search import predicted
+from ipuscope.planner.mappings import Key, Mapping, StagePlan
+from ipuscope.planner.mappings.mapping_search import predicted
+from ipuscope.planner.mappings.memory_proportions import (
+    Group,
+    cheapest,
+    groups,
+    with_own_proportions,
+)
+from ipuscope.planner.mappings.priced import Priced
 
 CASE = Case((1024, 1024, 1024, 2048, 2048), 256, (64,), 2, "sgd")
 LITTLE, MUCH = 0.02, 0.6

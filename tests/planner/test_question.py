@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.question import (
+from ipuscope.planner.mappings.question import (
     QuestionError,
     parse_fixed,
     parse_seconds,

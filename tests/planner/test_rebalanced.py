@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import Key, Mapping, Obtained, Question
-from planner.engine import Settled
-from planner.planning import plan
-from planner.priced import Priced
-from planner.search import one_by_one, predicted
-from profiler.rebalance import Costs
-from profiler.rebalance.all_reduce import Rings
-from profiler.rebalance.choice import Choice
-from profiler.rebalance.split import quickest
-from tests.profiler.rebalance.cases import random_case
+from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings import Key, Mapping, Obtained, Question
+from ipuscope.planner.mappings.compile_search import plan
+from ipuscope.planner.mappings.engine import Settled
+from ipuscope.planner.mappings.mapping_search import one_by_one, predicted
+from ipuscope.planner.mappings.priced import Priced
+from ipuscope.planner.search.split_search import quickest
+from tests.planner.rebalance.cases import random_case
 
 KEY = Key()
 IPUS = 4

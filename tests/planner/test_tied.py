@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner import Question, search
-from planner.planning import plan
-from planner.priced import Priced, places
-from profiler.rebalance import Costs, what_if
-from profiler.rebalance.split import ALL_CHOICES
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings import Question, mapping_search
+from ipuscope.planner.mappings.compile_search import plan
+from ipuscope.planner.mappings.priced import Priced, places
+from ipuscope.planner.predict.what_if import what_if
+from ipuscope.planner.search.split_search import ALL_CHOICES
+from tests.planner.rebalance.test_tied_memory import sharing, splits
 from tests.planner.test_rebalanced import KEY, Given
-from tests.profiler.rebalance.test_tied_memory import sharing, splits
 
 APART = (0, 1)
 BACK = (0, 1, 0)
@@ -41,7 +42,7 @@ def test_what_only_fits_where_a_stage_comes_back_to_its_tied_weight_is_found() -
     # whichever is looked into first: that one stage each is too much says nothing of the other
     priced = Priced(KEY, short)
     by_list = {place.ipus: place for place in places(priced, question)}
-    too_few = search._TooFew(priced, question)
+    too_few = mapping_search._TooFew(priced, question)
     too_few.add(by_list[APART])
     assert too_few.for_weights_of(by_list[APART])
     assert not too_few.for_weights_of(by_list[BACK])

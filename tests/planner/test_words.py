@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner import Plan, StagePlan
-from planner.words import why
+from ipuscope.planner.mappings import Plan, StagePlan
+from ipuscope.planner.mappings.plan_words import why
 from tests.planner.test_plan_file import candidate, plan
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.models import model_of
 
 

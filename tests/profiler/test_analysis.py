@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import ipu_exec
-from profiler import Report, analysis, open_report, units
-from profiler.insights import insights
-from profiler.rebalance import Assignment, Costs, what_if
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler import Report, analysis, open_report, units
 from tests.models import Mlp
-from tests.profiler.rebalance.cases import deep
+from tests.planner.rebalance.cases import deep
 from tests.synthetic import synthetic_profile
 
 

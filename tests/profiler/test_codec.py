@@ -13,7 +13,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import codec
+from ipuscope.profiler.file import codec
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler import ProfileError, ProfileWriter, open_report, records, schema
-from profiler.columns import Columns
-from profiler.reader import Reader
+from ipuscope.profiler import ProfileError, ProfileWriter, open_report
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.file.columns import Columns
+from ipuscope.profiler.file.reader import Reader
 from tests.profiler.test_file import row_strategy
 
 

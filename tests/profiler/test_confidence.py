@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import ipu_exec as poptorch
-from ipu_exec.compiler.profile_header import cycle_error
+from ipu_exec.compiler.rows.profile_header import cycle_error
 from ipu_exec.lowering.measured import LIKE, confidence, errors
 from ipu_exec.session.compilation import compile_step
-from profiler import confidence as said
-from profiler import open_report
-from reports.cli import main
+from ipuscope.profiler import confidence as said
+from ipuscope.profiler import open_report
+from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
 CLASSES = [
@@ -97,7 +97,7 @@ def test_a_robust_split_is_sought_for_the_error_that_the_profile_carries(
 
 
 def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: Path) -> None:
-    from viewer.pages.summary import _confidence
+    from ipuscope.viewer.pages.summary import _confidence
 
     with open_report(sure) as report:
         (card,) = _confidence(report)

@@ -10,7 +10,8 @@ import torch
 
 import ipu_exec
 from ipu_exec.options import ENGINE_OPTIONS_VARIABLE
-from profiler import ProfileError, debug_info, pva
+from ipuscope.profiler import ProfileError, pva
+from ipuscope.profiler.pva import debug_info
 
 
 def run(folder):

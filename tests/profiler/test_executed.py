@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler import Report, open_report, records, trace
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.file import records, trace
 from tests.synthetic import synthetic_profile
 
 

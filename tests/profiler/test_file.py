@@ -19,8 +19,9 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler import ProfileError, ProfileWriter, open_report, pva, records, schema
-from profiler.reader import Reader
+from ipuscope.profiler import ProfileError, ProfileWriter, open_report, pva
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.file.reader import Reader
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 
@@ -219,7 +220,9 @@ def test_the_same_rows_give_the_same_tables_in_any_sqlite_client(profile):
 
 def test_the_documentation_of_the_format_is_up_to_date():
     written = (ROOT / "docs" / "pop-format.md").read_text()
-    assert written == schema.documentation(), "run: python -m profiler.schema > docs/pop-format.md"
+    assert written == schema.documentation(), (
+        "run: python -m ipuscope.profiler.file.schema > docs/pop-format.md"
+    )
     for record in records.TABLES:
         for item in fields(record):
             assert f"| `{item.name}` |" in written
@@ -269,7 +272,8 @@ def test_a_reader_keeps_the_profile_it_opened_when_it_is_replaced(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from profiler import ProfileWriter, records
+from ipuscope.profiler import ProfileWriter
+from ipuscope.profiler.file import records
 writer = ProfileWriter(sys.argv[1])
 writer.add([records.Option(f"kept {i}", "1") for i in range(100)])
 if sys.argv[2] == "spill":

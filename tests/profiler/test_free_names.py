@@ -21,14 +21,18 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution
-from profiler import Report, analysis, migrate, open_report, pva, records, schema
-from profiler.enums import BodyTask, Purpose, Role
-from profiler.insights import insights
-from profiler.rebalance import Assignment, Costs, best_split, what_if
-from profiler.rebalance.block_splitting import split_block
-from profiler.rebalance.waiting_causes import waiting_causes
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.block_splitting import split_block
+from ipuscope.planner.search.split_search import best_split
+from ipuscope.planner.search.waiting_causes import waiting_causes
+from ipuscope.profiler import Report, analysis, open_report, pva
+from ipuscope.profiler.enums import BodyTask, Purpose, Role
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.report import migrate
+from ipuscope.viewer.figures import pipeline, trace
 from tests.models import Mnist, mnist_batch
-from viewer.figures import pipeline, trace
 
 RENAMED = ("bodies", "program_steps", "program_tree", "compute_set_info", "variables")
 OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(0)

@@ -16,34 +16,29 @@ import pytest
 import torch
 
 import ipu_exec
-from profiler import (
-    Report,
-    analysis,
-    held,
-    held_memory,
-    kept,
-    liveness,
-    open_report,
-    records,
-    worked_out,
-)
-from profiler import report as reports
-from profiler.advise import advise, advise_on, basis_of, search
-from profiler.analysis import critical_path, hierarchy, kinds, program
-from profiler.analysis.critical_path import path_on_ipus
-from profiler.analysis.kinds import spent_by_kind
-from profiler.analysis.operators import BY_ATEN, by_aten, grouped
-from profiler.analysis.pod import LINKS, LOADS
-from profiler.analysis.program import TOP, nodes, top_nodes
-from profiler.held import FLOAT, INT, TEXT
-from profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP, VARIABLES
-from profiler.rebalance import Costs, known_memory, known_ties, profiled_split
-from profiler.rebalance.block_memory import BlockMemory
-from profiler.rebalance.cuts import Ties
-from profiler.rebalance.what_if import memory_of
-from profiler.writer import store_answers
+from ipuscope.planner import worked_out
+from ipuscope.planner.advice import advise, advise_on, basis_of, search
+from ipuscope.planner.costs import known_memory, known_ties
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.cuts import Ties
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict import profiled_split
+from ipuscope.planner.predict.what_if import memory_of
+from ipuscope.profiler import Report, analysis, held, held_memory, kept, open_report
+from ipuscope.profiler import report as reports
+from ipuscope.profiler.analysis import critical_path, hierarchy, kinds, program
+from ipuscope.profiler.analysis.critical_path import path_on_ipus
+from ipuscope.profiler.analysis.kinds import spent_by_kind
+from ipuscope.profiler.analysis.operators import BY_ATEN, by_aten, grouped
+from ipuscope.profiler.analysis.pod import LINKS, LOADS
+from ipuscope.profiler.analysis.program import TOP, nodes, top_nodes
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.writer import store_answers
+from ipuscope.profiler.held import FLOAT, INT, TEXT
+from ipuscope.profiler.held_memory import FULLEST_AT, KINDS, LIVE, MAP, VARIABLES
+from ipuscope.profiler.timeline import liveness
+from ipuscope.viewer.figures.rebalance import predicted_lanes
 from tests.models import Mlp
-from viewer.figures.rebalance import predicted_lanes
 
 MIXED = {"number": INT, "share": FLOAT, "word": TEXT}
 
@@ -180,7 +175,7 @@ def test_answers_are_the_same_whichever_way_they_come(
         from_rows = everything(rows)
         assert worked_out.otherwise(rows) == []
     pod, of_operators = (
-        import_module(f"profiler.analysis.{name}") for name in ("pod", "operators")
+        import_module(f"ipuscope.profiler.analysis.{name}") for name in ("pod", "operators")
     )
     monkeypatch.setattr(pod, "_loads", refuse)
     monkeypatch.setattr(pod, "_link_loads", refuse)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import kept
+from ipuscope.profiler import kept
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from profiler import ProfileError, ProfileTaken, ProfileWriter, open_report, records
-from profiler.lock import is_being_written
+from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, open_report
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.lock import is_being_written
 from tests.paths import ROOT
 
 WRITES = """
 import sys
-from profiler import ProfileWriter, records
+from ipuscope.profiler import ProfileWriter
+from ipuscope.profiler.file import records
 writer = ProfileWriter(sys.argv[1])
 writer.add([records.Option("whose", '"other"')])
 print("writing", flush=True)
@@ -27,12 +29,13 @@ writer.close()
 """
 ASKS = """
 import pathlib, sys
-from profiler.lock import is_being_written
+from ipuscope.profiler.file.lock import is_being_written
 print(is_being_written(pathlib.Path(sys.argv[1])))
 """
 WRITES_AGAIN_AND_AGAIN = """
 import sys, time
-from profiler import ProfileTaken, ProfileWriter, open_report, records
+from ipuscope.profiler import ProfileTaken, ProfileWriter, open_report
+from ipuscope.profiler.file import records
 path, end, taken, written = sys.argv[1], time.monotonic() + 2, 0, 0
 while time.monotonic() < end:
     try:
@@ -172,7 +175,7 @@ def test_a_writer_that_fails_lets_the_path_go(tmp_path: Path) -> None:
 def test_a_directory_in_any_encoding_is_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: bytes
 ) -> None:
-    from reports.cli import main
+    from ipuscope.reports.cli import main
     from tests.synthetic import synthetic_profile
 
     folder = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
@@ -193,7 +196,7 @@ def test_a_directory_in_any_encoding_is_read_back(
 def test_a_nul_in_a_path_is_an_error_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from reports.cli import main
+    from ipuscope.reports.cli import main
 
     bad = str(tmp_path / "a\0b")
     with pytest.raises(ProfileError, match="NUL"):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import Report, open_report
-from profiler.analysis import counters
-from profiler.merged import lengths, merged
-from profiler.trace import Bodies
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import counters
+from ipuscope.profiler.file.trace import Bodies
+from ipuscope.profiler.timeline.merged_bodies import lengths, merged
 from tests.synthetic import synthetic_profile
 
 steps = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), min_size=1, max_size=60)

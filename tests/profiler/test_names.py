@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.names import popart_names, unique
+from ipuscope.profiler.unique_names import popart_names, unique
 
 
 def test_repeated_names_get_numbers_that_nothing_else_has():

@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import profiler
-from profiler import ProfileError, migrate, open_report, plain, records, schema
-from profiler.trace import waits_as_syncs
-from reports.cli import main as ipu_report
+from ipuscope import profiler
+from ipuscope.profiler import ProfileError, open_report
+from ipuscope.profiler.file import records, schema, sql_rows
+from ipuscope.profiler.file.trace import waits_as_syncs
+from ipuscope.profiler.report import migrate
+from ipuscope.reports.cli import main as ipu_report
 from tests.synthetic import synthetic_profile
 
 
@@ -147,7 +149,7 @@ def test_activity_of_a_step_by_hand():
         step = records.Step(0, 0, 0, 0, 0, 0, "OnTileExecute", "", 100, 0, None, None, None)
         for name, value in columns.items():
             setattr(step, name, np.array(value))
-        (row,) = plain.step_activity([step])
+        (row,) = sql_rows.step_activity([step])
         return records.StepActivity(*row)
 
     assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(
@@ -163,11 +165,11 @@ def test_activity_of_a_step_by_hand():
 
 def test_runs_of_equal_bytes_by_hand():
     vectors = [(4, np.array([4, 4, 0])), (2, np.zeros(0)), (3, np.array([0, 4, 4, 0, 0, 8, 4]))]
-    runs = [records.TileRun(*row) for row in plain.tile_runs(vectors)]
+    runs = [records.TileRun(*row) for row in sql_rows.tile_runs(vectors)]
     assert [run.vector for run in runs] == [3, 3, 3, 4]
     places = [(run.first_tile, run.last_tile, run.bytes) for run in runs]
     assert places == [(1, 2, 4), (5, 5, 8), (6, 6, 4), (0, 1, 4)]
-    assert list(plain.tile_runs([(2, np.zeros(0))])) == []
+    assert list(sql_rows.tile_runs([(2, np.zeros(0))])) == []
 
 
 # -- the older format ---

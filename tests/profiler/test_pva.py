@@ -16,9 +16,10 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution
-from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.session.compilation import compile_step
-from profiler import ProfileError, ProfileWriter, open_report, pva, records
+from ipuscope.profiler import ProfileError, ProfileWriter, open_report, pva
+from ipuscope.profiler.file import records
 from tests.models import Mnist, mnist_batch
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
@@ -668,7 +669,7 @@ def test_a_script_under_ipu_run_imports_it_as_pva(tmp_path):
         " openReport(sys.argv[1])\nprint(sum(step.ipus[0].cycles for step in"
         " report.execution.steps))\n"
     )
-    run = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    run = "import sys; from ipu_exec.commands.run import main; sys.exit(main())"
     command = [sys.executable, "-c", run, str(script), str(profile)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     known = open_report(profile)

@@ -13,9 +13,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from profiler import ProfileWriter, open_report, pva, pvti, records
-from profiler.host import host_lanes, host_timeline
-from reports import trace
+from ipuscope.profiler import ProfileWriter, open_report, pva, pvti
+from ipuscope.profiler.analysis.host_clock import host_lanes, host_timeline
+from ipuscope.profiler.file import records
+from ipuscope.reports import chrome_trace
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 
@@ -117,7 +118,7 @@ for epoch in range(2):
 def test_a_script_under_ipu_run_has_host_and_ipu_on_one_timeline(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    run = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    run = "import sys; from ipu_exec.commands.run import main; sys.exit(main())"
     options = {"enable": "true", "directory": str(tmp_path / "host")}
     subprocess.run(
         [sys.executable, "-c", run, "--autoreport", str(tmp_path), str(script)],
@@ -163,7 +164,7 @@ def test_host_and_ipus_are_on_one_timeline(tmp_path):
         lanes = host_lanes(report).set_index("label")
         shift = host_timeline(report).shift
         between = int(report.runs["start"].iloc[1] - report.runs["end"].iloc[0])
-        all_events = list(trace.events(report, None, None, False))
+        all_events = list(chrome_trace.events(report, None, None, False))
     ends = lanes[["start_us", "end_us"]].round(3).to_dict("index")
     calls = [name for name in ends if name.startswith("run")]
     assert [ends[name]["start_us"] for name in calls] == [0, round(first + 300, 3)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from profiler import Report, open_report, query
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.report import query
 from tests.synthetic import synthetic_profile
 
 

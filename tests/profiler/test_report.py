@@ -17,20 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import (
-    ProfileWriter,
-    Report,
-    analysis,
-    liveness,
-    memory,
-    open_report,
-    pva,
-    records,
-    schema,
-)
-from profiler.enums import Purpose
-from profiler.liveness import Intervals
-from profiler.trace import Bodies, Tasks, slices, step_kind
+from ipuscope.profiler import ProfileWriter, Report, analysis, open_report, pva
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.file.trace import Bodies, Tasks, slices, step_kind
+from ipuscope.profiler.timeline import liveness
+from ipuscope.profiler.timeline import tile_usage as memory
+from ipuscope.profiler.timeline.liveness import Intervals
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 
@@ -178,7 +171,7 @@ def test_meta_options_and_target(report):
 def test_importing_loads_neither_pandas_nor_torch_and_opening_is_quick(path):
     code = (
         "import sys, time, profiler; start = time.perf_counter(); report ="
-        " profiler.open_report(sys.argv[1])\nreport.meta; print(time.perf_counter() - start,"
+        " ipuscope.profiler.open_report(sys.argv[1])\nreport.meta; print(time.perf_counter() - start,"
         " 'pandas' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(
@@ -281,7 +274,7 @@ def test_vertices_of_a_step(report):
 
 def naive_steps(report: Report, path: Path, run: int) -> list[tuple]:
     """List every step of every task, straight from the stored rows."""
-    from profiler.reader import Reader
+    from ipuscope.profiler.file.reader import Reader
 
     reader = Reader(path)
     traces, runs, bodies = (

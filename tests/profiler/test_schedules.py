@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import schedules
-from profiler.schedules import BACKWARD, BESIDE, FORWARD, IDLE, LOAD, STREAM_IN, UNLOAD, Costs
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.schedules import (
+    BACKWARD,
+    BESIDE,
+    FORWARD,
+    IDLE,
+    LOAD,
+    STREAM_IN,
+    UNLOAD,
+    Costs,
+)
 
 
 def brute_force(forward: list[int], backward: list[int], micro_batches: int, overhead: int) -> int:

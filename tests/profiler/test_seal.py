@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler import open_report, schema, seal
-from profiler.seal import State
-from reports.cli import main
+from ipuscope.profiler import open_report
+from ipuscope.profiler.file import schema, seal
+from ipuscope.profiler.file.seal import State
+from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
 SWAPPED = (

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from profiler import Report, integrity, open_report, records
-from profiler.columns import Columns
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.file import integrity, records
+from ipuscope.profiler.file.columns import Columns
 from tests.synthetic import synthetic_profile
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profiler import units
+from ipuscope.profiler import units
 
 
 @pytest.mark.parametrize(

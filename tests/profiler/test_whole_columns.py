@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler import open_report, records, schema
-from profiler.reader import Reader
-from reports.cli import main
+from ipuscope.profiler import open_report
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.file.reader import Reader
+from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
 REST = ", ".join(column.name for column in schema.columns(records.Step)[1:])

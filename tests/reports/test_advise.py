@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler import open_report
-from profiler.advise import Basis, Levers
-from profiler.advise.levers import LINE, stages_line
-from profiler.rebalance import Assignment
-from reports import checks
-from reports.cli import main
+from ipuscope.planner.advice import Basis, Levers
+from ipuscope.planner.levers.levers import LINE, stages_line
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.profiler import open_report
+from ipuscope.reports import checks
+from ipuscope.reports.cli import main
 from tests.ipu_exec.test_levers import GPT
 from tests.ipu_exec.test_run import ipu_run
 

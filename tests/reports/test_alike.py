@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports import alike
-from reports.cli import main
-from reports.cli.summary import _bars
+from ipuscope.reports import alike
+from ipuscope.reports.cli import main
+from ipuscope.reports.cli.summary import _bars
 from tests.synthetic import synthetic_profile
 
 MANY = 20

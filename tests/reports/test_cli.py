@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler import open_report
-from profiler.analysis import waits_in_short
-from profiler.enums import Direction
-from reports.cli import COMMANDS, common, main, make_parser, ops
-from reports.cli.completion import commands_of
-from reports.cli.view import free_port
+from ipuscope.profiler import open_report
+from ipuscope.profiler.analysis import waits_in_short
+from ipuscope.profiler.enums import Direction
+from ipuscope.reports.cli import COMMANDS, common, main, make_parser, ops
+from ipuscope.reports.cli.completion import commands_of
+from ipuscope.reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
 
 PRINTING = [
@@ -211,7 +211,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(runs: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        command = [sys.executable, "-m", "reports.cli", "ops", str(runs / "training")]
+        command = [sys.executable, "-m", "ipuscope.reports.cli", "ops", str(runs / "training")]
         process = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     finally:
         os.close(writing)
@@ -220,7 +220,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(runs: Path) -> None:
 
 def test_an_output_that_cannot_take_more_is_said(runs: Path) -> None:
     """A full disk in one line; a standard output that is closed is nothing to write to."""
-    command = [sys.executable, "-m", "reports.cli", "ops", str(runs / "training")]
+    command = [sys.executable, "-m", "ipuscope.reports.cli", "ops", str(runs / "training")]
     with open("/dev/full", "w") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
     said = "ipu-report: error: the output ends here: No space left on device\n"
@@ -801,7 +801,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(runs: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "reports.cli",
+        "ipuscope.reports.cli",
         "program",
         "--top",
         "0",

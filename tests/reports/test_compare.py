@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler import analysis, open_report
-from reports.cli import main
+from ipuscope.profiler import analysis, open_report
+from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from ipuscope.help_text import HelpText
 from ipuscope.poprun import poprun_parser
+from ipuscope.reports.cli import COMMANDS, make_parser
 from ipuscope.run_arguments import run_parser
-from reports.cli import COMMANDS, make_parser
 
 
 @pytest.mark.parametrize("columns", [80, 120])

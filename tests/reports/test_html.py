@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from profiler import analysis, open_report
-from profiler.insights import insights
-from profiler.rebalance import Costs
-from profiler.rebalance.split import quickest
-from profiler.units import sentence
-from reports import html
-from reports.html import write_html
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.search.split_search import quickest
+from ipuscope.profiler import analysis, open_report
+from ipuscope.profiler.units import sentence
+from ipuscope.reports import html
+from ipuscope.reports.html import write_html
+from ipuscope.viewer.figures import pipeline
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
-from viewer.figures import pipeline
 
 
 @pytest.fixture(scope="module")

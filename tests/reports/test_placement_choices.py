@@ -12,18 +12,13 @@ import torch
 import ipu_exec
 from examples.models import bert
 from ipu_exec.placement_file import StageChoice, load
-from profiler import open_report
-from profiler.rebalance import (
-    Assignment,
-    Costs,
-    parse_assignment,
-    placement_file,
-    profiled,
-    what_if,
-)
-from profiler.rebalance.choice import Choice
-from profiler.rebalance.verdict import MARGIN
-from reports.cli import main as ipu_report
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.memory_verdict import MARGIN
+from ipuscope.planner.predict.split_text import parse_assignment, profiled
+from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
+from ipuscope.profiler import open_report
+from ipuscope.reports.cli import main as ipu_report
 from tests.reports.test_cli import say
 from tests.reports.test_rebalance import script
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.cli import main
+from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
 ENDLESS = "with recursive n(x) as (select 1 union all select x + 1 from n) "

@@ -15,8 +15,8 @@ import pytest
 
 import ipu_exec
 from ipu_exec.placement_file import load_stages
-from profiler import open_report
-from reports.cli import main
+from ipuscope.profiler import open_report
+from ipuscope.reports.cli import main
 from tests import forked
 from tests.paths import ROOT
 from tests.reports.test_cli import complain, say
@@ -24,7 +24,7 @@ from tests.reports.test_cli import complain, say
 
 def script(*words: object) -> subprocess.CompletedProcess[str]:
     """Run the example with ipu-run for one epoch."""
-    code = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
     command = [
         sys.executable,
         "-c",

@@ -14,11 +14,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ipu_exec.run import main as ipu_run
+from ipu_exec.commands.run import main as ipu_run
 from ipuscope import __version__
-from profiler import open_report, records
-from reports.cli import main
-from reports.tables import Column, Page, Table, narrowed, print_pages, text
+from ipuscope.profiler import open_report
+from ipuscope.profiler.file import records
+from ipuscope.reports.cli import main
+from ipuscope.reports.tables import Column, Page, Table, narrowed, print_pages, text
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 
@@ -86,7 +87,7 @@ def test_narrow_terminals_have_every_number(
 def test_without_a_terminal_nothing_is_cut(profile: Path, name: str) -> None:
     """Neither a pipe nor a file has a width to fit."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    command = [sys.executable, "-m", "reports.cli", name, "--top", "5", str(profile)]
+    command = [sys.executable, "-m", "ipuscope.reports.cli", name, "--top", "5", str(profile)]
     process = subprocess.run(
         command,
         env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import open_report
-from reports import timeline
-from reports.cli import main as ipu_report
-from reports.timeline import (
+from ipuscope.profiler import open_report
+from ipuscope.reports import text_timeline
+from ipuscope.reports.cli import main as ipu_report
+from ipuscope.reports.text_timeline import (
     grid,
     lane,
     legend,
@@ -30,7 +30,7 @@ from reports.timeline import (
 from tests.synthetic import synthetic_profile
 
 
-def drawn(lines: list[timeline.Line]) -> list[str]:
+def drawn(lines: list[text_timeline.Line]) -> list[str]:
     return ["".join(words for words, _ in line) for line in lines]
 
 
@@ -80,7 +80,7 @@ def test_a_column_of_many_tasks_has_the_activity_that_fills_most_of_its_busy_tim
     lengths: list[int], columns: list[int]
 ) -> None:
     """An IPU that is busy for more than half of a column is not drawn as waiting."""
-    waits = timeline.ACTIVITIES.index(timeline.IDLE)
+    waits = text_timeline.ACTIVITIES.index(text_timeline.IDLE)
     end = np.cumsum(lengths)
     start, code = end - lengths, np.array([0, waits, 1, 2])[np.arange(len(lengths)) % 4]
     edges = np.concatenate([[0], np.cumsum(columns)])
@@ -97,8 +97,8 @@ def test_a_column_of_many_tasks_has_the_activity_that_fills_most_of_its_busy_tim
 def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
     tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
     assert lane(tasks, code, np.array([7, 7, -1])) == (
-        ("F", timeline.ACTIVITIES[0].style),
-        ("B7─", timeline.ACTIVITIES[1].style),
+        ("F", text_timeline.ACTIVITIES[0].style),
+        ("B7─", text_timeline.ACTIVITIES[1].style),
         ("··", "dim"),
     )
     assert drawn([lane(np.array([0, 0, 0]), np.array([0]), np.array([123]))]) == ["F──"]
@@ -145,7 +145,7 @@ def test_cycles_are_said_in_four_characters(cycles: int, said: str) -> None:
 def test_a_timeline_fits_its_width(
     iteration: tuple[pd.DataFrame, pd.DataFrame], width: int, unicode: bool
 ) -> None:
-    lines = drawn(timeline.timeline(*iteration, width, unicode))
+    lines = drawn(text_timeline.timeline(*iteration, width, unicode))
     assert max(map(len, lines)) <= width
     assert sum(line.startswith("IPU ") for line in lines) == 4
     assert unicode or all(line.isascii() for line in lines)
@@ -155,8 +155,8 @@ def test_a_pipeline_fills_and_drains_on_the_diagonal(
     iteration: tuple[pd.DataFrame, pd.DataFrame],
 ) -> None:
     tasks, cycles = iteration
-    lines = drawn(timeline.timeline(tasks, cycles, 400))
-    width = timeline.MAX_CELL
+    lines = drawn(text_timeline.timeline(tasks, cycles, 400))
+    width = text_timeline.MAX_CELL
     lanes = [line[len("slowest ") :] for line in lines if line.startswith("IPU ")]
     for ipu, row in enumerate(lanes):
         cells = [row[at : at + width] for at in range(0, len(row), width)]
@@ -170,19 +170,19 @@ def test_a_pipeline_fills_and_drains_on_the_diagonal(
 
 
 def test_the_legend_explains_each_letter_once_and_wraps() -> None:
-    lines = drawn(legend(range(len(timeline.ACTIVITIES)), 40))
+    lines = drawn(legend(range(len(text_timeline.ACTIVITIES)), 40))
     assert max(map(len, lines)) <= 40
     words = " ".join(lines)
     assert all(
         words.count(one.name) == 1
-        for one in timeline.ACTIVITIES
+        for one in text_timeline.ACTIVITIES
         if one.name != "exchange between IPUs"
     )
 
 
 def test_no_pipeline_cycles_draws_a_sentence(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     tasks, cycles = iteration
-    assert "nothing to draw" in drawn(timeline.timeline(tasks.head(0), cycles.head(0), 80))[0]
+    assert "nothing to draw" in drawn(text_timeline.timeline(tasks.head(0), cycles.head(0), 80))[0]
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8).filter(any), st.integers(1, 100))
@@ -194,7 +194,9 @@ def test_a_stacked_bar_is_as_long_as_it_should_be(parts: list[int], width: int) 
 def test_a_profile_on_disk_can_be_drawn_narrower_than_its_pipeline(tmp_path: Path) -> None:
     path = synthetic_profile(tmp_path / "profile.pop", micro_batches=200, steps_per_body=3)
     with open_report(path) as report:
-        lines = drawn(timeline.timeline(report.tasks(0, iteration=0), report.pipeline_cycles(), 80))
+        lines = drawn(
+            text_timeline.timeline(report.tasks(0, iteration=0), report.pipeline_cycles(), 80)
+        )
     lane = next(line for line in lines if line.startswith("IPU 2"))
     assert len(lane) <= 80
     assert lane.count("B") > 40  # the slowest stage: backward is longest in nearly every column
@@ -203,7 +205,7 @@ def test_a_profile_on_disk_can_be_drawn_narrower_than_its_pipeline(tmp_path: Pat
 def test_ipus_that_share_tensors_are_one_row(
     iteration: tuple[pd.DataFrame, pd.DataFrame],
 ) -> None:
-    lines = drawn(timeline.timeline(*iteration, 60, unicode=False, shards=8))
+    lines = drawn(text_timeline.timeline(*iteration, 60, unicode=False, shards=8))
     rows = [line for line in lines if line.startswith("IPU ")]
     assert [row[:10] for row in rows] == [f"IPU {ipu} x 8 " for ipu in range(4)]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from profiler import Report, open_report
-from reports.cli import main
-from reports.stacks import stacks
-from reports.trace import FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
+from ipuscope.profiler import Report, open_report
+from ipuscope.reports.chrome_trace import FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
+from ipuscope.reports.cli import main
+from ipuscope.reports.stacks import stacks
 from tests.synthetic import synthetic_profile
 
 Place = tuple[int, int]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from profiler import Report, open_report
+from ipuscope.profiler import Report, open_report
+from ipuscope.viewer import answers
+from ipuscope.viewer.app import PAGES, create_app
+from ipuscope.viewer.first_answers import FirstAnswers
+from ipuscope.viewer.pages import rebalance, summary
+from ipuscope.viewer.process import settle
 from tests.synthetic import synthetic_profile
-from viewer import answers
-from viewer.app import PAGES, create_app
-from viewer.first_answers import FirstAnswers
-from viewer.pages import rebalance, summary
-from viewer.process import settle
 
 WHERE = {"theme": "light", "width": 1000}
 

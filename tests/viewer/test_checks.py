@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from profiler import Report, open_report
-from profiler.rebalance import Assignment, Costs, profiled, what_if
-from profiler.rebalance.split import quickest
-from profiler.rebalance.verified import Verified
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.split_search import quickest
+from ipuscope.planner.search.verified_splits import Verified
+from ipuscope.profiler import Report, open_report
+from ipuscope.viewer import checks
+from ipuscope.viewer.app import create_app
+from ipuscope.viewer.checks import COUNT, Checks, chosen
+from ipuscope.viewer.first_answers import FirstAnswers
+from ipuscope.viewer.pages import rebalance
 from tests.synthetic import synthetic_profile
-from viewer import checks
-from viewer.app import create_app
-from viewer.checks import COUNT, Checks, chosen
-from viewer.first_answers import FirstAnswers
-from viewer.pages import rebalance
 
 SCRIPT = ("train.py", "--fast")
 Progress = Callable[[Iterable[Verified], int], Iterable[Verified]]

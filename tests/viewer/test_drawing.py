@@ -13,19 +13,18 @@ import pytest
 from dash._utils import to_json
 
 from benchmarks.rebalance.random_costs import random_costs
-from profiler import Report, open_report
-from profiler.analysis import critical_path
-from profiler.rebalance import what_if
-from profiler.rebalance.what_if import Assignment
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import critical_path
+from ipuscope.viewer.figures import counters, memory, pipeline, rebalance, trace, waterfall
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.marks import Selection, marked
+from ipuscope.viewer.figures.theme import DARK, LIGHT
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import timeline
+from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
-from viewer.figures import counters, memory, pipeline, rebalance, trace, waterfall
-from viewer.figures.drawing import Drawing
-from viewer.figures.legend import with_streams
-from viewer.figures.marks import Selection, marked
-from viewer.figures.theme import DARK, LIGHT
-from viewer.figures.units import Clock
-from viewer.pages import timeline
-from viewer.profiles import Profiles
 
 CLOCK = Clock(1e9)
 

@@ -13,15 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.rebalance.random_costs import random_costs
-from profiler import Report, analysis, open_report
-from profiler.analysis import critical_path
-from profiler.executed import Executed, Spent
-from profiler.memory import KINDS
-from profiler.rebalance import Costs, what_if
-from profiler.rebalance.what_if import Assignment
-from tests.synthetic import synthetic_profile
-from tests.viewer import outlines
-from viewer.figures import (
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler import Report, analysis, open_report
+from ipuscope.profiler.analysis import critical_path
+from ipuscope.profiler.timeline.executed_steps import Executed, Spent
+from ipuscope.profiler.timeline.tile_usage import KINDS
+from ipuscope.viewer.figures import (
     flame,
     host,
     lod,
@@ -35,10 +33,12 @@ from viewer.figures import (
     units,
     waterfall,
 )
-from viewer.figures.units import Clock
-from viewer.pages import common, hits, selection, timeline
-from viewer.pages import rebalance as rebalance_page
-from viewer.profiles import Profiles
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, hits, selection, timeline
+from ipuscope.viewer.pages import rebalance as rebalance_page
+from ipuscope.viewer.profiles import Profiles
+from tests.synthetic import synthetic_profile
+from tests.viewer import outlines
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from profiler import Report, open_report
+from ipuscope.profiler import Report, open_report
+from ipuscope.viewer.app import PAGES, create_app
+from ipuscope.viewer.guard import MAX_BODY_BYTES, Guard
+from ipuscope.viewer.screenshots import serving, settled
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app
-from viewer.guard import MAX_BODY_BYTES, Guard
-from viewer.screenshots import serving, settled
 
 UPDATE = "/_dash-update-component"
 

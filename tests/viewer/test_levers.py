@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from viewer.pages import rebalance
+from ipuscope.viewer.pages import rebalance
 
 
 @pytest.mark.parametrize(

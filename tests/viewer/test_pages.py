@@ -18,17 +18,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from profiler import Report, analysis, lock, open_report
-from profiler.advise import advise
-from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
-from profiler.rebalance.split import quickest
+from ipuscope.planner.advice import advise
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.split_search import best_split, quickest
+from ipuscope.profiler import Report, analysis, open_report
+from ipuscope.profiler.file import lock
+from ipuscope.viewer.app import PAGES, create_app, following_app
+from ipuscope.viewer.figures import rebalance as figures
+from ipuscope.viewer.figures import theme, units
+from ipuscope.viewer.pages import rebalance
+from ipuscope.viewer.profiles import FollowedProfiles
+from ipuscope.viewer.screenshots import serving, settled
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app, following_app
-from viewer.figures import rebalance as figures
-from viewer.figures import theme, units
-from viewer.pages import rebalance
-from viewer.profiles import FollowedProfiles
-from viewer.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
 

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 import pytest
 
-from profiler import open_report
+from ipuscope.profiler import open_report
+from ipuscope.viewer.app import PAGES, create_app
+from ipuscope.viewer.first_answers import FirstAnswers
+from ipuscope.viewer.pages import common, refused, timeline
+from ipuscope.viewer.pages.common import Page
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app
-from viewer.first_answers import FirstAnswers
-from viewer.pages import common, refused, timeline
-from viewer.pages.common import Page
 
 PAGE = {page.name: page for page in PAGES}
 BAD = ("-7", "99999999999", "1.5", "zz zz\0{}%s<b>", "9" * 3000, "1e400", "nan", ",,x,")

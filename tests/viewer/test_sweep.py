@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from planner.runs import RunsError, read, settings_of
-from viewer.figures import theme as themes
-from viewer.figures.sweep import coordinates
-from viewer.sweep_app import create_sweep_app, opened
+from ipuscope.planner.mappings.sweep_runs import RunsError, read, settings_of
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.figures.sweep import coordinates
+from ipuscope.viewer.sweep_app import create_sweep_app, opened
 
 SETTING = "Training.gradientAccumulation"
 

@@ -10,18 +10,18 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from profiler import Report, open_report
-from profiler.query import Answer, select
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.report.query import Answer, select
+from ipuscope.viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
+from ipuscope.viewer.figures.marks import Selection
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, query, selection, timeline, waits
+from ipuscope.viewer.pages import flame as flame_page
+from ipuscope.viewer.pages import pipeline as pipeline_page
+from ipuscope.viewer.pages.timeline import Arrangement
+from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
 from tests.viewer.outlines import enclosed, parts_of
-from viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
-from viewer.figures.marks import Selection
-from viewer.figures.units import Clock
-from viewer.pages import common, query, selection, timeline, waits
-from viewer.pages import flame as flame_page
-from viewer.pages import pipeline as pipeline_page
-from viewer.pages.timeline import Arrangement
-from viewer.profiles import Profiles
 
 LIGHT, CLOCK = theme.LIGHT, Clock(1e9)
 
@@ -370,7 +370,7 @@ def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profi
 
 def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles: Profiles) -> None:
     nodes = flame_page.tree_of(profiles, report, None, "cycles", "module", False)
-    from profiler.analysis import hierarchy
+    from ipuscope.profiler.analysis import hierarchy
 
     shown = hierarchy.visible(nodes, (), 1 / 1400)
     for form in flame.FORMS:

@@ -32,7 +32,7 @@ SECONDS_PER_TEST = 300
 MOST_CRASHES = 5  # of a process: each costs the test it was in
 # pytest's exit statuses
 _PASSED, _FAILED, _UNUSABLE, _NOTHING_LEFT = 0, 1, 4, 5
-_STAND_IN = "from ipu_exec.stand_in import stand_in\n\nstand_in()\n"
+_STAND_IN = "from ipu_exec.base.stand_in import stand_in\n\nstand_in()\n"
 _NOT_TESTS = ("generate_test_file.py", "test_doc_urls.py")  # the latter reads web pages
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipu_exec.stand_in import stand_in
+from ipu_exec.base.stand_in import stand_in
 from tools.poptorch_suite import outcomes
 from tools.poptorch_suite.plugin_name import OUTCOMES_VARIABLE
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from viewer.figures import units
-from viewer.figures.theme import Theme
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.theme import Theme
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from profiler.analysis import counters
-from profiler.analysis.counters import OfSteps
-from viewer.figures import lod
-from viewer.figures.drawing import Drawing
-from viewer.figures.memory import MIB
-from viewer.figures.theme import Theme
-from viewer.figures.trace import Trace
-from viewer.figures.units import Clock
+from ipuscope.profiler.analysis import counters
+from ipuscope.profiler.analysis.counters import OfSteps
+from ipuscope.viewer.figures import lod
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.memory import MIB
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.trace import Trace
+from ipuscope.viewer.figures.units import Clock
 
 BINS = 600
 HEIGHT = 300

@@ -8,12 +8,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from profiler.analysis.hierarchy import MIXED, Node, Path
-from profiler.memory import KINDS, kind_of
-from viewer.figures import units
-from viewer.figures.legend import HOST, HOST_AND_STREAMS
-from viewer.figures.memory import fill
-from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
+from ipuscope.profiler.analysis.hierarchy import MIXED, Node, Path
+from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.legend import HOST, HOST_AND_STREAMS
+from ipuscope.viewer.figures.memory import fill
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
 FORMS = ("flame", "treemap")
 SEPARATOR = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"  # between the names of a path

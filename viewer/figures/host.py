@@ -1,11 +1,11 @@
-"""Host and IPUs on one timeline (`profiler.host`)."""
+"""Host and IPUs on one timeline (`ipuscope.profiler.analysis.host_clock`)."""
 
 from __future__ import annotations
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from viewer.figures.theme import Theme
+from ipuscope.viewer.figures.theme import Theme
 
 _MOST = 20_000  # events drawn, the longest
 
@@ -13,7 +13,8 @@ _MOST = 20_000  # events drawn, the longest
 def host_timeline(lanes: pd.DataFrame, ipus: int, theme: Theme) -> go.Figure:
     """One row per host thread and nesting depth, and one per IPU, with the calls.
 
-    ``lanes`` is `profiler.host.host_lanes`. The x-axis is in milliseconds from the first call.
+    ``lanes`` is `ipuscope.profiler.analysis.host_clock.host_lanes`. The x-axis is in milliseconds
+    from the first call.
     """
     shown = lanes.nlargest(_MOST, "end_us", keep="all") if len(lanes) > _MOST else lanes
     thread = "host thread " + shown["thread"].astype(str)

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 
-from profiler import Report
-from profiler.analysis.host import streaming_steps
-from viewer.figures.drawing import Drawing
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.viewer.figures.drawing import Drawing
 
 _Figure = TypeVar("_Figure", go.Figure, Drawing)
 _NARROW = 620  # pixels of a figure

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from viewer.figures.drawing import Drawing, vertical
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
+from ipuscope.viewer.figures.drawing import Drawing, vertical
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
 
 MOST_MARKS = 26  # each has a letter
 

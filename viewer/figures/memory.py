@@ -15,14 +15,14 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from profiler.held_memory import FIRST_SHAPE
-from profiler.memory import KINDS, kind_of
-from viewer.figures import units
-from viewer.figures.drawing import Drawing, above, vertical
-from viewer.figures.legend import legend_above
-from viewer.figures.pipeline import FEW
-from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
-from viewer.figures.units import as_array, plain
+from ipuscope.profiler.held_memory import FIRST_SHAPE
+from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.drawing import Drawing, above, vertical
+from ipuscope.viewer.figures.legend import legend_above
+from ipuscope.viewer.figures.pipeline import FEW
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
+from ipuscope.viewer.figures.units import as_array, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ HEAT_SHAPE = FIRST_SHAPE  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 
-# The fills of `profiler.memory.KINDS`, in their order: (light, dark)
+# The fills of `ipuscope.profiler.timeline.tile_usage.KINDS`, in their order: (light, dark)
 FILLS = (
     ("#0072b2", "#3d9be0"),
     ("#3a93c9", "#8fd0f5"),
@@ -67,7 +67,7 @@ _JUST_OVER, _FAR_OVER = "#f4511e", "#7f0000"
 
 
 def fill(kind: int, theme: Theme) -> str:
-    """The colour of a kind of `profiler.memory.KINDS`."""
+    """The colour of a kind of `ipuscope.profiler.timeline.tile_usage.KINDS`."""
     light, dark = FILLS[kind]
     return dark if theme.name == "dark" else light
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from profiler import Report, analysis
-from profiler.analysis import critical_path
-from viewer.figures import memory, pipeline, theme, waterfall
-from viewer.figures.drawing import Drawing, as_plotly
-from viewer.figures.pipeline import Lanes
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
+from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.analysis import critical_path
+from ipuscope.viewer.figures import memory, pipeline, theme, waterfall
+from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.pipeline import Lanes
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
 
 _HEAT_SHAPE = (400, 240)  # steps x tiles: as many as are seen
 

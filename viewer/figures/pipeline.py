@@ -17,25 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
-from profiler.analysis import critical_path
-from profiler.analysis.critical_path import Chain, chain_through
-from profiler.enums import Direction, PipelinePhase
-from profiler.executed import Executed, as_narrow
-from profiler.report import Ipus, Report
-from viewer.figures import theme as themes
-from viewer.figures.drawing import Drawing, above, beside, vertical
-from viewer.figures.legend import legend_above
-from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
-from viewer.figures.slices import DRAWN, WIDE, Canvas, look
-from viewer.figures.theme import (
-    ACTIVITIES,
-    BY_DIRECTION,
-    BY_KIND,
-    COMPUTE,
-    Theme,
+from ipuscope.profiler.analysis import critical_path
+from ipuscope.profiler.analysis.critical_path import Chain, chain_through
+from ipuscope.profiler.enums import Direction, PipelinePhase
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Ipus, Report
+from ipuscope.profiler.timeline.executed_steps import Executed, as_narrow
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.figures.drawing import Drawing, above, beside, vertical
+from ipuscope.viewer.figures.legend import legend_above
+from ipuscope.viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
+from ipuscope.viewer.figures.slices import DRAWN, WIDE, Canvas, look
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE, Theme
+from ipuscope.viewer.figures.units import (
+    Clock,
+    ends_of,
+    percent,
+    plain,
+    rows_of,
+    shortened,
+    text_of,
 )
-from viewer.figures.units import Clock, ends_of, percent, plain, rows_of, shortened, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from planner import Candidate, Plan
-from planner.plan import SHARES
-from profiler.units import per_second
-from viewer.figures.theme import Theme
+from ipuscope.planner.mappings import Candidate, Plan
+from ipuscope.planner.mappings.plan import SHARES
+from ipuscope.profiler.units import per_second
+from ipuscope.viewer.figures.theme import Theme
 
 KIB = 1024
 _HEIGHT = 460

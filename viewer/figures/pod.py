@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from viewer.figures.memory import colours_to
-from viewer.figures.theme import Theme, between, text_on
-from viewer.figures.units import as_array, percent, rows_of, shortened, size
+from ipuscope.viewer.figures.memory import colours_to
+from ipuscope.viewer.figures.theme import Theme, between, text_on
+from ipuscope.viewer.figures.units import as_array, percent, rows_of, shortened, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,9 +27,9 @@ def pod_map(
 ) -> go.Figure:
     """Cells coloured by ``share`` (0 to 1, an entry an IPU); replicas are outlined.
 
-    ``ipus``: `profiler.analysis.pod`. Left of each machine stands the replica (r), the place in the
-    pipeline (p) and the shard (t) of its first IPU. Where the figure's ``pixels`` leave no room
-    for words and numbers, hovering says them.
+    ``ipus``: `ipuscope.profiler.analysis.pod`. Left of each machine stands the replica (r), the
+    place in the pipeline (p) and the shard (t) of its first IPU. Where the figure's ``pixels``
+    leave no room for words and numbers, hovering says them.
     """
     per_machine = int(ipus.groupby("machine").size().max())
     first_machine = ipus.groupby("rack")["machine"].transform("min")

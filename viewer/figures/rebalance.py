@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from profiler import records, schedules
-from profiler.enums import Direction
-from profiler.executed import Executed
-from profiler.rebalance import Costs, Prediction
-from viewer.figures.drawing import Drawing, above, vertical
-from viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
-from viewer.figures.pipeline import spans as on_ipus
-from viewer.figures.theme import Theme, text_on
-from viewer.figures.units import Clock, as_array, plain, shortened
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Prediction
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.viewer.figures.drawing import Drawing, above, vertical
+from ipuscope.viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
+from ipuscope.viewer.figures.pipeline import spans as on_ipus
+from ipuscope.viewer.figures.theme import Theme, text_on
+from ipuscope.viewer.figures.units import Clock, as_array, plain, shortened
 
 _SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
@@ -166,7 +168,7 @@ def _name(
 def predicted_lanes(
     costs: Costs, prediction: Prediction, path: CriticalPath | None = None
 ) -> Lanes:
-    """Prepare a predicted schedule for `viewer.figures.pipeline.drawing`.
+    """Prepare a predicted schedule for `ipuscope.viewer.figures.pipeline.drawing`.
 
     With many lanes, equal ones are folded. ``path``: the critical path, where it is known.
     """

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from viewer.figures.lod import Pieces, Rows
-from viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
+from ipuscope.viewer.figures.lod import Pieces, Rows
+from ipuscope.viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
 
 WIDE = 8  # pixels
 _TOGETHER = 48  # pixels that one part of an outline covers: its label is as far away at most

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from profiler import units
-from viewer.figures.theme import Theme
+from ipuscope.profiler import units
+from ipuscope.viewer.figures.theme import Theme
 
 _HEIGHT = 400
 _MOST_AXES = 12

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from profiler import records
-from profiler.enums import Direction
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
 
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from viewer.figures.theme import Theme
+from ipuscope.viewer.figures.theme import Theme
 
 
 def histogram(values: np.ndarray, name: str, theme: Theme, bins: int = 40) -> go.Figure:

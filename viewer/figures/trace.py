@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
-from profiler.executed import Names, Spent
-from viewer.figures import lod
-from viewer.figures.drawing import Drawing
-from viewer.figures.legend import legend_above
-from viewer.figures.lod import Pieces, Rows
-from viewer.figures.pipeline import (
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline.executed_steps import Names, Spent
+from ipuscope.viewer.figures import lod
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.legend import legend_above
+from ipuscope.viewer.figures.lod import Pieces, Rows
+from ipuscope.viewer.figures.pipeline import (
     MARGINS,
     CriticalPath,
     StepRows,
@@ -28,9 +28,9 @@ from viewer.figures.pipeline import (
     critical,
     judged_by,
 )
-from viewer.figures.slices import DRAWN, Canvas, Look, look
-from viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
-from viewer.figures.units import Clock, plain, shortened, text_of
+from ipuscope.viewer.figures.slices import DRAWN, Canvas, Look, look
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
+from ipuscope.viewer.figures.units import Clock, plain, shortened, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

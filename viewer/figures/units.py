@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
+from ipuscope.profiler.units import count, cycles, ends_of, percent, seconds, shortened, size
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
-from viewer.figures.drawing import Drawing, beside
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock, percent
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures.drawing import Drawing, beside
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock, percent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ _COLOURS = {
 def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
     """Stacked bars, each starting where the one above ends, by phase; they sum to the update.
 
-    ``table`` is the result of `profiler.analysis.critical_path.waterfall`.
+    ``table`` is the result of `ipuscope.profiler.analysis.critical_path.waterfall`.
     """
     causes = [str(cause) for cause in table["cause"]]
     cycles = table["cycles"].to_numpy()

@@ -1,1 +1,1 @@
-"""The viewer's pages. Each module has ``PAGE`` and is listed in ``viewer.app``."""
+"""The viewer's pages. Each module has ``PAGE`` and is listed in ``ipuscope.viewer.app``."""

@@ -2,8 +2,8 @@
 
 The summary uses them, so that the first page need not wait for the browser to load plotly.
 
-They are drawn from the same figures as on the other pages (`viewer.figures`), which decide what a
-chart says. assets/viewer.js saves them like any figure.
+They are drawn from the same figures as on the other pages (`ipuscope.viewer.figures`), which decide
+what a chart says. assets/viewer.js saves them like any figure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from dash import html
 
-from viewer.figures import units
-from viewer.figures.drawing import Drawing
-from viewer.figures.waterfall import SPACER
-from viewer.pages import common
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.waterfall import SPACER
+from ipuscope.viewer.pages import common
 
 _WORDS = 0.3  # of the width: a bar that is shorter has its words behind it
 _TICKS = 6  # at the most

@@ -7,14 +7,15 @@ from typing import Any
 
 from dash import Dash, Input, Output, State, dcc, html, no_update, set_props
 
-from profiler.rebalance import Assignment, Costs
-from profiler.rebalance.parse import in_address
-from profiler.rebalance.verified import Verified
-from profiler.units import sentence
-from viewer.checks import COUNT, Check
-from viewer.figures import units
-from viewer.pages import common
-from viewer.profiles import Profiles
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.split_text import in_address
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.verified_splits import Verified
+from ipuscope.profiler.units import sentence
+from ipuscope.viewer.checks import COUNT, Check
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.profiles import Profiles
 
 CHECKED, CHECKING = "rebalance-checked", "rebalance-checking"
 _MILLISECONDS = 1000

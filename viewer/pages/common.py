@@ -17,14 +17,14 @@ import dash_ag_grid as dag
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report, units
-from profiler.report import PREDICTED_NOTE
-from viewer.figures import theme as themes
-from viewer.figures.drawing import Drawing
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import refused
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, units
+from ipuscope.profiler.report import PREDICTED_NOTE
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import refused
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,16 +6,16 @@ from typing import Any
 
 from dash import Dash, Output, html
 
-from profiler import Report, analysis
-from viewer.figures import memory as memory_figures
-from viewer.figures import pipeline as pipeline_figures
-from viewer.figures import units
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import common
-from viewer.pages.common import Column, Page, View
-from viewer.pages.timeline import lanes_of, pixels, with_steps
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, analysis
+from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.viewer.figures import pipeline as pipeline_figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages.timeline import lanes_of, pixels, with_steps
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "compare"
 _OPS = (

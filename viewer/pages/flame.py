@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from dash import ALL, Dash, Input, Output, ctx, dcc, html, no_update
 from dash.exceptions import PreventUpdate
 
-from profiler import Report, records
-from profiler.analysis import hierarchy
-from profiler.analysis.hierarchy import Look, Node, Path
-from viewer.figures import flame as figures
-from viewer.figures import units
-from viewer.figures.units import Clock
-from viewer.pages import common, refused
-from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis import hierarchy
+from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, refused
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd

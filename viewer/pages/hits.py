@@ -1,7 +1,7 @@
 """Search by name in the execution trace: how much is found, which hit is shown, and the next one.
 
 Where the rows have all steps, these are searched; where they have tasks, because the steps are too
-many, `profiler.analysis.named_steps` finds them.
+many, `ipuscope.profiler.analysis.named_steps` finds them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler import Report
-from profiler.analysis.named_steps import ExecutedByName, NamedSteps
-from viewer.figures import trace as figures
-from viewer.figures.trace import Trace
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.named_steps import ExecutedByName, NamedSteps
+from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures.trace import Trace
+from ipuscope.viewer.profiles import Profiles
 
 _WIDTH = 40  # times the hit: what is shown around it, where nothing narrower is
 

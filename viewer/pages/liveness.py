@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
-from profiler import Report, analysis
-from viewer.figures import counters as counter_figures
-from viewer.figures import lod, units
-from viewer.figures import memory as figures
-from viewer.figures.legend import legend_above
-from viewer.figures.marks import marked
-from viewer.figures.trace import Trace
-from viewer.figures.units import Clock
-from viewer.pages import common, refused, timeline
-from viewer.pages.common import Column, Page, View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, analysis
+from ipuscope.viewer.figures import counters as counter_figures
+from ipuscope.viewer.figures import lod, units
+from ipuscope.viewer.figures import memory as figures
+from ipuscope.viewer.figures.legend import legend_above
+from ipuscope.viewer.figures.marks import marked
+from ipuscope.viewer.figures.trace import Trace
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, refused, timeline
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,15 +8,16 @@ import numpy as np
 import pandas as pd
 from dash import Dash, Input, Output, html
 
-from profiler import Report, analysis, records
-from viewer.figures import memory as figures
-from viewer.figures import units
-from viewer.figures.pipeline import FEW
-from viewer.figures.theme import Theme
-from viewer.pages import common
-from viewer.pages.common import Column, Page, View
-from viewer.pages.liveness import described, name_of_step
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import memory as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.pipeline import FEW
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages.liveness import described, name_of_step
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "memory"
 MOST_VARIABLES = 1000  # rows of the table

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report, analysis, records
-from profiler.analysis.operators import by_aten, grouped, named
-from profiler.enums import Direction
-from viewer.figures import tiles as tile_figures
-from viewer.figures import units
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import common, refused
-from viewer.pages.common import Column, Page, View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.analysis.operators import by_aten, grouped, named
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import tiles as tile_figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, refused
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,18 +11,18 @@ from typing import Any
 
 from dash import Dash, Input, Output, dcc, html
 
-from profiler import Report
-from viewer.figures import pipeline as figures
-from viewer.figures import units
-from viewer.figures.legend import with_streams
-from viewer.figures.marks import marked
-from viewer.figures.pipeline import Lanes
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import common, selection, timeline
-from viewer.pages.common import Page, View
-from viewer.pages.timeline import Arrangement
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.viewer.figures import pipeline as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.marks import marked
+from ipuscope.viewer.figures.pipeline import Lanes
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, selection, timeline
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.pages.timeline import Arrangement
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "pipeline"
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from dash import Dash, Input, Output, dcc, html
 
-from profiler import Report, analysis
-from viewer.figures import pod as figures
-from viewer.figures.theme import Theme
-from viewer.figures.units import count
-from viewer.pages import common, refused, timeline
-from viewer.pages.common import Column, Page, View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report, analysis
+from ipuscope.viewer.figures import pod as figures
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import count
+from ipuscope.viewer.pages import common, refused, timeline
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ def _note(shards: int) -> str:
 
 
 def ipus_of(profiles: Profiles, report: Report) -> pd.DataFrame:
-    """`profiler.analysis.pod`, cached."""
+    """`ipuscope.profiler.analysis.pod`, cached."""
     return profiles.made(report, "pod", lambda: analysis.pod(report))
 
 

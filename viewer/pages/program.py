@@ -12,13 +12,21 @@ import numpy as np
 import pandas as pd
 from dash import Dash, Input, Output, State, dcc, html
 
-from profiler import Report, records
-from profiler.analysis.program import MOST_OPENED, OPENED, Nodes, nodes, parents_of, top_nodes
-from viewer.figures.units import Clock
-from viewer.pages import common, refused
-from viewer.pages.common import Column, Page, View
-from viewer.pages.trace import step_details
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.program import (
+    MOST_OPENED,
+    OPENED,
+    Nodes,
+    nodes,
+    parents_of,
+    top_nodes,
+)
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, refused
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages.trace import step_details
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "program"
 MOST = MOST_OPENED  # rows

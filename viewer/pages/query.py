@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, ctx, dcc, html
 
-from profiler import Report, records, schema
-from profiler import query as queries
-from viewer.figures import answers, units
-from viewer.pages import common, refused
-from viewer.pages.common import Column, Page, View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.report import query as queries
+from ipuscope.viewer.figures import answers, units
+from ipuscope.viewer.pages import common, refused
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,26 +12,26 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from profiler import Report, analysis, confidence
-from profiler.advise import Advice, Advised, advise
-from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
-from profiler.rebalance.costs import check, pipelined
-from profiler.rebalance.known_split import known_split
-from profiler.rebalance.parse import in_address
-from profiler.rebalance.profiled_split import predicted_path, profiled_split
-from profiler.rebalance.split import Split, quickest
-from profiler.units import count as counted
-from profiler.units import per_second, sentence
-from viewer.figures import memory as memory_figures
-from viewer.figures import pipeline as pipeline_figures
-from viewer.figures import rebalance as figures
-from viewer.figures import units
-from viewer.figures.pipeline import CriticalPath
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import checked, common, refused, timeline
-from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from ipuscope.planner.advice import Advice, Advised, advise
+from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
+from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
+from ipuscope.planner.predict.split_text import in_address
+from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
+from ipuscope.planner.search.known_split import known_split
+from ipuscope.planner.search.split_search import Split, best_split, quickest
+from ipuscope.profiler import Report, analysis, confidence
+from ipuscope.profiler.units import count as counted
+from ipuscope.profiler.units import per_second, sentence
+from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.viewer.figures import pipeline as pipeline_figures
+from ipuscope.viewer.figures import rebalance as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.pipeline import CriticalPath
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import checked, common, refused, timeline
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "rebalance"
 MOST_STAGES = 64

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from profiler import Report
-from profiler.units import shortened
+from ipuscope.profiler import Report
+from ipuscope.profiler.units import shortened
 
 _LONGEST = 40  # characters of what was asked for
 _MOST = 8  # of what there is, by name

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from dash import html
 
-from profiler import Report
-from profiler.analysis.host import streaming_steps
-from profiler.analysis.kinds import spent_by_kind
-from profiler.executed import Spent
-from viewer.figures import trace as figures
-from viewer.figures import units
-from viewer.figures.marks import Selection
-from viewer.figures.units import Clock
-from viewer.pages import common
-from viewer.pages.common import View
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.host_transfers import streaming_steps
+from ipuscope.profiler.analysis.kinds import spent_by_kind
+from ipuscope.profiler.timeline.executed_steps import Spent
+from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.marks import Selection
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import View
 
 BY = (
     ("kind", "kind"),

@@ -7,25 +7,26 @@ from typing import Any
 import numpy as np
 from dash import Dash, Output, dcc, html
 
-from profiler import Report, analysis, confidence, records
-from profiler.analysis import waits_in_short
-from profiler.analysis.instances import shared
-from profiler.analysis.stages import ipu_costs
-from profiler.executed import Executed
-from profiler.insights import Insight
-from profiler.insights.kept_insights import known_insights
-from profiler.units import per_second, sentence
-from viewer.figures import memory as memory_figures
-from viewer.figures import pipeline as pipeline_figures
-from viewer.figures import units
-from viewer.figures import waterfall as waterfall_figures
-from viewer.figures.legend import with_streams
-from viewer.figures.theme import Theme
-from viewer.figures.units import Clock
-from viewer.pages import common, waits
-from viewer.pages.bars import bars_card
-from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from ipuscope.planner.insights import Insight
+from ipuscope.planner.insights.kept_insights import known_insights
+from ipuscope.profiler import Report, analysis, confidence
+from ipuscope.profiler.analysis import waits_in_short
+from ipuscope.profiler.analysis.instances import shared
+from ipuscope.profiler.analysis.stages import ipu_costs
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.units import per_second, sentence
+from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.viewer.figures import pipeline as pipeline_figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures import waterfall as waterfall_figures
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, waits
+from ipuscope.viewer.pages.bars import bars_card
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "summary"
 MOST_INSIGHTS = 8

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 from dash import Input, State, dcc, html
 
-from profiler import Report
-from profiler.analysis.counters import OfSteps, of_merged, of_steps
-from profiler.analysis.pod import shards_of
-from profiler.executed import Executed
-from viewer.figures import pipeline as pipeline_figures
-from viewer.figures import trace as trace_figures
-from viewer.figures.counters import Track, tracks
-from viewer.figures.drawing import Drawing
-from viewer.figures.marks import MOST_MARKS, Selection
-from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
-from viewer.figures.trace import Trace
-from viewer.figures.units import Clock, percent
-from viewer.pages import common, refused, waits
-from viewer.pages.common import View
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.counters import OfSteps, of_merged, of_steps
+from ipuscope.profiler.analysis.pod import shards_of
+from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.viewer.figures import pipeline as pipeline_figures
+from ipuscope.viewer.figures import trace as trace_figures
+from ipuscope.viewer.figures.counters import Track, tracks
+from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.marks import MOST_MARKS, Selection
+from ipuscope.viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
+from ipuscope.viewer.figures.trace import Trace
+from ipuscope.viewer.figures.units import Clock, percent
+from ipuscope.viewer.pages import common, refused, waits
+from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.profiles import Profiles
 
 MOST_PINS = 16
 MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that

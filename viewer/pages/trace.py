@@ -11,25 +11,26 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
-from profiler import Report, records
-from profiler.analysis.named_steps import ExecutedByName
-from profiler.host import host_lanes
-from viewer.figures import counters as counter_figures
-from viewer.figures import host as host_figures
-from viewer.figures import memory as memory_figures
-from viewer.figures import tiles as tile_figures
-from viewer.figures import trace as figures
-from viewer.figures import units
-from viewer.figures.legend import with_streams
-from viewer.figures.marks import marked
-from viewer.figures.pipeline import Lane
-from viewer.figures.theme import WAITING, Theme
-from viewer.figures.trace import Trace
-from viewer.figures.units import Clock
-from viewer.pages import common, hits, refused, selection, timeline
-from viewer.pages.common import Column, Page, View
-from viewer.pages.timeline import Arrangement, Window
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.host_clock import host_lanes
+from ipuscope.profiler.analysis.named_steps import ExecutedByName
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import counters as counter_figures
+from ipuscope.viewer.figures import host as host_figures
+from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.viewer.figures import tiles as tile_figures
+from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.marks import marked
+from ipuscope.viewer.figures.pipeline import Lane
+from ipuscope.viewer.figures.theme import WAITING, Theme
+from ipuscope.viewer.figures.trace import Trace
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, hits, refused, selection, timeline
+from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages.timeline import Arrangement, Window
+from ipuscope.viewer.profiles import Profiles
 
 NAME = "trace"
 _VERTICES = (

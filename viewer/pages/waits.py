@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from profiler import Report
-from profiler.analysis.critical_path import path_on_ipus
-from viewer.figures.pipeline import CriticalPath
-from viewer.profiles import Profiles
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis.critical_path import path_on_ipus
+from ipuscope.viewer.figures.pipeline import CriticalPath
+from ipuscope.viewer.profiles import Profiles
 
 
 def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> CriticalPath:
@@ -23,7 +23,8 @@ def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> Criti
 def link(row: Any, total: int) -> str:
     """The address in the execution trace of where a wait is longest on the path.
 
-    ``row``: one of `profiler.analysis.waits_in_short`'s longest; ``total``: cycles of the path.
+    ``row``: one of `ipuscope.profiler.analysis.waits_in_short`'s longest; ``total``: cycles of the
+    path.
     """
     query: dict[str, int | str] = {"step": int(row.step)}
     if row.end >= 0:

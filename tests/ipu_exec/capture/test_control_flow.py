@@ -14,7 +14,7 @@ import torch
 
 import ipu_exec
 from ipu_exec.errors import ContentError
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.models import model_of
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_exec.capture import decompositions as decompose
+from ipu_exec.capture.rewrites import decompositions as decompose
 from ipu_exec.capture.step import capture
 from ipu_exec.lowering import Builder, lowering, registry
 from ipu_exec.lowering.plan import OpSpec, Plan

@@ -11,7 +11,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.profile_rows import op_rows
+from ipu_exec.compiler.rows.profile_rows import op_rows
 from ipu_exec.graph import OperatorAttributes, OpNode
 from ipu_exec.lowering.plan import Compute
 from tests.compiling import compiled, operators
@@ -179,7 +179,7 @@ def test_the_profile_says_what_was_asked_for() -> None:
 
 
 def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:
-    from ipu_exec.capture.open_blocks import attributes
+    from ipu_exec.capture.recording.open_blocks import attributes
 
     outer, inner = (
         poptorch.Attribute(__outline={"layer": "A"}),

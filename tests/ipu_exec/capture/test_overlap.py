@@ -14,17 +14,20 @@ import torch
 import ipu_exec as poptorch
 from ipu_exec import Error, OverlapMode
 from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
-from profiler import analysis, open_report, pva, records, schedules
-from profiler.insights import insights
-from profiler.rebalance import Assignment, Costs, what_if
-from profiler.rebalance.waiting_causes import waiting_causes
-from profiler.report import Report
-from reports.cli import doctor
-from reports.timeline import timeline
-from reports.trace import events
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.planner.search.waiting_causes import waiting_causes
+from ipuscope.profiler import analysis, open_report, pva
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import schedules
+from ipuscope.reports.chrome_trace import events
+from ipuscope.reports.cli import doctor
+from ipuscope.reports.text_timeline import timeline
+from ipuscope.viewer.figures import pipeline, trace
+from ipuscope.viewer.figures.theme import NAMES
 from tests.models import model_of
-from viewer.figures import pipeline, trace
-from viewer.figures.theme import NAMES
 
 MK2 = TARGETS["mk2"]
 WIDTH, BATCH, IO = 512, 64, 32

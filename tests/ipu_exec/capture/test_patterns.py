@@ -1,4 +1,4 @@
-"""PopART's patterns that change what a program costs (ipu_exec.capture.patterns)."""
+"""PopART's patterns that change what a program costs (ipu_exec.capture.rewrites.patterns)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.compiler.block_rows import block_rows
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.rows.block_rows import block_rows
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.session.compilation import compile_step
 from tests.models import model_of

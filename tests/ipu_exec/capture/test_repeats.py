@@ -14,7 +14,7 @@ from torch import nn
 import ipu_exec
 from examples.models import bert, gpt2
 from ipu_exec.capture import step
-from ipu_exec.capture.equal_layers import find_equal_layers
+from ipu_exec.capture.layers.equal_layers import find_equal_layers
 from ipu_exec.capture.loss import find_final_loss
 from ipu_exec.graph import Graph
 

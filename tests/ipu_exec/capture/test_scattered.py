@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipu_exec.capture.scattered import _extreme, scatter_mul
+from ipu_exec.capture.rewrites.torch_scatter import _extreme, scatter_mul
 
 SRC = torch.tensor([[1.0, 3, 2, 4, 5, 5], [6, 1, 1, 0, 2, 1]])
 INDEX = torch.tensor([0, 1, 0, 1, 3, 3])

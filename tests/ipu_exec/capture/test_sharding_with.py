@@ -12,10 +12,12 @@ from torch import nn
 
 import ipu_exec
 from examples.models.gpt2 import Decoder
-from profiler import open_report, schedules
-from profiler.analysis.critical_path import critical_path
-from profiler.enums import Purpose
-from profiler.rebalance import Assignment, Costs, what_if
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler import open_report
+from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.timeline import schedules
 from tests.ipu_exec.capture.test_sharding import CONFIG, PLAN, OneLayer, compiled
 
 LAYERS, MICRO_BATCHES = 2, 8

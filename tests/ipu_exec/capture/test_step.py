@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.base.context import refusing
 from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler.reads import read_values
-from ipu_exec.context import refusing
+from ipu_exec.compiler.placement.reads import read_values
 from tests.models import Mnist, mnist_batch, model_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipu_exec.capture import torch_versions
+from ipu_exec.capture.recording import torch_versions
 from tests.ipu_exec.capture.test_step import training_graph
 from tests.models import Mnist, mnist_batch
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.capture.unchanged import unchanged
+from ipu_exec.capture.recording.unchanged import unchanged
 from tests.models import model_of
 
 

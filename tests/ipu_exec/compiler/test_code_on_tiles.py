@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import ipu_exec
-from ipu_exec.compiler.code_on_tiles import STACK_BYTES
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.memory.code_on_tiles import STACK_BYTES
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.plan import Exchange, Plan
 from ipu_exec.session.compilation import compile_step
-from profiler import records
+from ipuscope.profiler.file import records
 from tests.models import model_of
 from tests.operands import MK2, op, tensor
 

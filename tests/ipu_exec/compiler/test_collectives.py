@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipu_exec.compiler.collectives import rings_of_levels
-from profiler.enums import Purpose
+from ipu_exec.compiler.emission.collectives import rings_of_levels
+from ipuscope.profiler.enums import Purpose
 
 
 def carried(purpose: Purpose, replicas: int, instances: int, hosts: int) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ipu_exec
-from ipu_exec.compiler.loops import Loop, emitted
+from ipu_exec.compiler.emission.loops import Loop, emitted
 from ipu_exec.lowering.plan import Compute, Plan
 from ipu_exec.session.compilation import compile_step
 from tests.models import model_of

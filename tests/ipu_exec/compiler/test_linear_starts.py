@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ipu_exec
-from profiler.enums import Role
+from ipuscope.profiler.enums import Role
 
 LAYERS = 6
 

@@ -9,11 +9,11 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
+from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS
 from ipu_exec.session.compilation import compile_step
-from ipu_exec.topology import link_hops, link_latency_cycles, link_rate
-from profiler import schedules
+from ipuscope.profiler.timeline import schedules
 from tests.models import Mlp, mean_square
 
 MK2 = TARGETS["mk2"]

@@ -16,17 +16,19 @@ import pytest
 import torch
 
 import ipu_exec
-import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
+from ipu_exec.base.topology import link_hops, link_latency_cycles, link_rate
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS
-from ipu_exec.topology import link_hops, link_latency_cycles, link_rate
-from profiler import records, schedules
-from profiler.analysis import fullest_tiles
-from profiler.insights import insights
-from profiler.rebalance import Assignment, Costs, what_if
-from reports.cli import main as ipu_report
+from ipuscope import profiler
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler.analysis import fullest_tiles
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+from ipuscope.reports.cli import main as ipu_report
 from tests.models import Mlp, model_of
 
 MK2 = TARGETS["mk2"]

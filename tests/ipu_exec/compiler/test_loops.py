@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.compiler import operator_steps
-from ipu_exec.compiler.loops import Emitted, Loop, emitted, order, times
+from ipu_exec.compiler.emission import operator_steps
+from ipu_exec.compiler.emission.loops import Emitted, Loop, emitted, order, times
 from ipu_exec.lowering.plan import Compute, Plan, Temporary, Vertices
-from profiler import Report, open_report, pva
-from profiler.analysis import efficiency, loads, movement, movement_of_ops, operators
-from profiler.analysis.critical_path import critical_path
-from profiler.analysis.program import program_cycles
-from profiler.insights import insights
-from profiler.rebalance import Costs
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import insights
+from ipuscope.profiler import Report, open_report, pva
+from ipuscope.profiler.analysis import efficiency, loads, movement, movement_of_ops, operators
+from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.analysis.program import program_cycles
 
 WIDTH, ROWS = 1024, 128
 

@@ -11,18 +11,26 @@ import pytest
 import torch
 
 import ipu_exec
-import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
-from ipu_exec.compiler.block_rows import block_rows
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.overflow import find_overflow, tile_bytes
-from ipu_exec.compiler.profile_rows import op_rows, rows, stage_rows
+from ipu_exec.compiler.memory.overflow import find_overflow, tile_bytes
+from ipu_exec.compiler.rows.block_rows import block_rows
+from ipu_exec.compiler.rows.profile_rows import op_rows, rows, stage_rows
 from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.session.compilation import compile_step
-from profiler import schedules
-from profiler.analysis import overflows
-from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
-from reports.cli import main as ipu_report
+from ipuscope import profiler
+from ipuscope.profiler.analysis import overflows
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.schedules import (
+    BACKWARD,
+    COPY,
+    FORWARD,
+    RECOMPUTE,
+    REDUCE,
+    STREAM_IN,
+    UPDATE,
+)
+from ipuscope.reports.cli import main as ipu_report
 from tests.models import Mlp, Mnist, mnist_batch, model_of
 
 

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-import profiler
 from ipu_exec import Error, Liveness, Phase, Stage
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.session.compilation import compile_step
-from profiler import records, schedules
-from profiler.analysis import pipeline
-from profiler.insights import insights
-from profiler.phased import Phases, phased
-from reports.cli import main
+from ipuscope import profiler
+from ipuscope.planner.insights import insights
+from ipuscope.profiler.analysis import pipeline
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.phased_schedules import Phases, phased
+from ipuscope.reports.cli import main
 from tests.models import Mlp
 
 WIDTHS = [64, 256, 256, 256, 16]

@@ -13,16 +13,20 @@ import pytest
 import torch
 
 import ipu_exec
-import profiler
 from examples.models import gpt3
 from ipu_exec import Phase, Stage
+from ipu_exec.compiler.emission.shared_activations import alike_on_shards
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.shared_activations import alike_on_shards
 from ipu_exec.errors import warn_once
 from ipu_exec.machine import TARGETS
-from profiler import schedules
-from profiler.enums import Purpose
-from profiler.phased import Phases, pipelined_phases, pipelined_phases_total
+from ipuscope import profiler
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.phased_schedules import (
+    Phases,
+    pipelined_phases,
+    pipelined_phases_total,
+)
 from tests.models import Mlp
 
 WIDTH, LAYERS, BATCH = 64, 4, 8

@@ -8,16 +8,10 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec import (
-    AutoStage,
-    ParallelPhasedExecution,
-    PipelinedExecution,
-    ShardedExecution,
-    Stage,
-)
+from ipu_exec import AutoStage, ParallelPhasedExecution, PipelinedExecution, ShardedExecution, Stage
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler.placement import (
+from ipu_exec.compiler.placement.place import (
     StagePlace,
     check_depth,
     place,

@@ -1,4 +1,4 @@
-"""What is stashed for the backward, what is recomputed, and when (ipu_exec.compiler.recompute)."""
+"""What is stashed for the backward, what is recomputed, and when (ipu_exec.compiler.placement.recompute)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import torch
 import ipu_exec
 from ipu_exec import PipelinedExecution, TensorLocationSettings
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.recompute import Recomputation, asked_for, intervals
+from ipu_exec.compiler.placement.recompute import Recomputation, asked_for, intervals
 from ipu_exec.session.compilation import compile_step
-from profiler import Report, open_report, schedules
-from profiler.analysis import pace
-from profiler.rebalance import Assignment, Costs, what_if
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import pace
+from ipuscope.profiler.timeline import schedules
 
 LAYERS = 5
 

@@ -10,15 +10,16 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.compiler.bodies import Body, Move, ProgramStep
-from ipu_exec.compiler.body_builder import BodyBuilder
+from ipu_exec.base.topology import latency_cycles, link_rate
+from ipu_exec.compiler.emission.bodies import Body, Move, ProgramStep
+from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.update_exchanges import update_exchanges, wait_for_senders
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.update_exchanges import update_exchanges, wait_for_senders
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, TARGETS
 from ipu_exec.session.compilation import compile_step
-from ipu_exec.topology import latency_cycles, link_rate
-from profiler import records, schedules
-from profiler.enums import Purpose
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
 from tests.models import Mlp
 
 STAGES, SCALAR = 3, 4  # stages; bytes of a norm

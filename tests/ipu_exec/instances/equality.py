@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
+from ipu_exec.base.replica_groups import resolve
 from ipu_exec.enums import CommGroupType, VariableRetrievalMode
 from ipu_exec.numerics import loop
 from ipu_exec.numerics.collectives import Instances, connect
 from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
-from ipu_exec.replica_groups import resolve
 from ipu_exec.session.call_plan import plan_call
 from tests.models import model_of
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from ipuscope import commands
-from profiler import open_report
-from profiler.analysis.instances import shared
+from ipuscope.profiler import open_report
+from ipuscope.profiler.analysis.instances import shared
 from tests.paths import ROOT
 
 SCRIPT = Path(__file__).with_name("script.py")

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchmetrics.functional.classification import binary_accuracy
 
 from ipu_exec.lightning import IPUStrategy
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.ipu_exec.lightning.modules import Classifier
 
 Kind = Callable[[], torchmetrics.Metric]

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUStrategy
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.ipu_exec.lightning import modules
 from tests.ipu_exec.lightning.modules import Run, fit
 

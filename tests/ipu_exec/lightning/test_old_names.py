@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests import forked
 from tests.paths import ROOT
 
@@ -66,7 +66,7 @@ print("plugin", trainer.strategy is plugin, trainer.global_step)
 def test_scripts_of_the_guide(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "ipu_exec.run", str(script)]
+    command = [sys.executable, "-m", "ipu_exec.commands.run", str(script)]
     process = forked.run(command, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     said = [line for line in process.stdout.splitlines() if line.startswith(_WORDS)]
@@ -94,7 +94,7 @@ print("trained")
 def test_only_compiling_ends_with_the_profile_of_training(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FIT)
-    command = [sys.executable, "-m", "ipu_exec.run", "--compile-only", "--autoreport"]
+    command = [sys.executable, "-m", "ipu_exec.commands.run", "--compile-only", "--autoreport"]
     process = forked.run([*command, str(tmp_path), str(script)], cwd=ROOT)
     assert process.returncode == 0, process.stderr
     assert "trained" not in process.stdout

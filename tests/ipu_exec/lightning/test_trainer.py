@@ -28,7 +28,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUAccelerator, IPUPrecision, IPUStrategy
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.ipu_exec.lightning import modules
 from tests.ipu_exec.lightning.modules import Classifier, data
 

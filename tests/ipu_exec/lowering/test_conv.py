@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_exec.lowering import amp, conv, costs, lower, product_search
-from ipu_exec.lowering.conv import Geometry, forward_problem, weight_gradient_problem
+from ipu_exec.lowering import costs, lower
 from ipu_exec.lowering.durations import plan_cycles
 from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Compute, OpSpec
-from ipu_exec.lowering.product_search import search
-from ipu_exec.lowering.product_shares import share_out
+from ipu_exec.lowering.products import amp, conv, product_search
+from ipu_exec.lowering.products.conv import Geometry, forward_problem, weight_gradient_problem
+from ipu_exec.lowering.products.product_search import search
+from ipu_exec.lowering.products.product_shares import share_out
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, op, tensor
 from tests.paths import DATA

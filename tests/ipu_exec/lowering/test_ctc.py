@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import lower
-from ipu_exec.lowering.ctc import Table, best_partition, partition_of
+from ipu_exec.lowering.operators.ctc import Table, best_partition, partition_of
 from ipu_exec.machine import SYNC_CYCLES, exchange_latency
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, exchanges, op, tensor

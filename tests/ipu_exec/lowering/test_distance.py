@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipu_exec.lowering import lower
-from ipu_exec.lowering.distance import pair_cycles
+from ipu_exec.lowering.operators.distance import pair_cycles
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, exchanges, op, tensor
 

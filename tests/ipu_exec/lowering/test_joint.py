@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import lower
-from ipu_exec.lowering.matmul import Pass, cheapest, layer_grid
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Operand, Plan
-from ipu_exec.lowering.product_costs import vertex_cycles
-from ipu_exec.lowering.product_problem import unit_for
-from ipu_exec.lowering.product_search import search
+from ipu_exec.lowering.products.matmul import Pass, cheapest, layer_grid
+from ipu_exec.lowering.products.product_costs import vertex_cycles
+from ipu_exec.lowering.products.product_problem import unit_for
+from ipu_exec.lowering.products.product_search import search
 from ipu_exec.machine import INFERENCE, TARGETS, Machine
 from tests.operands import MK2, op, tensor
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ipu_exec.lowering import amp, lower
+from ipu_exec.lowering import lower
 from ipu_exec.lowering.durations import plan_cycles, step_cycles
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.plan import Compute, Exchange, Operand, Plan
+from ipu_exec.lowering.products import amp
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, computes, op, tensor
 from tests.paths import DATA

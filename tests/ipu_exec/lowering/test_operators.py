@@ -1,4 +1,4 @@
-"""Operators are described only beside their lowering (ipu_exec.lowering.operators)."""
+"""Operators are described only beside their lowering (ipu_exec.lowering.operator_info)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ipu_exec.lowering import (
     describe,
     info,
     lowering,
-    operators,
+    operator_info,
     registered,
     registry,
 )
-from ipu_exec.lowering.operators import Promotion
+from ipu_exec.lowering.operator_info import Promotion
 from tests.paths import ROOT
 
 # Where operators are named: their lowerings, and what capture takes apart.
-HOMES = ("ipu_exec/lowering/", "ipu_exec/capture/decompositions.py")
+HOMES = ("ipu_exec/lowering/", "ipu_exec/capture/rewrites/decompositions.py")
 SOURCES = [
     path
     for path in sorted((ROOT / "ipu_exec").rglob("*.py"))
@@ -30,7 +30,7 @@ SOURCES = [
 ]
 # Names that are a file's own concern: operators that a pattern rewrites, Python's methods.
 OTHERS = {
-    "ipu_exec/capture/patterns.py": {
+    "ipu_exec/capture/rewrites/patterns.py": {
         "aten.embedding_dense_backward",
         "aten.add.Tensor",
         "aten.add_.Tensor",
@@ -38,7 +38,7 @@ OTHERS = {
     "ipu_exec/capture/shared_sizes.py": {"view", "reshape", "unflatten"},  # methods that users call
     "ipu_exec/lightning/numbers.py": {"eq", "ne", "lt", "le", "gt", "ge"},  # methods of a tensor
 }
-NAMES = {name.split(".")[1] for name in (*registered(), *operators._INFOS) if "aten." in name}
+NAMES = {name.split(".")[1] for name in (*registered(), *operator_info._INFOS) if "aten." in name}
 
 
 def strings(node: ast.AST) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_table_of_other_words_is_none() -> None:
 
 @pytest.fixture
 def own_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_INFOS", dict(operators._INFOS))
+    monkeypatch.setattr(operator_info, "_INFOS", dict(operator_info._INFOS))
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
 
 
@@ -136,7 +136,7 @@ def test_facts_of_an_operator_add_up_and_hold_for_its_overloads() -> None:
 def test_every_fact_is_one_of_some_operator() -> None:
     for field in fields(OperatorInfo):
         assert any(
-            getattr(one, field.name) != field.default for one in operators._INFOS.values()
+            getattr(one, field.name) != field.default for one in operator_info._INFOS.values()
         ), field.name
 
 

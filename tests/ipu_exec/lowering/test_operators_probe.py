@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 import ipu_exec
 from ipu_exec.compiler import lower as program
-from ipu_exec.compiler.profile_rows import op_rows
-from ipu_exec.lowering.operators import words
+from ipu_exec.compiler.rows.profile_rows import op_rows
+from ipu_exec.lowering.operator_info import words
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
 from ipu_exec.session.compilation import compile_step

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import lower
+from ipu_exec.lowering.operators.pooling import Pooling, plan_pooling, pooling_cycles, tile_parts
 from ipu_exec.lowering.plan import Compute, Exchange
-from ipu_exec.lowering.pooling import (
-    Pooling,
-    plan_pooling,
-    pooling_cycles,
-    tile_parts,
-)
 from tests.operands import MK2, op, tensor
 
 

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import lower
+from ipu_exec.lowering.operators.reduce import Blocks, reduce_cycles
+from ipu_exec.lowering.operators.reduce_vertices import (
+    Kind,
+    OnTile,
+    following,
+    side_by_side,
+    strided,
+)
 from ipu_exec.lowering.plan import Compute
-from ipu_exec.lowering.reduce import Blocks, reduce_cycles
-from ipu_exec.lowering.reduce_vertices import Kind, OnTile, following, side_by_side, strided
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, op, tensor
 

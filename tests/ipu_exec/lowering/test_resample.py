@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ipu_exec.lowering import lower
-from ipu_exec.lowering.resample import taps_of
+from ipu_exec.lowering.operators.resample import taps_of
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, exchanges, op, tensor
 

@@ -8,8 +8,8 @@ import pytest
 
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.operators.shape import bitonic_steps
 from ipu_exec.lowering.plan import Compute
-from ipu_exec.lowering.shape import bitonic_steps
 from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, computes, exchanges, op, tensor
 

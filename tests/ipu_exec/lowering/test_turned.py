@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipu_exec.lowering import turned
 from ipu_exec.lowering.costs import transform_cycles, transpose_cycles
-from ipu_exec.lowering.matmul import Pass, cheapest
-from ipu_exec.lowering.product_problem import Problem, Splits
-from ipu_exec.lowering.product_search import search
+from ipu_exec.lowering.products import transposed_weights
+from ipu_exec.lowering.products.matmul import Pass, cheapest
+from ipu_exec.lowering.products.product_problem import Problem, Splits
+from ipu_exec.lowering.products.product_search import search
 from tests.operands import MK2
 
 Planned = tuple[Problem, Splits]
@@ -28,14 +28,14 @@ def plans(batch: int, inputs: int, outputs: int, dtype: str) -> tuple[Planned, P
 
 
 def test_blocks_are_what_both_passes_take_together() -> None:
-    found = turned.find(MK2, "float16", *plans(1024, 1024, 4096, "float16"))
+    found = transposed_weights.find(MK2, "float16", *plans(1024, 1024, 4096, "float16"))
     assert found is not None
     assert (found.outputs, found.inputs) == (16, 16)
     assert int(found.count.sum()) == 1024 * 4096 // 256
 
 
 def test_blocks_divide_the_extents() -> None:
-    found = turned.find(MK2, "float16", *plans(8, 1000, 1000, "float16"))
+    found = transposed_weights.find(MK2, "float16", *plans(8, 1000, 1000, "float16"))
     assert found is not None
     assert (found.outputs, found.inputs) == (8, 8)
 
@@ -44,14 +44,14 @@ def test_a_block_is_where_its_first_element_is() -> None:
     """167 parts of 6 columns, whose blocks of 8 begin in 125 of them, of 500 inputs each."""
     forward, back = plans(4, 1000, 1000, "float16")
     assert forward[1].method == "hmac"
-    found = turned.find(MK2, "float16", forward, back)
+    found = transposed_weights.find(MK2, "float16", forward, back)
     assert found is not None
     assert (found.outputs, found.inputs) == (8, 500)
     assert np.count_nonzero(found.count) == 250
 
 
 def test_odd_extents_are_copied_element_by_element() -> None:
-    assert turned.find(MK2, "float16", *plans(256, 197, 197, "float16")) is None
+    assert transposed_weights.find(MK2, "float16", *plans(256, 197, 197, "float16")) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.errors import UsageError
-from profiler.enums import Purpose
+from ipuscope.profiler.enums import Purpose
 
 
 class Normed(nn.Module):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from planner import load
-from profiler import open_report
+from ipuscope.planner.mappings import load
+from ipuscope.profiler import open_report
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
 from tests.ipu_exec.test_run import ipu_run, write
 from tests.paths import ROOT
@@ -140,7 +140,7 @@ def test_an_ended_search_prints_what_was_found_and_leaves_no_worker(
 ) -> None:
     script = write(tmp_path / "train.py", TRAIN)
     cache = tmp_path / "cache"
-    main = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    main = "import sys; from ipu_exec.commands.run import main; sys.exit(main())"
     command = [sys.executable, "-c", main, "--plan", "4", "--workers", "2"]
     tried = ["--micro-batches", "1,2,4,8,16", "--proportions", "0.1,0.2,0.3,0.4,0.5,0.6"]
     with subprocess.Popen(

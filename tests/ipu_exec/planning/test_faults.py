@@ -15,8 +15,8 @@ from benchmarks.plan.brute_force import Case, Layers
 from ipu_exec import machine
 from ipu_exec.errors import Error
 from ipu_exec.planning import engine
-from ipu_exec.planning.asking import Asked, plan_call
-from planner.planning import INTERRUPTED
+from ipu_exec.planning.first_call_plan import Asked, plan_call
+from ipuscope.planner.mappings.compile_search import INTERRUPTED
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
 

@@ -17,13 +17,13 @@ from ipu_exec import machine
 from ipu_exec.annotations import PipelinedExecution
 from ipu_exec.errors import Error
 from ipu_exec.placement_file import load_stages
-from ipu_exec.planning.asking import Asked, plan_call
 from ipu_exec.planning.captured import Captured
 from ipu_exec.planning.engine import Compiles
-from planner import Mapping, load, save
-from planner.engine import Settled
-from planner.phased_costs import Cut
-from planner.phased_search import PhasedPlace, fullest_tile, mapping_of
+from ipu_exec.planning.first_call_plan import Asked, plan_call
+from ipuscope.planner.mappings import Mapping, load, save
+from ipuscope.planner.mappings.engine import Settled
+from ipuscope.planner.mappings.phased_costs import Cut
+from ipuscope.planner.mappings.phased_search import PhasedPlace, fullest_tile, mapping_of
 
 WIDTHS = (512, 1024, 512, 1024, 512, 256, 512, 1024, 512)
 SAMPLES = 16

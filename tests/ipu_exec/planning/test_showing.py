@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ipu_exec.planning.showing import show
-from planner import StagePlan
+from ipu_exec.planning.terminal import show
+from ipuscope.planner.mappings import StagePlan
 from tests.planner.test_plan_file import plan
 
 

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.plan.brute_force import Case
 from ipu_exec.errors import Error
 from ipu_exec.planning.workers import Cluster, Here, Processes, Task
-from planner import Plan
+from ipuscope.planner.mappings import Plan
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
 

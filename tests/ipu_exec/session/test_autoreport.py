@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ipu_exec
-from profiler import open_report
+from ipuscope.profiler import open_report
 from tests.profiler.test_lock import another
 
 

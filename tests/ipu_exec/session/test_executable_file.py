@@ -19,7 +19,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.errors import Error
-from ipu_exec.session import executable_file, plain_values
+from ipu_exec.session.files import executable_file, plain_values
 
 Files = dict[str, bytes]
 

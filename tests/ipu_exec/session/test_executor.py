@@ -20,7 +20,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec import Error, OutputMode
-from ipu_exec.session import executable_file as executables
+from ipu_exec.session.files import executable_file as executables
 from tests.models import Mlp, Mnist, mnist_batch, model_of
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec import errors
-from ipu_exec.compiler.placement import warn_of_ipus
+from ipu_exec.compiler.placement.place import warn_of_ipus
 
 
 class Runs(nn.Module):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import Report, open_report
-from profiler.analysis import counters
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import counters
 from tests.synthetic import synthetic_profile
 
 slices = st.lists(

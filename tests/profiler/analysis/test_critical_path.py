@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import profiler
-from profiler import schedules
-from profiler.analysis import critical_path as critical
-from profiler.schedules import BESIDE, IDLE, Costs
+from ipuscope import profiler
+from ipuscope.profiler.analysis import critical_path as critical
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.schedules import BESIDE, IDLE, Costs
 from tests.synthetic import synthetic_profile
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler import Report, open_report
-from profiler.analysis import hierarchy
-from profiler.analysis.hierarchy import Node
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import hierarchy
+from ipuscope.profiler.analysis.hierarchy import Node
 from tests.synthetic import synthetic_profile
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler import Report, open_report
-from profiler.analysis.named_steps import NamedSteps
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis.named_steps import NamedSteps
 from tests.synthetic import synthetic_profile
 
 

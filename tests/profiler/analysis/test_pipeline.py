@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler import Report, open_report, schedules
-from profiler.analysis import pipeline
-from reports.cli.pipeline import _why
+from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.analysis import pipeline
+from ipuscope.profiler.timeline import schedules
+from ipuscope.reports.cli.pipeline import _why
 from tests.synthetic import synthetic_profile
 
 
@@ -73,7 +74,7 @@ def test_the_slowest_stage_is_named_with_what_it_does(report: Report) -> None:
 
 def test_stages_that_take_turns_have_no_ramps(tmp_path: Path) -> None:
     from ipu_exec import ShardedExecution
-    from tests.profiler.rebalance.test_what_if import profiled
+    from tests.planner.rebalance.test_what_if import profiled
 
     report = profiled(tmp_path, (0, 1, 2, 3), 4, ShardedExecution)
     bubble = pipeline.bubble(report)

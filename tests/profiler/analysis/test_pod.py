@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler import analysis, open_report
+from ipuscope.profiler import analysis, open_report
 
 
 def test_an_ipu_of_the_profile_does_what_its_tasks_say(demo: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler import open_report
-from profiler.analysis import program_cycles
-from profiler.analysis.program import depths, subtree_ends
+from ipuscope.profiler import open_report
+from ipuscope.profiler.analysis import program_cycles
+from ipuscope.profiler.analysis.program import depths, subtree_ends
 from tests.synthetic import synthetic_profile
 
 

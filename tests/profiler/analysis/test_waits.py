@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import profiler
-from profiler.analysis.critical_path import critical_path
-from profiler.analysis.waits import longest_waits
+from ipuscope import profiler
+from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.analysis.waits import longest_waits
 
 
 def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> None:

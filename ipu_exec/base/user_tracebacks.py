@@ -1,0 +1,80 @@
+"""Tracebacks that show the user's code, without this package's frames.
+
+``IPUSCOPE_TRACEBACK=full`` shows everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from ipu_exec.errors import Error
+from ipuscope.profiler import ProfileError
+
+VARIABLE = "IPUSCOPE_TRACEBACK"
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_OURS = tuple(
+    os.fspath(Path(__file__).parent.parent / name) + os.sep
+    for name in ("ipu_exec", "profiler", "ipuscope")
+)
+_TORCH = os.fspath(Path(torch.__file__).parent) + os.sep
+
+
+def without_our_frames(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let errors from ``function`` show the caller's frames, and those of the user's model."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            hide(error)
+            raise
+
+    return call
+
+
+def hide(error: BaseException | None) -> None:
+    """Remove our frames from the traceback of an error, and of its causes.
+
+    An error that we did not raise on purpose keeps them, because they show where to fix it.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and os.environ.get(VARIABLE) != "full":
+        seen.add(id(error))
+        error.__traceback__ = _kept(error)
+        error = error.__cause__ or error.__context__
+
+
+def _kept(error: BaseException) -> TracebackType | None:
+    entries = list(_entries(error.__traceback__))
+    meant = isinstance(error, Error | ProfileError)
+    hidden = (*_OURS, _TORCH) if meant else _OURS
+    if not entries or (not meant and _is_in(entries[-1], _OURS)):
+        return error.__traceback__
+    return _chain([entry for entry in entries if not _is_in(entry, hidden)])
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_in(entry: TracebackType, folders: tuple[str, ...]) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(folders)
+
+
+def _chain(entries: list[TracebackType]) -> TracebackType | None:
+    """The entries as a traceback of their own."""
+    chained = None
+    for entry in reversed(entries):
+        chained = TracebackType(chained, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return chained

@@ -1,0 +1,47 @@
+"""Assigns the operators of an update to its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ipu_exec.capture.layers.expand import PerWeight
+from ipu_exec.capture.layers.repeats import NotRepeatable
+from ipu_exec.graph import Graph, Storage
+from ipuscope.profiler.enums import Role
+
+
+def updates_of_weights(
+    graph: Graph, ops: range, order: Sequence[str], twins: Mapping[str, str]
+) -> PerWeight:
+    """The operators of ``ops`` grouped by weight.
+
+    ``order``: the names of all weights in the order in which they are updated. ``twins``: those
+    whose operators were left out, each with the one that is updated the same way.
+
+    NotRepeatable if an operator belongs to no weight or to several (a norm of all gradients), or if
+    those of a weight are not consecutive.
+    """
+    owners: dict[int, int] = {}  # storage that the update makes -> weight
+    segments: dict[str, range] = {}
+    for number in ops:
+        op = graph.ops[number]
+        read = [graph.storages[graph.values[v].storage] for v in op.inputs]
+        weights = {owner for storage in read if (owner := _owner(storage, owners)) >= 0}
+        if len(weights) != 1:
+            raise NotRepeatable(f"{op.name} is of {len(weights)} weights")
+        (weight,) = weights
+        for value in op.outputs:
+            if value is not None:
+                owners.setdefault(graph.values[value].storage, weight)
+        name = graph.storages[weight].name
+        before = segments.get(name, range(number, number))
+        if before.stop != number:
+            raise NotRepeatable(f"{op.name} comes behind another weight's update")
+        segments[name] = range(before.start, number + 1)
+    return PerWeight(ops, segments, [(name, twins.get(name, name)) for name in order])
+
+
+def _owner(storage: Storage, owners: Mapping[int, int]) -> int:
+    if storage.role == Role.WEIGHT:
+        return storage.id
+    return storage.parameter if storage.parameter >= 0 else owners.get(storage.id, -1)

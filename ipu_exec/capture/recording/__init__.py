@@ -1,0 +1,1 @@
+"""How each ATen call becomes an operator of the graph."""

@@ -1,0 +1,124 @@
+"""Fake tensors for a model and its optimiser: true shapes and dtypes, but no memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from ipu_exec.base.optimiser_attributes import take_step
+from ipu_exec.capture.recording.torch_versions import fake_copy, first_state
+
+_HOST = torch.device("cpu")
+_TORCHS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Inside, PyTorch does not print its traceback of an operator that fails on fake tensors.
+
+    The error itself says what is wrong, and the operator may be one of an attempt.
+    """
+    was_off, _TORCHS_LOG.disabled = _TORCHS_LOG.disabled, True
+    try:
+        yield
+    finally:
+        _TORCHS_LOG.disabled = was_off
+
+
+class FakeTensors:
+    """Fake tensors for real ones, in one mode. Each weight or buffer has one for all its uses."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._of_state: dict[int, torch.Tensor] = {}
+        self.shapes: Mapping[int, torch.Size] = {}  # of weights that are cut, by identity
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new fake tensor of the same shape, strides and dtype."""
+        if tensor.device.type != "meta":
+            return fake_copy(self.mode, tensor)
+        # a model made on "meta", without weights in memory, is captured as if it had them
+        return self.alike(tensor)
+
+    def alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new fake tensor on the host of the same shape, strides and dtype.
+
+        It is made as `FakeTensorMode` makes one, but not seen by it, in an eighth of the time: a
+        model has thousands of them.
+        """
+        with no_dispatch():
+            content = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        return FakeTensor(self.mode, content, _HOST)
+
+    def copies(self, tree: Any) -> Any:
+        """``tree`` with a fake copy of every tensor."""
+        return tree_map(
+            lambda leaf: self.copy(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree
+        )
+
+    def of_state(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake tensor of a weight or buffer; a parameter's is one too."""
+        if id(tensor) not in self._of_state:
+            copy = self._share(tensor) if id(tensor) in self.shapes else self.copy(tensor)
+            if isinstance(tensor, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+            self._of_state[id(tensor)] = copy
+        return self._of_state[id(tensor)]
+
+    def _share(self, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a weight (`ipu_exec.capture.sharding`)."""
+        with self.mode:
+            return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The same optimiser over the fake parameters.
+
+        It takes one tensor at a time, so that each update is seen.
+        """
+        copy = object.__new__(type(optimizer))
+        copy.__dict__.update(optimizer.__dict__)
+        # a learning-rate scheduler's wrapper holds on to the real one
+        copy.__dict__.pop("step", None)
+        groups = []
+        for group in optimizer.param_groups:
+            known = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
+            single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
+            groups.append({**group, "params": known, **single})
+        copy.param_groups = groups
+        copy.state = first_state(self.mode, copy)
+        return copy
+
+
+def make_state(
+    fakes: FakeTensors, optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor]
+) -> None:
+    """Run one step of a fake optimiser to create its state, which every later step then finds.
+
+    ``trained``: the parameters that it updates; their gradients are not changed.
+    """
+    gradients = {name: parameter.grad for name, parameter in trained.items()}
+    for parameter in trained.values():
+        parameter.grad = fakes.alike(parameter)
+    with _ScalarsAsTwo():
+        take_step(optimizer)
+    for name, parameter in trained.items():
+        parameter.grad = gradients[name]
+
+
+class _ScalarsAsTwo(TorchDispatchMode):
+    """Reads of a scalar give 2: an optimiser's step counter, where any step after 1 will do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 2.0
+        return func(*args, **(kwargs or {}))

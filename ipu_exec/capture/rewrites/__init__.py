@@ -1,0 +1,1 @@
+"""Operators that the capture replaces, joins or takes apart."""

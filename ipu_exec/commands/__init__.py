@@ -1,0 +1,1 @@
+"""`ipu-run` and `poprun`."""

@@ -1,0 +1,268 @@
+"""The placement that `ipu-run --num-ipus` chooses: the fastest by the profile of a compile."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING
+
+from ipu_exec.commands.program import Program
+from ipu_exec.errors import Error
+from ipu_exec.options import PROPOSE_VARIABLE
+from ipu_exec.session.proposed_blocks import script_lines
+from ipuscope.profiler.timeline import schedules
+from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
+
+if TYPE_CHECKING:
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.search.split_search import Split
+    from ipuscope.profiler import Report
+
+NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no profile. Write
+    import poptorch
+    model = poptorch.trainingModel(module, poptorch.Options(), optimizer)
+    output, loss = model(inputs, labels)
+where module returns its loss last, in place of zero_grad, backward and step"""
+
+
+_MOST_LINES = 8  # of a compile's error that are repeated
+_OFF = 0.05  # of a tile, that an estimate of its bytes may be off (docs/advice.md)
+_MOST_BLOCK_LINES = 24  # a line a Block; with more Blocks, a line a stage
+
+
+def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
+    """The path of a placement of the script's Blocks, or of its model's layers, on that many IPUs.
+
+    The file exists as long as this process. Error if the script does not compile or no such split
+    can run.
+    """
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.search.near_fits import or_close
+    from ipuscope.planner.search.refusal import nearest_in_words
+    from ipuscope.profiler import ProfileError, open_report
+
+    folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
+    atexit.register(folder.cleanup)
+    profile = _compiled(ipus, program, arguments, folder.name)
+    try:
+        with open_report(profile) as report:
+            costs = Costs.from_report(report)
+            modules = list(report.options.get("proposedBlocks", ()))
+            if modules and len(costs) < ipus:
+                raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
+            try:
+                with waiting(f"ipu-run: the quickest split onto {ipus} IPUs"):
+                    split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
+            except ValueError as error:
+                near = nearest_in_words(costs, range(ipus), levers=True)
+                raise Error(
+                    f"--num-ipus {ipus}: {error}{near}{_with_levers(report, ipus)}"
+                ) from error
+    except (ValueError, ProfileError) as error:
+        raise Error(f"--num-ipus {ipus}: {error}") from error
+    if split.prediction.problems:
+        problems = "; ".join(split.prediction.problems)
+        raise Error(f"--num-ipus {ipus}: {problems}{_more_samples(costs, ipus)}")
+    path = os.path.join(folder.name, "placement.json")
+    _write(path, costs, split, modules)
+    for line in _said(costs, split, ipus, modules):
+        print(line, file=sys.stderr)
+    return path
+
+
+def _too_few_parts(costs: Costs) -> str:
+    """Why a model without Blocks has too few to begin any, and what to write."""
+    parts = ", ".join(costs.names)
+    return (
+        f"the model names no Blocks, and has {len(costs)} parts that could be one: {parts}. Take at"
+        f" most {len(costs)} IPUs, or make a large part several modules that are called one after"
+        " another (a recurrent layer of several layers is one module)"
+    )
+
+
+def _with_levers(report: Report, ipus: int) -> str:
+    """Levers with which a split that does not fit may, by the advisor's estimates; "" if none."""
+    from ipuscope.planner.advice import Basis, Levers
+    from ipuscope.planner.levers.levers import title
+    from ipuscope.planner.predict.what_if import memory_of
+    from ipuscope.planner.search.refusal import nearest
+
+    basis = Basis.of(report)
+    smaller = max(1, basis.micro_batch // 2)
+    candidates = [
+        *([Levers(half=True)] if basis.sizes.halves else []),
+        *([Levers(micro_batch=smaller)] if smaller < basis.micro_batch else []),
+    ]
+    for levers in candidates:
+        costs = basis.costs_with(levers)
+        over = max(one.nbytes / one.limit for one in memory_of(costs, nearest(costs, range(ipus))))
+        if over <= 1 + _OFF:
+            command = f"ipu-run --num-ipus {ipus} --with {levers.argument}"
+            return f". By an estimate it may fit with {title(basis, levers)}: try {command}"
+    return ""
+
+
+def _more_samples(costs: Costs, ipus: int) -> str:
+    """What to do about too few micro-batches for the stages; "" where they are enough."""
+    least = schedules.pipeline_stages(ipus, costs.training)
+    if not costs.pipelined or costs.micro_batches >= least:
+        return ""
+    fewer = max(
+        count
+        for count in range(1, ipus + 1)
+        if schedules.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
+    )
+    return (
+        f". The samples of a call make no more: give it {least}, or a multiple of that, or take"
+        f" --num-ipus {fewer}. Where an input is no batch of samples (the edges of a graph), only"
+        " options.setExecutionStrategy(poptorch.ShardedExecution()) goes without micro-batches"
+    )
+
+
+def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:
+    """Where the profile of a compile of the script is, for the costs of so many stages' Blocks."""
+    child = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", child, "--compile-only", "--profile-dir", folder]
+    # What this process imports from where, its child does too, wherever it was started.
+    here = os.pathsep.join([path for path in sys.path if path])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": here,
+        PROPOSE_VARIABLE: str(ipus),
+        EVERY_VARIABLE: "1",
+    }
+    words = f"ipu-run: the costs of {program}'s Blocks"
+    with (
+        waiting(words) as say,
+        subprocess.Popen(
+            [*command, *program.words, *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        say("running the script up to its first model")
+        stderr = _relayed(process, say)
+    for kind in ("training", "inference"):
+        path = os.path.join(folder, kind)
+        if os.path.isdir(path):
+            return path
+    if NOTHING_WRAPPED in stderr:
+        raise Error(f"--num-ipus {ipus}: {program} {NOTHING_WRAPPED}")
+    why = _last_words(stderr) or "it compiled no model"
+    raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {why}")
+
+
+def _relayed(process: subprocess.Popen[str], say: Say) -> str:
+    """What a compile writes to standard error; its progress, and what `ipu-run` says, goes on."""
+    lines = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        progress = PROGRESS_LINE.fullmatch(line.rstrip())
+        if progress is not None:
+            say(progress.group(1))
+            continue
+        lines.append(line)
+        if line.startswith("ipu-run: warning:"):
+            print(line, end="", file=sys.stderr)
+    return "".join(lines)
+
+
+def _last_words(stderr: str) -> str:
+    """The message of an exception behind its traceback, whose lines are indented."""
+    backwards = reversed(stderr.strip().splitlines())
+    last = takewhile(lambda line: not line.startswith(" "), backwards)
+    return "\n".join(reversed([*islice(last, _MOST_LINES)]))
+
+
+def quickest(costs: Costs, ipus: int) -> Split:
+    """The fastest split onto that many IPUs.
+
+    If a tied weight is sent between IPUs, splits are also tried whose last stage returns to the
+    first IPU and that keep the Blocks of each tied weight on one: these may also fit where no other
+    does. ValueError if no split fits.
+    """
+    from ipuscope.planner.search.split_search import best_split
+
+    returns = bool(costs.cuts.ties) and 1 < ipus < len(costs)
+    try:
+        split = best_split(costs, ipus)
+    except ValueError as error:
+        together = _kept_together(costs, ipus) if returns else None
+        if together is None:
+            raise error
+        return together
+    if not returns or not travelling(costs, split):
+        return split
+    together = _kept_together(costs, ipus)
+    if together is None or together.prediction.total >= split.prediction.total:
+        return split
+    return together
+
+
+def _kept_together(costs: Costs, ipus: int) -> Split | None:
+    """The fastest split with tied weights on one IPU each, the first again the last; or None."""
+    from ipuscope.planner.search.split_search import best_split
+
+    try:
+        split = best_split(costs, ipus=(*range(ipus), 0), together=costs.cuts.ties.blocks)
+    except ValueError:
+        return None
+    return None if split.prediction.problems else split
+
+
+def travelling(costs: Costs, split: Split) -> list[tuple[str, int]]:
+    """The tied weights that Blocks on several IPUs read: names, and bytes."""
+    assignment, ties = split.prediction.assignment, costs.cuts.ties
+    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
+    weights = zip(ties.names, ties.nbytes, ties.blocks, strict=True)
+    return [
+        (name, nbytes)
+        for name, nbytes, blocks in weights
+        if len({ipu_of[block] for block in blocks}) > 1
+    ]
+
+
+def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> None:
+    from ipuscope.planner.predict.what_if import placement_file
+
+    content = placement_file(costs, split.prediction.assignment)
+    content.pop("accumulation", None)  # a call's samples stay as many: they are cut into more
+    content["proposed"] = {"modules": list(modules), "micro_batches": costs.micro_batches}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
+    """The choice, and the script lines for it."""
+    assignment = split.prediction.assignment
+    spans = assignment.spans(len(costs))
+    stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
+    total = split.prediction.total
+    turn = "a weight update" if costs.training else "a device iteration"
+    yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles {turn} predicted)"
+    for name, nbytes in travelling(costs, split):
+        yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
+    if len(assignment.ipus) > ipus and costs.cuts.ties:
+        names = ", ".join(costs.cuts.ties.names)
+        yield f"ipu-run: the last stage is on IPU 0 again, with the tied weight {names}: quicker so"
+    if not modules:
+        return
+    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
+    chosen = list(range(len(costs)))
+    said = "these lines put them into the script"
+    if len(chosen) > _MOST_BLOCK_LINES:
+        chosen = list(assignment.starts)
+        said = f"it has {len(costs)} parts to begin one, of which these lines begin the stages"
+    yield f"ipu-run: the model names no Blocks; {said}, before it is wrapped (model: your module):"
+    blocks, ipus_of = [costs.names[k] for k in chosen], [ipu_of[k] for k in chosen]
+    lines = script_lines(blocks, ipus_of, costs.micro_batches, costs.training)
+    yield from (f"  {line}" for line in lines)

@@ -1,0 +1,1 @@
+"""The program of each IPU: bodies of bulk-synchronous steps."""

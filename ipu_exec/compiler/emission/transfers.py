@@ -1,0 +1,422 @@
+"""Transfers between an IPU and the host, its streaming memory and other IPUs of the replica.
+
+Exchanges between replicas are in `ipu_exec.compiler.emission.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from ipu_exec.base.topology import latency_cycles, link_rate, ring_cycles
+from ipu_exec.compiler.emission.bodies import (
+    OFF_CHIP,
+    Move,
+    ProgramStep,
+    Use,
+    program_steps,
+    slice_step,
+    stream_steps,
+    the_one,
+)
+from ipu_exec.compiler.emission.body_builder import BodyBuilder
+from ipu_exec.compiler.emission.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.emission.over_io_tiles import OverIoTiles
+from ipu_exec.compiler.emission.shared_activations import kept_in_parts
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.placement.place import storage_bytes
+from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.graph import OpNode
+from ipu_exec.lowering.build import messages
+from ipu_exec.lowering.plan import ITEM_BYTES, Collective, Exchange, Layout
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
+from ipuscope.profiler.enums import Purpose, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+
+# Of an overlapped stream, on the I/O tiles: it is filled while the compute tiles work on their copy
+# ([POPART, docs/popart/overlap_io.rst]: I/O tiles are to hold all overlapped inputs and outputs).
+BUFFERS = 1
+# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = 2
+
+
+class Transfers:
+    """Makes the bodies and steps of transfers."""
+
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
+        self.mapping, self.options, self.across = mapping, options, mapping.residency.across
+        self.graph, self.placement, self.machines = (
+            mapping.graph,
+            mapping.placement,
+            mapping.machines,
+        )
+        self.over_io_tiles = OverIoTiles(mapping, options)
+        self.in_parts = kept_in_parts(mapping.graph, options)  # of the IPUs that share tensors
+        self.buffers: list[Use] = []  # of streams
+        self.beside: set[int] = set()  # storages that come or leave over I/O tiles
+
+    def streams(self, forwards: list[BodyBuilder]) -> tuple[list[BodyBuilder], list[BodyBuilder]]:
+        """Transfers from and to the host.
+
+        Overlapped tensors go through the I/O tiles; an exchange in the forward of their stage moves
+        them between these and the compute tiles.
+        """
+        inputs = inputs_by_stage(self.graph, self.placement, self.options)
+        outputs = outputs_by_stage(self.graph, self.placement, self.options)
+        for by_stage, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in by_stage.items():
+                if beside:
+                    self.beside.update(storages)
+                    self._between_tiles(forwards[stage], storages, to_host)
+        return (
+            [
+                self._stream(stage, storages, False, beside)
+                for (stage, beside), storages in sorted(inputs.items())
+            ],
+            [
+                self._stream(stage, storages, True, beside)
+                for (stage, beside), storages in sorted(outputs.items())
+            ],
+        )
+
+    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> BodyBuilder:
+        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+
+        docs/machine.md#host-and-streaming-memory.
+        """
+        task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
+        name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
+        if beside:
+            task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
+        body = BodyBuilder(name, self.placement.ipus[stage], stage, task)
+        machine = self.machines[body.ipu]
+        target = machine.target
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, storage_bytes(self.graph, s), *ends) for s in storages]
+        total = sum(move.bytes for move in moves)
+        cycles = ceil(
+            (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
+        )
+        copied = ", ".join(self.graph.storages[s].name for s in storages)
+        names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
+        tile_bytes = self.mapping.bytes(storages, stage)
+        if beside:
+            lands = machine.on_io_tiles(int(tile_bytes.sum()))
+            body.steps += stream_steps(names, cycles, lands, purpose, moves)
+            return body
+        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
+        # reads it rearranges it
+        body.steps += stream_steps(names, cycles, tile_bytes, purpose, moves)
+        for storage in storages:
+            body.touch(storage, 0, body.last)
+        return body
+
+    def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
+        """The exchange between I/O tiles and compute tiles, and the buffers on the I/O tiles.
+
+        It belongs to, and stays with, the operator that first reads an input or last writes an
+        output.
+        """
+        machine, stage = self.machines[body.ipu], body.stage
+        tile_bytes = self.mapping.bytes(storages, stage)
+        lands = machine.on_io_tiles(int(tile_bytes.sum()))
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        if to_host:
+            steps = self._exchanged(f"{names}/to I/O tiles", lands, tile_bytes, machine)
+            op, first = max(self.mapping.makers[storage] for storage in storages), len(body.steps)
+        else:
+            steps = self._exchanged(f"{names}/from I/O tiles", tile_bytes, lands, machine)
+            readers = (
+                op.id
+                for op in self.graph.ops
+                if {self.mapping.storage(v) for v in op.inputs} & set(storages)
+                and not self.graph.only_aliases(op)
+            )
+            op, first = min(readers, default=-1), 0
+        purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
+        tensor = the_one(storages)
+        steps = [replace(step, op=op, tensor=tensor, purpose=purpose) for step in steps]
+        if to_host:
+            body.steps += steps
+        else:
+            body.begin_with(steps)
+        copies = BUFFERS_ACROSS if self.across else BUFFERS
+        self.buffers.append(
+            Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
+        )
+        for storage in storages:
+            body.touch(storage, first, first + len(steps) - 1)
+
+    def _exchanged(
+        self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
+    ) -> list[ProgramStep]:
+        step = Exchange(name, into, out, messages(into, out))
+        return program_steps(step, machine.target.name)
+
+    def copies(self, ipu: int) -> BodyBuilder | None:
+        """An IPU's sends and receives at the end of a pipeline cycle: all cuts, both directions.
+
+        The latency is that of the farthest IPU, followed by each neighbour's bytes in turn at the
+        rate of its link; a tile takes 4 bytes per cycle. Every replica begins at a whole board, or
+        lies entirely on one.
+        """
+        # a phase receives at its beginning
+        if self.placement.num_ipus == 1 or self.placement.phases:
+            return None
+        target = self.machines[ipu].target
+        sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
+        crossing: list[Move] = []
+        latency = 0.0
+        leaving: Counter[float] = Counter()  # rate of a link -> bytes
+        arriving: Counter[float] = Counter()
+        for storage, layout, a, b in self._crossings(ipu):
+            ends = a * self.options.shards, b * self.options.shards  # each shard to its own
+            latency = max(latency, latency_cycles(target, *ends))
+            rate, total = link_rate(target, *ends), int(layout.bytes.sum())
+            crossing.append(Move(storage, total, a, b))
+            nbytes = self.machines[ipu].whole(layout.bytes)
+            if a == ipu:
+                sent += nbytes
+                leaving[rate] += total
+            else:
+                received += nbytes
+                arriving[rate] += total
+        if not crossing:
+            return None
+        slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
+        on_links = max(
+            sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving)
+        )
+        cycles = ceil(latency + max(on_links, slowest_tile))
+        storages = list(dict.fromkeys(move.storage for move in crossing))
+        step = ProgramStep(
+            records.GLOBAL_EXCHANGE,
+            f"copies of IPU {ipu} with IPU {_peers(ipu, crossing)}",
+            cycles,
+            bytes_in=received,
+            bytes_out=sent,
+            purpose=Purpose.COPY,
+            tensor=the_one(storages),
+            moves=tuple(crossing),
+        )
+        body = BodyBuilder(f"IPU {ipu} copies between IPUs", ipu, -1, schedules.COPY, [step])
+        for storage in storages:
+            body.touch(storage, 0, 0)
+        return body
+
+    def _crossings(self, ipu: int) -> Iterator[tuple[int, Layout, int, int]]:
+        """An IPU's sends or receives: the storage, its layout, the source and the target IPU."""
+        for transfer in self.placement.transfers:
+            layout = self.mapping.layout(transfer.storage, transfer.source)
+            ipus = self.placement.ipus
+            if layout is None:
+                continue
+            # not on to a stage that is back on the IPU that has it (BERT's tied embedding)
+            step = 1 if transfer.away > transfer.source else -1
+            for stage in range(transfer.source, transfer.away, step):
+                a, b = ipus[stage], ipus[stage + step]
+                if a != b and ipu in (a, b):
+                    yield transfer.storage, layout, a, b
+
+    def receive(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
+        """Receive other IPUs' results for this phase over the links.
+
+        It follows a sync with them ([JIA], as `copies`).
+        """
+        if not storages:
+            return
+        target = self.machines[body.ipu].target
+        received = self.mapping.bytes(storages, stage)
+        moves = tuple(self._received(storages, body.ipu))
+        latency, on_links = 0.0, 0.0
+        for move in moves:
+            ends = move.source * self.options.shards, move.target * self.options.shards
+            latency = max(latency, latency_cycles(target, *ends))
+            on_links += self._bytes(move.storage, stage) / link_rate(target, *ends)
+        slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
+        cycles = ceil(latency + max(on_links, slowest_tile))
+        none = np.zeros_like(received)
+        body.steps += _over_links(f"{body.name}/receive", cycles, received, none, moves, body.name)
+        for storage in storages:
+            body.touch(storage, body.last, body.last)
+
+    def _bytes(self, storage: int, stage: int) -> int:
+        return int(self.mapping.bytes([storage], stage).sum())
+
+    def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
+        """The storages received from the IPUs that compute them."""
+        for storage in storages:
+            maker = self.mapping.makers.get(storage)
+            source = ipu
+            if maker is not None:
+                source = self.placement.ipus[self.placement.op_stage[maker]]
+            yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
+
+    def between_updates(
+        self, moves: tuple[Move, ...], op: OpNode, stage: int, body: BodyBuilder
+    ) -> None:
+        """Exchange numbers that an update's operator sends to other IPUs, or waits for.
+
+        It follows a sync with them: the farthest's latency, then the bytes over the slowest link.
+        """
+        if not moves:
+            return
+        target, shards = self.machines[body.ipu].target, self.options.shards
+        ends = [(move.source * shards, move.target * shards) for move in moves]
+        latency = max(latency_cycles(target, *pair) for pair in ends)
+        on_links = sum(
+            move.bytes / link_rate(target, *pair) for move, pair in zip(moves, ends, strict=True)
+        )
+        storages = list(dict.fromkeys(move.storage for move in moves))
+        held, none = self.mapping.bytes(storages, stage), np.zeros(target.tiles, np.int64)
+        to_others = moves[0].source == body.ipu
+        received, sent = (none, held) if to_others else (held, none)
+        name = f"{op.name}/{'to' if to_others else 'from'} other IPUs"
+        steps = _over_links(name, ceil(latency + on_links), received, sent, moves, name)
+        body.steps += [replace(step, op=op.id) for step in steps]
+        for storage in storages:
+            body.touch(storage, body.last, body.last)
+
+    def between_shards(self, storage: int, op: int, name: str) -> list[ProgramStep]:
+        """The all-reduce of a small tensor among the IPUs that share a stage's tensors."""
+        machine, nbytes = self.mapping.machine, storage_bytes(self.graph, storage)
+        shards = machine.shards
+        moved = np.zeros(machine.target.tiles, np.int64)
+        moved[0] = 2 * nbytes * (shards - 1) // shards
+        cycles = ring_cycles(machine.target, 0, 1, shards, nbytes, 2)
+        step = Collective("all_reduce", moved, moved, cycles)
+        return [
+            replace(one, op=op, name=f"{name}/{one.name}")
+            for one in program_steps(step, machine.target.name)
+        ]
+
+    def remote(
+        self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
+    ) -> None:
+        """Load storages from streaming memory, or store them there.
+
+        In one stream copy, and another for those that go over I/O tiles.
+        """
+        beside = self.over_io_tiles.chosen(storages, body, purpose)
+        rest = [storage for storage in storages if storage not in beside]
+        self._remote(beside, name, stage, body, purpose, over_io_tiles=True)
+        self._remote(rest, name, stage, body, purpose, over_io_tiles=False)
+
+    def _remote(
+        self,
+        storages: Sequence[int],
+        name: str,
+        stage: int,
+        body: BodyBuilder,
+        purpose: Purpose,
+        over_io_tiles: bool,
+    ) -> None:
+        if not storages:
+            return
+        target = self.machines[body.ipu].target
+        stored = {s: self._stored(s, stage) for s in storages}
+        nbytes = np.sum(list(stored.values()), axis=0)
+        to_host = purpose is Purpose.REMOTE_STORE
+        shared = [storage for storage in storages if storage in self.in_parts]
+        if to_host:
+            self._take_parts(shared, stage, body)
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
+        cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
+        if over_io_tiles:
+            self.over_io_tiles.move(name, moves, nbytes, cycles, body, purpose)
+        else:
+            first = len(body.steps)
+            body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
+            for storage in storages:
+                body.touch(storage, first, body.last)
+        if not to_host:
+            self._gather_over_shards(shared, f"{name}/gather", stage, body)
+
+    def _stored(self, storage: int, stage: int) -> np.ndarray:
+        """Bytes on each tile of what this IPU keeps of a storage off the chip."""
+        whole = self.mapping.stored(storage, stage)
+        if storage not in self.in_parts:
+            return whole
+        item = ITEM_BYTES[self.graph.storages[storage].dtype]
+        return -(-(whole // item) // self.options.shards) * item
+
+    def _take_parts(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
+        """Slice this IPU's parts out of tensors: its number says where each begins."""
+        for storage in storages:
+            kept = self.graph.storages[storage]
+            count = self._stored(storage, stage) // ITEM_BYTES[kept.dtype]
+            name = f"{kept.name}/part"
+            body.steps.append(slice_step(name, count, kept.dtype, Purpose.SHARD, storage))
+            body.touch(storage, body.last, body.last)
+
+    def _gather_over_shards(
+        self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder
+    ) -> None:
+        """Gather tensors of which each of the IPUs that share the stage's has loaded its part."""
+        if not storages:
+            return
+        machine, shards = self.machines[body.ipu], self.options.shards
+        part = np.sum([self._stored(storage, stage) for storage in storages], axis=0)
+        moved = part * (shards - 1)
+        cycles = ring_cycles(
+            machine.target, body.ipu * shards, 1, shards, int(part.sum()) * shards, 1
+        )
+        gathered = Collective("all_gather", moved, moved, cycles)
+        body.steps += [
+            replace(
+                step,
+                name=f"{name}{step.name.removeprefix(gathered.name)}",
+                tensor=the_one(storages),
+                purpose=(
+                    Purpose.GATHER_SHARDS if step.type == records.GLOBAL_EXCHANGE else step.purpose
+                ),
+            )
+            for step in program_steps(gathered, machine.target.name)
+        ]
+        for storage in storages:
+            body.touch(storage, body.last, body.last)
+
+
+def _peers(ipu: int, moves: Sequence[Move]) -> str:
+    """The numbers of the other IPUs that it sends to or receives from: "2 and 4"."""
+    ends = {move.source for move in moves} | {move.target for move in moves}
+    return " and ".join(str(other) for other in sorted(ends - {ipu}))
+
+
+def _over_links(
+    name: str,
+    cycles: int,
+    received: np.ndarray,
+    sent: np.ndarray,
+    moves: tuple[Move, ...],
+    sync: str,
+) -> list[ProgramStep]:
+    """A sync with the other IPUs, named after ``sync``, and an exchange with them.
+
+    ``received``, ``sent``: bytes of each tile.
+    """
+    return [
+        ProgramStep(
+            records.SYNC,
+            f"{sync}/External",
+            EXTERNAL_SYNC_CYCLES,
+            purpose=Purpose.EXTERNAL_SYNC,
+        ),
+        ProgramStep(
+            records.GLOBAL_EXCHANGE,
+            name,
+            cycles,
+            bytes_in=received,
+            bytes_out=sent,
+            purpose=Purpose.COPY,
+            tensor=the_one([move.storage for move in moves]),
+            moves=moves,
+        ),
+    ]

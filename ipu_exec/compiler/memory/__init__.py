@@ -1,0 +1,1 @@
+"""Every variable on the tiles, and whether it all fits."""

@@ -1,0 +1,408 @@
+"""Code, vertex state and stacks on the tiles, and which Blocks share code.
+
+Equal operators share their code and the state of their vertices, and so do the turns of a loop
+within one (time steps, serial splits): the compiler outlines what repeats, and a tile has one call
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ipu_exec.compiler.emission.bodies import Body, ProgramStep
+from ipu_exec.graph import Graph, OpNode
+from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering.plan import Collective, Compute, Plan, Step
+from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from ipuscope.profiler.enums import Purpose, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+
+# Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
+STACK_BYTES = 6 * 0x200 + 0x80
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
+INSTRUCTION_BYTES = 4
+RECEIVE_INSTRUCTIONS = 3
+SEND_BYTES = 256
+# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others'
+# exchanges.
+RUN_INSTRUCTIONS = 2  # a vertex: where its state is, and run
+COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
+EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
+SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
+CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
+EXTERNAL_EXCHANGE_INSTRUCTIONS = (
+    24  # estimate: packet set-up of one copy to or from another IPU or the host
+)
+PACKET_BYTES = 1024  # to the host, at most (estimate)
+HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
+# Transfers of phases that are the same code where they move the same from tile to tile.
+_OUTLINED = (
+    Purpose.EXTERNAL_SYNC,
+    Purpose.REMOTE_LOAD,
+    Purpose.REMOTE_STORE,
+    Purpose.COPY,
+    Purpose.ALL_GATHER,
+    Purpose.ALL_REDUCE,
+    Purpose.REDUCE_SCATTER,
+    Purpose.GATHER_SHARDS,
+    Purpose.SHARD,
+)
+
+
+_CONTROL = -2  # begins the key of the control code of some Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Pieces of code by their digests (`_Digests`).
+
+    For each piece: the Blocks whose operators run it and its variables on each IPU that has it. For
+    each operator: the bytes on every tile of the control code of its calls. Operators outside all
+    Blocks have Block number -1.
+    """
+
+    blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
+    variables: Mapping[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
+    calls: Mapping[int, int] = field(default_factory=dict)
+    first: Mapping[int, int] = field(default_factory=dict)  # step -> the first that runs its code
+
+    def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
+        """
+        code_of: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        for key, users in self.blocks.items():
+            if -1 in users or key not in self.variables:
+                continue
+            once, again = code_of.setdefault(tuple(sorted(users)), ([], []))
+            first, *others = self.variables[key]
+            once += first
+            again += [id for ids in others for id in ids]
+        shared = [(list(blocks), once, again) for blocks, (once, again) in sorted(code_of.items())]
+        calls = [0] * (count + 1)  # the last: of no Block
+        for op, nbytes in self.calls.items():
+            calls[block_of(op)] += nbytes
+        return {"calls": calls[:count], "shared": shared}
+
+
+class Add(Protocol):
+    """Adds an always-live variable of an IPU; returns its id, or None if it is empty."""
+
+    def __call__(  # noqa: D102  (the class says it)
+        self,
+        name: str,
+        category: str,
+        role: str,
+        tile_bytes: np.ndarray,
+        *,
+        op: int = -1,
+        stage: int = -1,
+        step: int = -1,
+    ) -> int | None: ...
+
+
+class SharedCode:
+    """A `Code` under construction, over all IPUs."""
+
+    def __init__(self, graph: Graph, outlined: bool) -> None:
+        """``outlined``: phases are outlined, so that equal ones share code, transfers included.
+
+        A remote buffer is read and written at an offset (PopART's ``RemoteLoad`` and
+        ``RemoteStore``), so that equal tensors of several phases come by the same code.
+        """
+        self.graph, self.outlined = graph, outlined
+        self.digests = _Digests(outlined)
+        self.blocks: dict[tuple[int, ...], set[int]] = {}
+        self.variables: dict[tuple[int, ...], list[list[int]]] = {}
+        self.calls: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.weights: dict[int, int] = {}  # operator of an update -> weight
+        self.sizes: dict[tuple[int, ...], _Sizes] = {}  # of code that IPUs have in common
+
+    def read(self, bodies: Iterable[Body]) -> None:
+        """Find which Blocks run each piece of the code of ``bodies``, those of all IPUs."""
+        for body in bodies:
+            for step in body.steps:
+                if step.plan is not None:
+                    op = self.graph.ops[step.op] if step.op >= 0 else None
+                    users = self.blocks.setdefault(self.digests.of(step, op), set())
+                    users.add(op.block if op is not None else -1)
+
+    def code(self) -> Code:
+        """The code gathered so far."""
+        return Code(self.blocks, self.variables, self.calls, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of a step's code: bytes of control code, and name, category and bytes of the rest."""
+
+    control: np.ndarray | int
+    rest: list[tuple[str, str, np.ndarray]]
+
+    @classmethod
+    def of(cls, step: ProgramStep) -> _Sizes:
+        rest = [] if step.type == records.SYNC else list(_code_bytes(step))
+        return cls(INSTRUCTION_BYTES * _control_instructions(step), rest)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Steps that are one call when phases are outlined: a body, or one weight's update."""
+
+    weight: int = -1
+    keys: list[tuple[int, ...]] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)  # operators
+
+
+class CodeOfIpu:
+    """Adds the code variables of one IPU, body by body."""
+
+    def __init__(self, shared: SharedCode, tiles: int, add: Add) -> None:
+        self.shared, self.graph, self.add = shared, shared.graph, add
+        self.control = np.zeros(tiles, np.int64)
+        self.on_tile: dict[str, np.ndarray] = {}  # vertex type -> tiles that have its code
+        self.seen: set[tuple[int, ...]] = set()
+        self.pieces: set[tuple[tuple[int, ...], ...]] = set()
+        self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
+        self.digests = shared.digests
+        self.control_of: dict[tuple[int, ...], np.ndarray | int] = {}  # a plan's code -> bytes
+
+    def body(self, body: Body, first_step: int) -> None:
+        """Add the code of a body's steps (ids from ``first_step`` on) and its plans' constants."""
+        called: tuple[int, int] | None = None
+        piece = _Piece()
+        for step_id, step in enumerate(body.steps, first_step):
+            if self._begins_piece(step, body, piece):
+                self._end(piece)
+                piece = _Piece(self._weight(step.op))
+            if step.plan is not None and (step.op, id(step.plan)) != called:
+                called = (step.op, id(step.plan))
+                piece.calls.append(step.op)
+            piece.keys.append(self._step(body, step, step_id))
+        self._end(piece)
+        for plan, users in _plans(body):
+            if plan.constants is not None:
+                self._constants(plan, plan.constants, users, body.stage)
+
+    def _begins_piece(self, step: ProgramStep, body: Body, piece: _Piece) -> bool:
+        """Whether another weight's update begins; each weight's update is a piece of code."""
+        updates = self.shared.outlined and body.task == schedules.UPDATE
+        return updates and step.op >= 0 and self._weight(step.op) not in (-1, piece.weight)
+
+    def _weight(self, op: int) -> int:
+        """The weight that an update's operator reads, or whose state it reads; -1 for none."""
+        if op not in self.shared.weights:
+            graph = self.graph
+            read = (graph.storages[graph.values[v].storage] for v in graph.ops[op].inputs)
+            owners = (s.id if s.role == Role.WEIGHT else s.parameter for s in read)
+            self.shared.weights[op] = next((owner for owner in owners if owner >= 0), -1)
+        return self.shared.weights[op]
+
+    def _end(self, piece: _Piece) -> None:
+        """Count the calls of a piece of code: a single one if the same code exists already."""
+        known = self.shared.outlined and tuple(piece.keys) in self.pieces
+        self.pieces.add(tuple(piece.keys))
+        for op in piece.calls[:1] if known else piece.calls:
+            self._call(op)
+
+    def rest(self) -> None:
+        """Add what all bodies share: vertex code, control code and stacks."""
+        for name, mask in sorted(self.on_tile.items()):
+            self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
+        self._control()
+        stack = np.full(len(self.control), STACK_BYTES, np.int64)
+        self.add("stack", "stack", Role.PROGRAM, stack)
+
+    def _control(self) -> None:
+        """Add the control code: one variable for all that the same Blocks run, one for the rest."""
+        of_blocks: dict[tuple[int, ...], np.ndarray] = {}
+        for key, nbytes in self.control_of.items():
+            users = tuple(sorted(self.shared.blocks[key]))
+            if -1 in users:  # an operator outside all Blocks runs it, too
+                self.control += nbytes
+            else:
+                of_blocks[users] = of_blocks.get(users, np.zeros_like(self.control)) + nbytes
+        self.add("control code", "controlCode", Role.PROGRAM, self.control)
+        for users, nbytes in sorted(of_blocks.items()):
+            name = self.graph.blocks[users[0]].name if len(users) == 1 else f"{len(users)} Blocks"
+            number = self.add(f"control code of {name}", "controlCode", Role.PROGRAM, nbytes)
+            if number is not None:
+                key = (_CONTROL, *users)
+                self.shared.blocks[key] = set(users)
+                self.shared.variables.setdefault(key, []).append([number])
+
+    def _call(self, op: int) -> None:
+        nbytes = CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+        self.control += nbytes
+        self.shared.calls[op] = self.shared.calls.get(op, 0) + nbytes
+
+    def _step(self, body: Body, step: ProgramStep, step_id: int) -> tuple[int, ...]:
+        op = self.graph.ops[step.op] if step.op >= 0 else None
+        key = self.digests.of(step, op)
+        self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
+        if key in self.seen:
+            return key
+        self.seen.add(key)
+        for vertices in step.vertices:
+            nowhere = np.zeros_like(self.control, bool)
+            before = self.on_tile.get(vertices.type, nowhere)
+            self.on_tile[vertices.type] = before | (vertices.count > 0)
+        sizes = self._sizes(key, step)
+        if step.plan is not None:
+            self.control_of[key] = sizes.control
+        else:
+            self.control += sizes.control
+        ids = self._step_code(sizes, body, step, step_id)
+        if step.plan is not None and ids:
+            self.shared.variables.setdefault(key, []).append(ids)
+        return key
+
+    def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
+        key = (id(plan), -1)
+        blocks = (self.graph.ops[op].block for op in users)
+        self.shared.blocks.setdefault(key, set()).update(blocks)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        name = f"{self.graph.ops[users[-1]].name}/worklists"
+        number = self.add(name, "constant", Role.PROGRAM, constants, op=users[-1], stage=stage)
+        if number is not None:
+            self.shared.variables.setdefault(key, []).append([number])
+
+    def _sizes(self, key: tuple[int, ...], step: ProgramStep) -> _Sizes:
+        """The sizes of a step's code; of plans they are known from the first IPU that has it."""
+        if step.plan is None:
+            return _Sizes.of(step)
+        if key not in self.shared.sizes:
+            self.shared.sizes[key] = _Sizes.of(step)
+        return self.shared.sizes[key]
+
+    def _step_code(self, sizes: _Sizes, body: Body, step: ProgramStep, step_id: int) -> list[int]:
+        """Add a step's vertex state, fields and exchange code; returns their variables' ids."""
+        about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
+        added = []
+        for what, category, nbytes in sizes.rest:
+            added.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
+        return [number for number in added if number is not None]
+
+
+def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The name, category and bytes on each tile of each piece of a step's code."""
+    if step.vertices:
+        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        yield "vertex state", "vertexInstanceState", count * STATE_BYTES
+        yield "vertex fields", "vertexFieldData", count * FIELD_BYTES
+    if step.bytes_in is None or step.bytes_out is None:
+        return
+    if step.type == records.DO_EXCHANGE:
+        whole = (step.bytes_in > 0).astype(np.int64)
+        received = step.fragments if step.fragments is not None else whole
+        sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
+        code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
+        yield "exchange code", "internalExchangeCode", code
+        return
+    takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
+    between = step.type == records.GLOBAL_EXCHANGE
+    category = "globalExchangeCode" if between else "hostExchangeCode"
+    yield (
+        "exchange code",
+        category,
+        takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS,
+    )
+    if not between:
+        headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
+        yield "packet headers", "hostExchangePacketHeader", headers
+
+
+class _Digests:
+    """Keys that distinguish steps with different code.
+
+    Plans are cached and never freed, so their ids and those of their steps can serve as keys.
+    """
+
+    def __init__(self, outlined: bool) -> None:
+        self.outlined = outlined
+        self._plans: dict[int, int] = {}
+        self._parts: dict[int, int] = {}
+        self._keys: dict[tuple[Any, ...], tuple[int, ...]] = {}  # by plan, part, type and outline
+
+    def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
+        """A key that is equal for steps with the same code.
+
+        Such steps do the same on every tile and belong to operators all of whose steps are equal.
+        Operators whose outline attributes (PopART's ``__outline``) differ share no code.
+        """
+        if step.plan is None:
+            return _transfer(step) if self.outlined and step.purpose in _OUTLINED else (id(step),)
+        if id(step.plan) not in self._plans:
+            parts = tuple(self._digest(part) for part in step.plan.steps)
+            self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
+        outline = op.attributes.outline if op is not None else None
+        known = id(step.plan), step.part, step.type, outline
+        if known not in self._keys:
+            self._keys[known] = (
+                self._plans[id(step.plan)],
+                0 if op is None else hash(outline),
+                hash(step.type),
+                self._digest(step.plan.steps[step.part]),
+            )
+        return self._keys[known]
+
+    def _digest(self, part: Step) -> int:
+        if id(part) not in self._parts:
+            self._parts[id(part)] = _digest(part)
+        return self._parts[id(part)]
+
+
+def _transfer(step: ProgramStep) -> tuple[int, ...]:
+    """A key of a transfer: the bytes that each tile sends and receives, or its cycles."""
+    vectors = (step.bytes_in, step.bytes_out, step.tile_cycles)
+    contents = tuple(b"" if one is None else one.tobytes() for one in vectors)
+    return (hash((step.type, step.purpose, step.cycles, *contents)),)
+
+
+def _digest(step: Step) -> int:
+    if isinstance(step, Collective):
+        return hash((step.bytes_in.tobytes(), step.bytes_out.tobytes(), step.cycles))
+    if isinstance(step, Compute):
+        return hash((step.cycles.tobytes(), *((v.type, v.count.tobytes()) for v in step.vertices)))
+    return hash(
+        (
+            step.bytes_in.tobytes(),
+            step.bytes_out.tobytes(),
+            step.fragments.tobytes(),
+            step.shared_bus,
+        )
+    )
+
+
+def _control_instructions(step: ProgramStep) -> np.ndarray | int:
+    """Control instructions of one step on each tile."""
+    if step.vertices:
+        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
+    if step.bytes_in is None or step.bytes_out is None:
+        return 0  # a sync belongs to the exchange after it
+    takes_part = (step.bytes_in > 0) | (step.bytes_out > 0)
+    return np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
+
+
+def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
+    """The plans of a body, each with the operators that use it."""
+    by_plan: dict[int, tuple[Plan, list[int]]] = {}
+    for step in body.steps:
+        if step.plan is not None:
+            by_plan.setdefault(id(step.plan), (step.plan, []))[1].append(step.op)
+    return list(by_plan.values())

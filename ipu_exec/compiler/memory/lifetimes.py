@@ -1,0 +1,135 @@
+"""Lifetimes of tensors on an IPU: intervals over the IPU's steps in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ipu_exec.compiler.emission.bodies import Body, ProgramTree
+from ipu_exec.compiler.placement.place import Placement, Transfer
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.timeline import schedules
+
+_PART = {
+    schedules.STREAM_IN: Direction.FORWARD,
+    schedules.ENTER: Direction.FORWARD,
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.REDUCE: Direction.UPDATE,
+    schedules.UPDATE: Direction.UPDATE,
+}
+_EARLY = (schedules.STREAM_IN, schedules.FORWARD)
+Span = tuple[int, int]  # first and last position
+
+
+class Lifetimes:
+    """Lifetimes of tensors on one IPU. ``bodies``: the IPU's, each with its first position."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        tree: ProgramTree,
+        bodies: list[tuple[Body, int]],
+        weights: Collection[int],
+    ) -> None:
+        """``weights``: their storages."""
+        self.placement, self.tree, self.bodies = placement, tree, bodies
+        self.weights = weights
+
+    def of(self, storage: int, stage: int) -> list[Span]:
+        """The intervals during which a stage holds the tensor.
+
+        A stashed tensor lives in the forward until it is copied to its stash, and in the backward
+        from its restore on. A recomputed tensor dies and is made again. A tensor from another IPU
+        arrived at the end of the previous pipeline cycle: it is live from the first step on, and at
+        the copy.
+        """
+        if storage in self.tree.moving:
+            return self._while_on_chip(storage, stage)
+        spans, copied = self._spans(storage, stage)
+        intervals = self._intervals(storage, stage, spans)
+        if not intervals:
+            return [copied] if copied else []
+        if self._arrives(storage, stage):
+            intervals[0] = (0, intervals[0][1])
+            again = copied is not None and copied[0] > intervals[-1][1]
+            return [*intervals, copied] if copied and again else intervals
+        if copied:
+            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
+            index = -1 if sent_late else 0
+            intervals[index] = (intervals[index][0], max(intervals[index][1], copied[1]))
+        return intervals
+
+    def _spans(self, storage: int, stage: int) -> tuple[dict[int, Span], Span | None]:
+        """The positions at which each task's bodies touch it, and those of copies between IPUs."""
+        spans: dict[int, Span] = {}
+        copied: Span | None = None
+        for body, at in self.bodies:
+            if storage not in body.touched or body.stage not in (stage, -1):
+                continue
+            first, last = body.touched[storage]
+            if body.task == schedules.COPY:
+                copied = (at + first, at + last)
+            else:
+                spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
+        return spans, copied
+
+    def _intervals(self, storage: int, stage: int, spans: dict[int, Span]) -> list[Span]:
+        """One interval, or two if it is off the chip (or not yet recomputed) in between."""
+        twice = (self.tree.stashed, self.tree.recomputed)
+        if not any(storage in by_stage.get(stage, ()) for by_stage in twice):
+            return [_span(list(spans.values()))] if spans else []
+        early = [span for task, span in spans.items() if task in _EARLY]
+        late = [span for task, span in spans.items() if task not in _EARLY]
+        return [_span(part) for part in (early, late) if part]
+
+    def _arrives(self, storage: int, stage: int) -> bool:
+        """Whether it comes from another stage; phases receive at their beginning."""
+        return not self.placement.phases and any(
+            t.storage == storage and t.source != stage and stage in _reached(t)
+            for t in self.placement.transfers
+        )
+
+    def _while_on_chip(self, storage: int, stage: int) -> list[Span]:
+        """The intervals from each load (or write) of the tensor to its store (or last read).
+
+        In phased execution there is one per phase, or up to the end of the forward or backward.
+        Otherwise, and where phases are pipelines, there is one for the forward, one for
+        recomputation and backward together, and one for the update; the weights of the last
+        pipelined phase stay for the backward.
+        """
+        in_pipelines = self.placement.phases and self.placement.pipelined
+        stays = in_pipelines and stage in self.tree.turning and storage in self.weights
+        spans: dict[int | str, Span] = {}
+        for number, (body, at) in enumerate(self.bodies):
+            if storage in body.touched and body.stage in (stage, -1):
+                first, last = body.touched[storage]
+                part = _PART.get(body.task, Direction.BACKWARD)
+                turns = body.stage in self.tree.turning and body.task in (
+                    schedules.FORWARD,
+                    schedules.BACKWARD,
+                )
+                phased = self.placement.phases and self.tree.moving[storage]
+                key: int | str = ("turn" if turns else number) if phased else part
+                if in_pipelines:
+                    key = "turn" if stays and part != Direction.UPDATE else part
+                spans[key] = _union(spans.get(key), (at + first, at + last))
+        return list(spans.values())
+
+
+def _reached(transfer: Transfer) -> range:
+    source, target = transfer.source, transfer.target
+    return range(source, target + 1) if target > source else range(target, source + 1)
+
+
+def _direction(placement: Placement, storage: int, stage: int) -> str:
+    return next(
+        (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
+        Direction.FORWARD,
+    )
+
+
+def _union(a: Span | None, b: Span) -> Span:
+    return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))
+
+
+def _span(parts: list[Span]) -> Span:
+    return min(first for first, _ in parts), max(last for _, last in parts)

@@ -1,0 +1,139 @@
+"""Whether the program fits: the peak bytes of each tile, and the worst tile over a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipu_exec.machine import Target
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline.tile_usage import (
+    CODE,
+    Overflow,
+    WorstTile,
+    contents,
+    including_gaps,
+    worst_tile,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TileBytes:
+    """The peak bytes of each tile of an IPU, and the first step with that many, over tiles."""
+
+    ipu: int
+    variables: Sequence[records.Variable]
+    used: np.ndarray  # of both regions together
+    used_at: np.ndarray
+    total: np.ndarray  # the extent, including gaps (`ipuscope.profiler.timeline.tile_usage`)
+
+
+def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
+    """Peak bytes by IPU that has variables."""
+    per_ipu = []
+    for ipu in sorted({variable.ipu for variable in variables}):
+        here = [variable for variable in variables if variable.ipu == ipu]
+        used, used_at = _peaks(here, target.tiles)
+        interleaved, _ = _peaks([v for v in here if v.interleaved], target.tiles)
+        total = including_gaps(used, interleaved, target.region0_bytes)
+        per_ipu.append(TileBytes(ipu, here, used, used_at, total))
+    return per_ipu
+
+
+def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
+    """The profile's rows for the tiles of all IPUs."""
+    for one in tiles:
+        always = np.zeros(target.tiles, dtype=np.int64)
+        for variable in one.variables:
+            if variable.always_live:
+                always += variable.tile_bytes
+        over = np.maximum(one.total - target.bytes_per_tile, 0)
+        columns = (one.total, one.used, always, over)
+        for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            yield records.TileMemory(one.ipu, tile, *values)
+
+
+def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
+    """The worst tile over a limit, or None.
+
+    There is one exactly if ``Report.tiles`` has an overflow:
+    `ipuscope.profiler.timeline.tile_usage.worst_tile` decides.
+    """
+    overflowing = []
+    for one in tiles:
+        code = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
+        columns = {"total": one.total, "peak": one.used, "peak_step": one.used_at}
+        worst = worst_tile(columns, code, target.bytes_per_tile, target.region0_bytes)
+        if worst is not None:
+            overflowing.append(_with_contents(one, worst))
+    return max(overflowing, key=lambda over: over.bytes_over, default=None)
+
+
+def largest_block(variables: Sequence[records.Variable], blocks: int, ipu: int) -> tuple[int, int]:
+    """The Block of this IPU that needs most by itself, and its bytes over all tiles; -1: none.
+
+    Its own always-live variables, and the most of its others that are live at one step.
+    """
+    always = np.zeros(blocks + 1, dtype=np.int64)
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for one in variables:
+        if one.ipu != ipu or not 0 <= one.block < blocks:
+            continue
+        if one.always_live:
+            always[one.block] += one.bytes
+        else:
+            changes.setdefault(one.block, []).extend(
+                [(one.start, one.bytes), (one.stop, -one.bytes)]
+            )
+    for block, edges in changes.items():
+        ends_first = sorted(edges)
+        live = np.cumsum([nbytes for _, nbytes in ends_first])
+        always[block] += max(0, int(live.max()))
+    block = int(always[:-1].argmax()) if blocks else -1
+    return block, int(always[block])
+
+
+def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
+    """The worst tile's overflow, with what is live there then."""
+    tile, at = worst.tile, worst.position
+    counted = [v for v in ipu.variables if not worst.of_code or v.category in CODE]
+    live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
+    held = contents(
+        [v.name for v in live],
+        [v.category for v in live],
+        [v.role for v in live],
+        [int(v.tile_bytes[tile]) for v in live],
+        sum(int(v.tile_bytes[tile]) for v in live if v.always_live),
+    )
+    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, held)
+
+
+def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per tile, the most bytes live at one step, and the first step at which they are live.
+
+    Sums the bytes that become live and die in one pass over the positions. Positions at which
+    variables only die cannot be a peak.
+    """
+    begins: dict[int, list[np.ndarray]] = {}
+    ends: dict[int, list[np.ndarray]] = {}
+    over = max((variable.stop for variable in variables), default=0)  # nothing begins then
+    for variable in variables:
+        begins.setdefault(variable.start, []).append(variable.tile_bytes)
+        if variable.stop < over:
+            ends.setdefault(variable.stop, []).append(variable.tile_bytes)
+    level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
+    position, higher = np.zeros(tiles, np.int64), np.zeros(tiles, bool)
+    for at in sorted(begins.keys() | ends.keys()):
+        for nbytes in ends.get(at, ()):
+            level -= nbytes
+        for nbytes in begins.get(at, ()):
+            level += nbytes
+        if at not in begins:
+            continue
+        np.greater(level, peak, out=higher)
+        if higher.any():
+            np.copyto(peak, level, where=higher)
+            np.copyto(position, at, where=higher)
+    return peak, position

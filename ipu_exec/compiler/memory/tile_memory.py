@@ -1,0 +1,356 @@
+"""Memory: every variable with its tile bytes, category and lifetime.
+
+Liveness is never stored, only summed (ipuscope.profiler.timeline.liveness). The sizes are from
+docs/memory-model.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.compiler.emission.bodies import ProgramTree, Use
+from ipu_exec.compiler.memory.code_on_tiles import Code, CodeOfIpu, SharedCode
+from ipu_exec.compiler.memory.lifetimes import Lifetimes
+from ipu_exec.compiler.placement.place import Placement
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import info
+from ipu_exec.lowering.plan import Layout
+from ipu_exec.machine import Machine
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.unique_names import unique
+
+_ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+
+
+def _first_steps(tree: ProgramTree) -> list[int]:
+    """Id of each body's first step: they count through all bodies."""
+    return list(accumulate((len(body.steps) for body in tree.bodies), initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class TileMemory:
+    """The variables in one replica's tile memory, the operators that use them, and shared code.
+
+    Variables are listed IPU by IPU, with ids from 0. Shared code is given with its operators.
+    """
+
+    variables: list[records.Variable]
+    uses: list[records.Use]
+    code: Code
+
+
+def tile_memory(
+    graph: Graph, placement: Placement, tree: ProgramTree, machines: Sequence[Machine]
+) -> TileMemory:
+    """Run the pass. ``machines`` has one machine per IPU."""
+    variables: list[records.Variable] = []
+    uses: set[tuple[int, int]] = set()
+    shared, tensors = SharedCode(graph, bool(placement.phases)), _Tensors.of(graph)
+    shared.read(tree.bodies)
+    ipu_of = {
+        op.id: placement.ipus[stage]
+        for op, stage in zip(graph.ops, placement.op_stage, strict=True)
+    }
+    for ipu in range(placement.num_ipus):
+        begin = len(variables)
+        maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables, tensors)
+        maker.storages()
+        maker.in_place()
+        uses.update(maker.uses())
+        first = len(variables)
+        maker.temporaries()
+        maker.buffers()
+        maker.program(shared)
+        uses.update((v.op, v.id) for v in variables[first:] if ipu_of.get(v.op) == ipu)
+        of_ipu = variables[begin:]
+        for variable, name in zip(of_ipu, unique(one.name for one in of_ipu), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
+    rows = [records.Use(op, variable) for op, variable in sorted(uses)]
+    return TileMemory(variables, rows, shared.code())
+
+
+def _first_positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
+    """First position of each body of an IPU, by its index in ``tree.bodies``."""
+    at, positions = 0, {}
+    for index, body in enumerate(tree.bodies):
+        if body.ipu == ipu:
+            positions[index] = at
+            at += len(body.steps)
+    return positions
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The facts about each storage that the graph holds."""
+
+    makers: dict[int, int]  # the operator that makes it first
+    first_uses: dict[int, int]  # the operator that reads it first
+    shapes: dict[int, str]  # of its first value, as JSON
+    weights: frozenset[int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> _Tensors:
+        makers: dict[int, int] = {}
+        first_uses: dict[int, int] = {}
+        shapes: dict[int, str] = {}
+        for value in graph.values.values():
+            if value.producer >= 0:
+                makers.setdefault(value.storage, value.producer)
+            if value.storage not in shapes:
+                shapes[value.storage] = json.dumps(list(value.shape))
+        for op in graph.ops:
+            for used in op.inputs:
+                first_uses.setdefault(graph.values[used].storage, op.id)
+        weights = (s.id for s in graph.storages.values() if s.role == Role.WEIGHT)
+        return cls(makers, first_uses, shapes, frozenset(weights))
+
+
+class _Maker:
+    """Appends the variables of one IPU."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Placement,
+        tree: ProgramTree,
+        ipu: int,
+        machine: Machine,
+        variables: list[records.Variable],
+        tensors: _Tensors,
+    ) -> None:
+        self.graph, self.placement, self.tree, self.ipu = graph, placement, tree, ipu
+        self.variables = variables
+        self.machine = machine
+        self.start = _first_positions(tree, ipu)
+        self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
+        self.first_step = _first_steps(tree)
+        self.lifetimes = Lifetimes(placement, tree, self.bodies, tensors.weights)
+        self.steps = sum(len(body.steps) for body, _ in self.bodies)
+        self.of_storage: dict[int, list[int]] = {}  # ids of its variables
+        self.makers, self.first_uses = tensors.makers, tensors.first_uses
+        self.shapes = tensors.shapes
+
+    def add(
+        self,
+        name: str,
+        category: str,
+        role: str,
+        tile_bytes: np.ndarray,
+        interval: tuple[int, int] | None = None,
+        *,
+        op: int = -1,
+        stage: int = -1,
+        interleaved: bool = False,
+        tensor: int = -1,
+        step: int = -1,
+    ) -> int | None:
+        """Add a variable and return its id, or None if it would be empty.
+
+        ``interval`` is its first and last position, inclusive; None means always live.
+        """
+        total = int(tile_bytes.sum())
+        if total == 0:
+            return None
+        start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
+        block = self.graph.ops[op].block if op >= 0 else -1
+        parameter, dtype, shape = -1, "", ""
+        if tensor >= 0:
+            storage, shape = self.graph.storages[tensor], self.shapes.get(tensor, "")
+            parameter, dtype = storage.parameter, storage.dtype
+        self.variables.append(
+            records.Variable(
+                len(self.variables),
+                name,
+                self.ipu,
+                category,
+                role,
+                op,
+                block,
+                stage,
+                dtype,
+                shape,
+                total,
+                tile_bytes,
+                int(interleaved),
+                int(interval is None),
+                start,
+                stop,
+                tensor,
+                parameter,
+                step,
+            )
+        )
+        return len(self.variables) - 1
+
+    # -- tensors ---
+
+    def storages(self) -> None:
+        for (storage_id, stage), layout in self.tree.layouts.items():
+            if self.placement.ipus[stage] != self.ipu:
+                continue
+            if self._lies_at_home(storage_id, stage, layout):
+                continue
+            first = len(self.variables)
+            self._storage(storage_id, stage, layout)
+            self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
+
+    def in_place(self) -> None:
+        """Whether an elementwise operator overwrites an input that nothing reads after it.
+
+        This is PopART's ``Inplace`` pattern, on by default, for the operators that have an in-place
+        variant. An optimiser's update counts as one expression over its operands, however many
+        operators it consists of (popart's ``AdamUpdater``).
+        """
+        storage = {value.id: value.storage for value in self.graph.values.values()}
+        for body, at in self.bodies:
+            ends = {
+                step.op: at + index
+                for index, step in enumerate(body.steps)
+                if step.plan is not None
+            }
+            for op_id, end in ends.items():
+                op = self.graph.ops[op_id]
+                operator = info(op.aten)
+                updates = op.direction == Direction.UPDATE
+                in_place = operator.fused_in_update if updates else operator.in_place
+                if not in_place or op.outputs[0] is None or end == at:
+                    continue
+                outputs = [
+                    self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())
+                ]
+                output = next((v for v in outputs if v.start == end), None)
+                if output is None:
+                    continue
+                for index in (
+                    v for value in op.inputs for v in self.of_storage.get(storage[value], ())
+                ):
+                    dies = self.variables[index]
+                    overlaid = (
+                        dies.role in (Role.ACTIVATION, Role.GRADIENT)
+                        and dies.start < end
+                        and dies.stop == end + 1
+                    )
+                    if overlaid and np.array_equal(dies.tile_bytes, output.tile_bytes):
+                        self.variables[index] = replace(dies, stop=end)
+                        break
+
+    def uses(self) -> Iterator[tuple[int, int]]:
+        """(operator, variable) of the tensors that operators of this IPU read or write."""
+        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+            if self.placement.ipus[stage] == self.ipu:
+                for value in (*op.inputs, *(output for output in op.outputs if output is not None)):
+                    for variable in self.of_storage.get(self.graph.values[value].storage, ()):
+                        yield op.id, variable
+
+    def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
+        storage, nbytes = self.graph.storages[storage_id], self.machine.whole(layout.bytes)
+        about: dict[str, Any] = {
+            "op": self.makers.get(storage_id, -1),
+            "stage": stage,
+            "tensor": storage_id,
+        }
+        part = self.tree.parts.get((storage_id, stage))
+        if part is not None:
+            part_bytes = self.machine.whole(part.bytes)
+            self.add(
+                storage.name,
+                "variable",
+                storage.role,
+                part_bytes,
+                **{**about, "op": self._owner_op(storage_id)},
+            )
+            for first, last in self.lifetimes.of(storage_id, stage):
+                self.add(
+                    f"{storage.name}/gathered",
+                    "variable",
+                    Role.TEMPORARY,
+                    nbytes,
+                    (first, last),
+                    **about,
+                )
+            return
+        stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
+        if stays and self.placement.home.get(storage_id, stage) == stage:
+            about["op"] = self._owner_op(storage_id)
+            self.add(storage.name, "variable", storage.role, nbytes, **about)
+            return
+        for first, last in self.lifetimes.of(storage_id, stage):
+            self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
+        if storage_id in self.tree.stashed.get(stage, ()):
+            depth = schedules.stash_depth(len(self.placement.stages), stage)
+            self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
+
+    def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
+        """Whether another stage of the IPU always holds the tensor, for this one to read.
+
+        A language model's head does so on the IPU of the embedding whose weight it shares.
+        """
+        home = self.placement.home.get(storage_id, stage)
+        if home == stage or self.placement.ipus[home] != self.ipu:
+            return False
+        stays = self.graph.storages[storage_id].role in _ALWAYS
+        there = self.tree.layouts.get((storage_id, home))
+        same = there is not None and there.key == layout.key
+        return stays and same and storage_id not in self.tree.moving
+
+    def _owner_op(self, storage_id: int) -> int:
+        """The first operator that uses a weight (or a state's weight).
+
+        Users look for its memory there.
+        """
+        storage = self.graph.storages[storage_id]
+        owner = storage.parameter if storage.parameter >= 0 else storage_id
+        return self.first_uses.get(owner, -1)
+
+    def temporaries(self) -> None:
+        for body, at in self.bodies:
+            for use in body.temporaries:
+                stage = self.placement.op_stage[use.op] if use.op >= 0 else body.stage
+                self.add(
+                    use.name,
+                    "variable",
+                    Role.TEMPORARY,
+                    use.tile_bytes,
+                    (at + use.first, at + use.last),
+                    op=use.op,
+                    stage=stage,
+                    interleaved=use.interleaved,
+                )
+                if use.becomes_result:
+                    self._result_of(use, at + use.last)
+
+    def _result_of(self, use: Use, end: int) -> None:
+        """Begin a result that is a temporary's memory when the temporary ends.
+
+        The partials of a product are its result where nothing is added or cast.
+        """
+        for output in self.graph.ops[use.op].outputs:
+            if output is None:
+                continue
+            for index in self.of_storage.get(self.graph.values[output].storage, ()):
+                result = self.variables[index]
+                begins_here = result.start == end and result.stop > end + 1
+                if begins_here and np.all(result.tile_bytes <= use.tile_bytes):
+                    self.variables[index] = replace(result, start=end + 1)
+
+    def buffers(self) -> None:
+        """Add host streams' buffers, always live (docs/memory-model.md#contents-of-a-tile)."""
+        for use in self.tree.buffers:
+            stage = use.first
+            if self.placement.ipus[stage] == self.ipu:
+                self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
+
+    def program(self, shared: SharedCode) -> None:
+        """Add code, vertex state and stacks."""
+        code = CodeOfIpu(shared, self.machine.target.tiles, self.add)
+        for index, (body, _) in zip(self.start, self.bodies, strict=True):
+            code.body(body, self.first_step[index])
+        code.rest()

@@ -1,0 +1,1 @@
+"""What runs where, and what waits where: stages, recomputation, phases, locations."""

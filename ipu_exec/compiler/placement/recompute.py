@@ -1,0 +1,327 @@
+"""Recomputation: the activations kept for the backward, and the forward operators run again, when.
+
+PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
+the checkpoints depend on the kind of recomputation; a segment that the loss reaches without passing
+a checkpoint is never run twice; everything else is run again as late as the backward allows,
+segment by segment, so that only one segment's activations are live at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from math import ceil, sqrt
+from typing import Any
+
+from ipu_exec.compiler.placement.place import storage_bytes
+from ipu_exec.compiler.placement.reads import read_values
+from ipu_exec.errors import Error
+from ipu_exec.graph import Graph, OpNode
+from ipu_exec.lowering import info
+from ipuscope.profiler.enums import Role
+
+
+class Recomputation(IntEnum):
+    """PopART's ``RecomputationType``, for ``_Popart.set("autoRecomputation", ...)``."""
+
+    NONE = 0
+    STANDARD = 1  # keep what is least at some places, farther apart at the beginning
+    NORM_ONLY = 2  # run norms again
+    PIPELINE = 3  # keep what enters a stage, and explicit checkpoints
+    RECOMPUTE_ALL = 4  # keep explicit checkpoints
+
+
+def asked_for(setting: object, pipelined: bool) -> Recomputation:
+    """The kind of recomputation that ``autoRecomputation`` asks for.
+
+    None is PopTorch's default: only pipelines recompute. Raises Error for an unknown kind.
+    """
+    if setting is None:
+        return Recomputation.PIPELINE if pipelined else Recomputation.NONE
+    try:
+        kind = Recomputation(int(setting))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
+        raise Error(
+            f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}"
+        ) from None
+    return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
+
+
+def made_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages that an operator creates or changes."""
+    return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
+
+
+def read_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages whose content an operator reads."""
+    return {graph.values[v].storage for v in read_values(op)}
+
+
+def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
+    """Storages that are never recomputed. ``forward``: all forward operators, without views.
+
+    An operator's results are kept or recomputed together: if a norm's output is kept, so are its
+    statistics.
+    """
+    chosen = set(graph.checkpoints)
+    if kind is Recomputation.NORM_ONLY:
+        chosen |= {s for op in forward if not info(op.aten).norm for s in made_by(graph, op)}
+    if kind is Recomputation.STANDARD:
+        chosen |= _least_live(graph, forward)
+    return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
+
+
+def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
+    """Storages between the last checkpoint and the loss, whose recomputation would gain nothing."""
+    if graph.loss < 0:
+        return set()
+    reached, storages = {graph.values[graph.loss].storage}, set()
+    for op in reversed(forward):
+        makes = made_by(graph, op)
+        if makes & (reached - kept):
+            storages |= makes
+            reached |= read_by(graph, op)
+    return storages
+
+
+def run_again(
+    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> tuple[list[OpNode], set[int]]:
+    """The forward operators that a stage runs again for its ``backward``, in order.
+
+    The set returned with them has all storages that these and the backward read.
+    """
+    needed = {s for op in backward for s in read_by(graph, op)}
+    again = []
+    for op in reversed(forward):
+        if (made_by(graph, op) & needed) - kept:
+            again.append(op)
+            needed |= read_by(graph, op)
+    again.reverse()
+    return again, needed
+
+
+def sequence(
+    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> Iterator[tuple[OpNode, bool]]:
+    """The operators of a stage's backward in order, each with whether it is recomputation.
+
+    Recomputation runs right before the first use of its results.
+    """
+    makers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    before: list[set[int]] = []
+    for index, op in enumerate(again):
+        makes, reads = made_by(graph, op) - kept, read_by(graph, op)
+        # in place: whoever read the storage before this one wrote to it must have run
+        before.append(
+            {i for s in reads for i in makers.get(s, ())}
+            | {i for s in makes for i in readers.get(s, ())}
+        )
+        for table, storages in ((makers, makes), (readers, reads)):
+            for storage in storages:
+                table.setdefault(storage, []).append(index)
+    done: set[int] = set()
+    for op in backward:
+        open_ = [i for s in read_by(graph, op) for i in makers.get(s, ())]
+        wanted: set[int] = set()
+        while open_:
+            index = open_.pop()
+            if index not in done and index not in wanted:
+                wanted.add(index)
+                open_ += before[index]
+        for index in sorted(wanted):
+            yield again[index], True
+        done |= wanted
+        yield op, False
+
+
+def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
+    """The index of the operator after which each storage can be copied to its stash.
+
+    It is the storage's last writer or, if nothing writes it, its first reader (which decides its
+    layout).
+    """
+    last_reads: dict[int, int] = {}
+    wanted = set(storages)
+    for index, op in enumerate(ops):
+        for storage in {graph.values[v].storage for v in op.inputs} & wanted:
+            last_reads.setdefault(storage, index)
+        for storage in made_by(graph, op) & wanted:
+            last_reads[storage] = index
+    return last_reads
+
+
+def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
+    """The live set at the cheapest point of each of the forward's `intervals`."""
+    last_read: dict[int, int] = {}
+    for index, op in enumerate(forward):
+        for storage in read_by(graph, op):
+            last_read[storage] = index
+    live: set[int] = set()
+    least: list[tuple[int, set[int]]] = []
+    for index, op in enumerate(forward):
+        live |= {s for s in made_by(graph, op) if graph.storages[s].role == Role.ACTIVATION}
+        live = {s for s in live if last_read.get(s, index) > index or s in made_by(graph, op)}
+        least.append((sum(storage_bytes(graph, s) for s in live), set(live)))
+    needed: set[int] = set()
+    for begin, end in intervals(len(forward)):
+        needed |= min(least[begin:end], key=lambda place: place[0])[1]
+    return needed
+
+
+def intervals(count: int) -> list[tuple[int, int]]:
+    """0..count cut into about sqrt(2 count) intervals, each a little shorter than the last."""
+    pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
+    whole = pieces * (pieces + 1) // 2
+    edges = [0]
+    for length in range(pieces, 0, -1):
+        edges.append(edges[-1] + length)
+    cuts = sorted({edge * count // whole for edge in edges})
+    return list(pairwise(cuts))
+
+
+def by_block(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kind: Recomputation,
+    cycles: Mapping[int, int],
+) -> dict[str, list[Any]]:
+    """What recomputation would cost stages of any Blocks, for the prediction of other splits.
+
+    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
+    goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last
+    stage; ``closed``, whether its recomputation leaves that of the Blocks before it for later.
+    ``stashes`` (``stashes_kept`` without recomputation, what the Blocks save themselves left out):
+    [from, to, least, bytes], a tensor that a stage stashes which begins with one of the Blocks
+    ``from`` to ``to`` and has Block ``least``. ``handed_on``: [home, least, bytes], a tensor that
+    Block ``home`` makes and that not its own backward reads, but those of Blocks from ``least`` on.
+    ``cycles`` are the operators', by id.
+    """
+    count = len(graph.blocks)
+
+    def block(op: OpNode) -> int:
+        return max(0, op.block)
+
+    def spent(ops: Sequence[OpNode]) -> list[int]:
+        total = [0] * count
+        for op in ops:
+            total[block(op)] += cycles.get(op.id, 0)
+        return total
+
+    stays = kept(graph, forward, kind)
+    again, _ = run_again(graph, forward, backward, stays)
+    final, _ = run_again(
+        graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
+    )
+    ends: list[OpNode] = []
+    for number in range(count):
+        of_block = [op for op in forward if block(op) == number]
+        ends += run_again(graph, of_block, [op for op in backward if block(op) == number], stays)[0]
+    return {
+        "again": spent(again),
+        "again_end": spent(ends),
+        "again_final": spent(final),
+        "closed": _closed(graph, again, backward, stays, block, count),
+        "stashes": _stashes(graph, forward, [*again, *backward], stays, block),
+        "stashes_kept": _stashes(graph, forward, backward, set(), block),
+        "handed_on": _handed_on(graph, forward, backward, block),
+    }
+
+
+def _closed(
+    graph: Graph,
+    again: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
+    count: int,
+) -> list[int]:
+    """1 for a Block whose backward needs less than half of the previous Block's recomputation."""
+    recomputed, early = [0] * count, [0] * count
+    waiting: list[OpNode] = []
+    for op, is_again in sequence(graph, again, backward, kept):
+        if is_again:
+            waiting.append(op)
+            continue
+        for one in waiting:
+            nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
+            recomputed[block(one)] += nbytes
+            early[block(one)] += nbytes * (block(one) < block(op))
+        waiting = []
+    return [
+        int(number > 0 and 2 * early[number - 1] < recomputed[number - 1])
+        for number in range(count)
+    ]
+
+
+def _handed_on(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    block: Callable[[OpNode], int],
+) -> list[list[int]]:
+    makers, needed = _makers_and_readers(graph, forward, backward, block)
+    rows = []
+    for storage, by in sorted(needed.items()):
+        home = makers.get(storage, -1)
+        least = min((one for one in by if one >= home), default=home)
+        if 0 <= home < least:
+            rows.append([home, least, storage_bytes(graph, storage)])
+    return rows
+
+
+def _makers_and_readers(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    readers: Sequence[OpNode],
+    block: Callable[[OpNode], int],
+) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """The Block that makes each storage, and the Blocks of the readers of each."""
+    makers: dict[int, int] = {}
+    for op in forward:
+        for storage in made_by(graph, op):
+            makers.setdefault(storage, block(op))
+    needed: dict[int, set[int]] = {}
+    for op in readers:
+        for storage in read_by(graph, op):
+            if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
+                needed.setdefault(storage, set()).add(block(op))
+    return makers, needed
+
+
+def _stashes(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    readers: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
+) -> list[list[int]]:
+    makers, needed = _makers_and_readers(graph, forward, readers, block)
+    stashes = []
+    for storage, by in sorted(needed.items()):
+        if storage not in makers and graph.storages[storage].role != Role.INPUT:
+            continue  # the backward's own
+        home = makers.get(storage, -1)
+        ranges = _entered(home, by)
+        if storage in kept and max(by) >= home >= 0:
+            ranges.append([0, home, min(least for least in by if least >= home)])
+        stashes += [[*one, storage_bytes(graph, storage)] for one in ranges]
+    return stashes
+
+
+def _entered(home: int, readers: set[int]) -> list[list[int]]:
+    """[from, to, least] of the stages that a tensor enters.
+
+    They begin behind the Block where it is made, and behind its last reader.
+    """
+    ranges = []
+    before = home
+    for least in sorted(readers):
+        if least > before:
+            ranges.append([before + 1, least, least])
+            before = least
+    return ranges

@@ -1,0 +1,1 @@
+"""An executable as the rows of its profile."""

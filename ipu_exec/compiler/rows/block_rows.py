@@ -1,0 +1,132 @@
+"""The profile's rows for Blocks: the cycles, memory and traffic of each, by direction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.placement import place
+from ipu_exec.graph import Graph, OpNode
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.timeline import schedules
+
+_DIRECTION = {
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.RECOMPUTE: Direction.BACKWARD,
+    schedules.BACKWARD: Direction.BACKWARD,
+}
+
+
+def is_copy_of_weight(place: place.Placement, variable: records.Variable) -> bool:
+    """Whether it is a tied weight's copy, which has come from the stage that has the weight.
+
+    The weights of stages and Blocks leave it out: a weight counts once.
+    """
+    home = place.home.get(variable.tensor, variable.stage)
+    return variable.role == Role.WEIGHT and home != variable.stage
+
+
+def block_rows(executable: Executable) -> list[records.Block]:
+    """One row per Block, in the order in which the model opens them."""
+    graph, stages = executable.graph, executable.placement.stages
+    stage_of = {name: k for k, stage in enumerate(stages) for name in stage.blocks}
+    cycles = _cycles(executable, stage_of)
+    weights: Counter[int] = Counter()
+    for variable in executable.variables:
+        if variable.role == Role.WEIGHT and not is_copy_of_weight(executable.placement, variable):
+            weights[variable.block] += variable.bytes
+    # What would cross each cut: placed as if every Block were a stage on its own IPU.
+    each = [place.StagePlace(block.id, (block.name,)) for block in graph.blocks]
+    apart = replace(graph, ops=list(graph.ops))
+    place.accumulate_where_made(apart, each, False)
+    alone = place.place(apart, each, False)
+    inputs = _input_bytes(graph)
+    return [
+        records.Block(
+            block.id,
+            block.name,
+            stage_of[block.name],
+            stages[stage_of[block.name]].ipu,
+            cycles[block.id, Direction.FORWARD],
+            cycles[block.id, Direction.BACKWARD],
+            cycles[block.id, Direction.UPDATE],
+            weights[block.id],
+            inputs[block.id],
+            alone.cut_bytes(graph, block.id, Direction.FORWARD),
+            alone.cut_bytes(graph, block.id, Direction.BACKWARD),
+        )
+        for block in graph.blocks
+    ]
+
+
+def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[int, str]]:
+    """Cycles by Block and direction. Stashing another stage's Block does not count towards it."""
+    graph, updated = executable.graph, update_blocks(executable.graph)
+    cycles: Counter[tuple[int, str]] = Counter()
+    for body in executable.tree.bodies:
+        direction = _DIRECTION.get(body.task, Direction.UPDATE)
+        for step, times in zip(body.steps, body.times.tolist(), strict=True):
+            if step.op < 0:
+                continue
+            block = graph.ops[step.op].block
+            if direction == Direction.UPDATE:
+                block = updated.get(step.op, block)
+            stranger = body.stage >= 0 <= block and stage_of[graph.blocks[block].name] != body.stage
+            if not stranger:
+                cycles[block, direction] += step.cycles * times
+    return cycles
+
+
+def _input_bytes(graph: Graph) -> Counter[int]:
+    """Bytes of the model's inputs that each Block is the first to read, by Block."""
+    nbytes: Counter[int] = Counter()
+    seen: set[int] = set()
+    for op in graph.ops:
+        for value in op.inputs:
+            storage = graph.values[value].storage
+            if graph.storages[storage].role == Role.INPUT and storage not in seen:
+                seen.add(storage)
+                nbytes[op.block] += place.storage_bytes(graph, storage)
+    return nbytes
+
+
+def update_blocks(graph: Graph) -> dict[int, int]:
+    """The Block of the weight that each operator of the weight update belongs to; -1 for none."""
+    weight_blocks = _weight_blocks(graph)
+    blocks: dict[int, int] = {}
+    makers: dict[int, int] = {}  # storage -> Block of the update that makes it
+    for op in graph.ops:
+        if op.direction != Direction.UPDATE:
+            continue
+        block = _owner_block(graph, op, weight_blocks, makers)
+        blocks[op.id] = block
+        for output in op.outputs:
+            if output is not None:
+                makers.setdefault(graph.values[output].storage, block)
+    return blocks
+
+
+def _owner_block(
+    graph: Graph, op: OpNode, weight_blocks: dict[int, int], makers: dict[int, int]
+) -> int:
+    """The Block of the first operand that has one."""
+    for value in op.inputs:
+        storage = graph.storages[graph.values[value].storage]
+        owner = storage.parameter if storage.parameter >= 0 else storage.id
+        block = weight_blocks.get(owner, makers.get(storage.id, -1))
+        if block >= 0:
+            return block
+    return -1
+
+
+def _weight_blocks(graph: Graph) -> dict[int, int]:
+    """The Block that uses each weight storage first."""
+    blocks: dict[int, int] = {}
+    for op in graph.ops:
+        for value in op.inputs if op.direction == Direction.FORWARD else ():
+            storage = graph.values[value].storage
+            if graph.storages[storage].role == Role.WEIGHT:
+                blocks.setdefault(storage, op.block)
+    return blocks

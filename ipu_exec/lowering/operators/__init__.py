@@ -1,0 +1,1 @@
+"""Operators over tiles, a kind in each file."""

@@ -1,0 +1,334 @@
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward.
+
+See docs/cycles.md#compound-operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.operator_info import Promotion, aten, describe
+from ipu_exec.lowering.operators.elementwise import bring, broadcast_need
+from ipu_exec.lowering.operators.reduce import Reduced, broadcast_back, reduce_over
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+_END = 1 << 30
+
+
+def _affine(
+    build: Builder, index: int, lead: Operand, spread: Spread, axes: tuple[int, ...]
+) -> None:
+    """Send a scale or shift (a vector along ``axes``) to the tiles of ``lead``."""
+    source = build.place(index)
+    shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
+    need = np.minimum(
+        broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, spread),
+        source.elements,
+    )
+    step = build.fetch(f"operand {index}", source, need, broadcast=True)
+    build.hold(f"operand {index}", need * source.item_bytes, step, _END)
+
+
+def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
+    """Append mean and inverse standard deviation over ``dims``.
+
+    They are sent back to the tiles of ``lead``.
+
+    The stable version computes the mean first and subtracts it before squaring; in the other one
+    the variance is the mean of squares minus the squared mean ([POPART,
+    willow/include/popart/sessionoptions.hpp], enableStableNorm).
+    """
+    mean = reduce_over(build, lead, spread, dims, "ADD", "mean")
+    if build.machine.stable_norm:
+        broadcast_back(build, mean, "broadcast mean")
+        step = build.map("centre", "sub_vector", spread.elements, lead.dtype)
+        square = reduce_over(build, lead, spread, dims, "SQUARE_ADD", "variance")
+        build.hold("centred", spread.elements * lead.item_bytes, step, build.next - 1)
+        for kind in ("mul_scalar", "add_scalar", "rsqrt"):
+            build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
+        broadcast_back(build, square, "broadcast inverse deviation")
+        return square
+    square = reduce_over(build, lead, spread, dims, "SQUARE_ADD", "mean of squares")
+    for kind in ("mul_scalar", "square", "sub_", "add_scalar", "rsqrt"):
+        build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
+    broadcast_back(build, mean, "broadcast mean")
+    broadcast_back(build, square, "broadcast inverse deviation")
+    return square
+
+
+def _tensor(value: object) -> bool:
+    return isinstance(value, Operand)
+
+
+def _index(spec: OpSpec, position: int) -> int:
+    """Operand index of a tensor argument."""
+    return sum(_tensor(a) for a in spec.args[:position])
+
+
+def _whiten(
+    build: Builder,
+    lead: Operand,
+    spread: Spread,
+    affine: list[int],
+    axes: tuple[int, ...],
+    dtype: str,
+) -> None:
+    """Append (x - mean) / deviation, then scale and shift."""
+    step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
+    build.hold("whitened", spread.elements * lead.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", spread.elements, dtype)
+    for index, kind in zip(affine, ("mul_vector", "add_vector"), strict=False):
+        _affine(build, index, lead, spread, axes)
+        build.map("affine/" + kind.split("_")[0], kind, spread.elements, dtype)
+
+
+def _forward(
+    spec: OpSpec,
+    machine: Machine,
+    dims: tuple[int, ...],
+    axes: tuple[int, ...],
+    affine: list[int],
+    lead: Operand | None = None,
+    training: bool = True,
+) -> Plan:
+    """A norm over ``dims`` with scale and shift along ``axes``.
+
+    ``lead`` is the regrouped input, if it was regrouped.
+    """
+    build = Builder(spec, machine)
+    operand, spread = build.lead(0)
+    out = spec.outputs[0]
+    assert out is not None
+    statistics = build.linear(
+        prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32"
+    )
+    if training:
+        statistics = _statistics(build, lead or operand, spread, dims).spread
+    _whiten(build, operand, spread, affine, axes, out.dtype)
+    layouts: list[Layout | None] = [
+        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
+    ]
+    for other in spec.outputs[1:]:
+        if other is None or other.elements == 0:
+            layouts.append(
+                None
+                if other is None
+                else build.linear(other.elements, other.dtype).layout(other.dtype)
+            )
+            continue
+        same = other.elements == int(statistics.elements.sum())
+        lies_there = statistics if same else build.linear(other.elements, other.dtype)
+        layouts.append(lies_there.layout(other.dtype))
+    return build.plan(tuple(layouts))
+
+
+def _affine_indices(spec: OpSpec, first: int) -> list[int]:
+    return [
+        _index(spec, p) for p in (first, first + 1) if len(spec.args) > p and _tensor(spec.args[p])
+    ]
+
+
+def _grouped(operand: Operand, groups: int) -> Operand:
+    """[N, C, ...] viewed as [N, groups, C/groups, ...]."""
+    n, c, *rest = operand.shape
+    s_n, s_c, *s_rest = operand.strides
+    inner = c // groups
+    return Operand(
+        (n, groups, inner, *rest),
+        operand.dtype,
+        (s_n, s_c * inner, s_c, *s_rest),
+        operand.offset,
+        operand.storage_elements,
+        operand.layout,
+        operand.role,
+    )
+
+
+@lowering("aten.native_layer_norm", "aten.layer_norm", norm=True)
+def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """Norm over the last dimensions, with scale and shift of their shape."""
+    rank, normalised = len(spec.operands[0].shape), spec.args[1]
+    count = len(normalised) if isinstance(normalised, tuple) else 1
+    dims = tuple(range(rank - count, rank))
+    return _forward(spec, machine, dims, dims, _affine_indices(spec, 2))
+
+
+@lowering("aten._fused_rms_norm", "aten.rms_norm", norm=True)
+def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """One reduction (sum of squares), inverse root, scale."""
+    build = Builder(spec, machine)
+    operand, spread = build.lead(0)
+    out = spec.outputs[0]
+    assert out is not None
+    count = len(spec.args[1]) if isinstance(spec.args[1], tuple) else 1
+    dims = tuple(range(len(operand.shape) - count, len(operand.shape)))
+    square = reduce_over(build, operand, spread, dims, "SQUARE_ADD", "mean of squares")
+    build.map("inverse root", "rsqrt", square.spread.elements, "float32")
+    broadcast_back(build, square, "broadcast inverse root")
+    build.map("scale", "mul_vector", spread.elements, out.dtype)
+    for index in range(1, len(spec.operands)):
+        _affine(build, index, operand, spread, dims)
+        build.map("affine/mul", "mul_vector", spread.elements, out.dtype)
+    layouts: list[Layout | None] = [
+        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
+    ]
+    layouts += [None if o is None else square.spread.layout(o.dtype) for o in spec.outputs[1:]]
+    return build.plan(tuple(layouts))
+
+
+@lowering("aten.native_group_norm", "aten.group_norm", norm=True)
+def group_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, weight, bias, N, C, HxW, groups, eps): over a group of channels and the field."""
+    grouped = _grouped(spec.operands[0], int(spec.args[6]))
+    dims = tuple(range(2, len(grouped.shape)))
+    return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), grouped)
+
+
+_BATCH_NORMS = (
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"
+    " cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update"
+    " _native_batch_norm_legit_no_training miopen_batch_norm batch_norm"
+)
+
+
+def takes_statistics(name: str, args: Sequence[Any]) -> bool:
+    """Whether ``name`` with these arguments is a batch norm in training."""
+    flags = [a for a in args if isinstance(a, bool)]
+    return bool(flags[0] if flags else "no_training" not in name) and "no_update" not in name
+
+
+@lowering(*aten(_BATCH_NORMS), norm=True)
+def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """Norm over batch and field; training also updates the running statistics (a few elements)."""
+    training = takes_statistics(spec.name, spec.args)
+    rank = len(spec.operands[0].shape)
+    dims = (0, *range(2, rank))
+    return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
+
+
+def _statistics_need(lead: Operand, spread: Spread, dims: tuple[int, ...]) -> np.ndarray:
+    """Means (or similar) over ``dims`` that each tile's share of ``lead`` needs."""
+    shape = tuple(1 if d in dims else n for d, n in enumerate(lead.shape))
+    return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, spread)
+
+
+def _backward(
+    spec: OpSpec,
+    machine: Machine,
+    data: int,
+    weight: int | None,
+    dims: tuple[int, ...],
+    affine_dims: tuple[int, ...],
+    lead: Operand | None = None,
+) -> Plan:
+    """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
+
+    ``dims`` are the normalised dimensions; the gradients of scale and shift are summed over
+    ``affine_dims``.
+    """
+    build = Builder(spec, machine)
+    operand, spread = build.lead(data)
+    seen = lead or operand
+    axes = tuple(d for d in range(len(operand.shape)) if d not in affine_dims)
+    bring(build, 0, operand, spread)
+    dtype = operand.dtype
+    statistics = prod(n for d, n in enumerate(seen.shape) if d not in dims)
+    for index in range(len(spec.operands)):
+        if index not in (0, data, weight) and spec.operands[index].elements == statistics:
+            need = _statistics_need(seen, spread, dims)
+            source = build.place(index)
+            step = build.fetch(f"statistics {index}", source, need, broadcast=True)
+            build.hold(f"statistics {index}", need * source.item_bytes, step, _END)
+    step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
+    build.hold("whitened", spread.elements * operand.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", spread.elements, dtype)
+    layouts: list[Layout | None] = [None] * len(spec.outputs)
+    product_step = build.map("gradient times whitened", "mul", spread.elements, dtype)
+    build.hold("products", spread.elements * operand.item_bytes, product_step, _END)
+    for position, name in ((1, "scale"), (2, "shift")):
+        out = spec.outputs[position] if len(spec.outputs) > position else None
+        if out is not None:
+            reduced = reduce_over(build, operand, spread, affine_dims, "ADD", f"grad {name}")
+            layouts[position] = reduced.spread.layout(out.dtype)
+    out = spec.outputs[0]
+    if out is not None:
+        if weight is not None:
+            _affine(build, weight, operand, spread, axes)
+            build.map("gradient times scale", "mul_vector", spread.elements, dtype)
+        if set(dims) != set(affine_dims) or seen is not operand or spec.outputs[1:] == (None, None):
+            first = reduce_over(build, seen, spread, dims, "ADD", "sum of gradients")
+            second = reduce_over(build, seen, spread, dims, "ADD", "sum of products")
+            broadcast_back(build, first, "broadcast sum of gradients")
+            broadcast_back(build, second, "broadcast sum of products")
+        else:  # the sums are the gradients of scale and shift, which only have to come back
+            need = _statistics_need(seen, spread, dims)
+            for name, layout in (("scale", layouts[1]), ("shift", layouts[2])):
+                if layout is not None:
+                    step = build.exchange(f"broadcast grad {name}", need * 4, layout.bytes)
+                    build.hold(f"broadcast grad {name}", need * 4, step, build.next)
+        build.map("scale whitened", "mul_vector", spread.elements, dtype)
+        build.map("subtract products", "sub_", spread.elements, dtype)
+        build.map("subtract mean", "add_vector", spread.elements, dtype)
+        build.map("times inverse deviation", "mul_vector", spread.elements, dtype)
+        layouts[0] = Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
+    return build.plan(tuple(layouts))
+
+
+@lowering("aten.native_layer_norm_backward")
+def layer_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, shape, mean, rstd, weight, bias, mask)."""
+    rank, count = len(spec.operands[1].shape), len(spec.args[2])
+    dims = tuple(range(rank - count, rank))
+    weight = _index(spec, 5) if _tensor(spec.args[5]) else None
+    return _backward(spec, machine, 1, weight, dims, tuple(range(rank - count)))
+
+
+@lowering("aten.native_group_norm_backward")
+def group_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, mean, rstd, weight, N, C, HxW, groups, mask)."""
+    data = spec.operands[1]
+    grouped = _grouped(data, int(spec.args[8]))
+    weight = _index(spec, 4) if _tensor(spec.args[4]) else None
+    over = (0, *range(2, len(data.shape)))
+    return _backward(spec, machine, 1, weight, tuple(range(2, len(grouped.shape))), over, grouped)
+
+
+@lowering("aten.native_batch_norm_backward", "aten.batch_norm_backward")
+def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, weight, running mean, running variance, mean, rstd, training, eps, mask)."""
+    dims = (0, *range(2, len(spec.operands[1].shape)))
+    weight = _index(spec, 2) if _tensor(spec.args[2]) else None
+    return _backward(spec, machine, 1, weight, dims, dims)
+
+
+# A norm of float16 may have parameters in float32.
+describe(*aten("layer_norm group_norm"), promotion=Promotion.PARAMETERS)
+describe(
+    *aten("native_layer_norm layer_norm native_group_norm group_norm"),
+    popart_name="GroupNormalization",
+)
+describe(
+    *aten("native_layer_norm_backward native_group_norm_backward"),
+    popart_name="GroupNormalizationGrad",
+)
+describe(
+    *aten(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm"
+    ),
+    popart_name="BatchNormalization",
+)
+describe(
+    *aten(_BATCH_NORMS), *aten("native_batch_norm_backward batch_norm_backward"), over_batch=True
+)
+describe(
+    *aten("native_batch_norm_backward batch_norm_backward"),
+    popart_name="BatchNormalizationGrad",
+)

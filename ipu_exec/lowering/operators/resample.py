@@ -1,0 +1,205 @@
+"""Resampling: nearest, linear and cubic interpolation, and grid_sample.
+
+One to three dimensions, with their gradients.
+
+Nearest is a copy with repeats. The others add weighted neighbours, one dimension after another: 2
+(linear) or 4 (cubic) taps each, one scaled addition per tap (docs/cycles.md#elementwise).
+Antialiasing widens the taps by the factor by which it shrinks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder, folded, messages
+from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
+from ipu_exec.lowering.operators.elementwise import base_name
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+_END = 1 << 30
+
+# name -> (resized dimensions, taps a dimension)
+MODES = {
+    **{
+        f"{tail}nearest{exact}{d}d": (d, 1)
+        for d in (1, 2, 3)
+        for tail, exact in (("upsample_", ""), ("_upsample_", "_exact"))
+    },
+    "upsample_linear1d": (1, 2),
+    "upsample_bilinear2d": (2, 2),
+    "upsample_trilinear3d": (3, 2),
+    "upsample_bicubic2d": (2, 4),
+    "_upsample_bilinear2d_aa": (2, 2),
+    "_upsample_bicubic2d_aa": (2, 4),
+}
+
+
+def taps_of(name: str, source: tuple[int, ...], result: tuple[int, ...]) -> list[int]:
+    """The number of neighbours added along each dimension whose extent changes."""
+    dims, taps = MODES[name]
+    pairs = [(a, b) for a, b in zip(source[-dims:], result[-dims:], strict=True) if a != b]
+    if name.endswith("_aa"):
+        return [taps * max(1, -(-a // b)) for a, b in pairs]
+    return [taps] * len(pairs)
+
+
+def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neighbours") -> None:
+    """Exchange ``arriving`` elements per tile of an operand, and hold them to the end."""
+    source = build.place(index)
+    nbytes = arriving * source.item_bytes
+    sent = spread_of(folded(source), build.tiles).elements * source.item_bytes
+    step = build.exchange(name, nbytes, sent, messages(nbytes, sent, 2))
+    build.hold(name, nbytes, step, _END)
+
+
+def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
+    """Elements of ``source`` that a tile needs for its share of ``total`` results.
+
+    Its part and one row on each side.
+    """
+    part = ceil_div(result * source.elements, max(total, 1))
+    border = source.shape[-1] * (taps - 1)
+    return np.where(result > 0, np.minimum(part + border, source.elements), 0)
+
+
+@lowering(*(f"aten.{name}" for name in MODES))
+def resample(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, output size, ...).
+
+    The result is linear, and the part of the input that it reads is sent to it.
+    """
+    build, name = Builder(spec, machine), base_name(spec)
+    source, out = build.place(0), spec.outputs[0]
+    assert out is not None
+    spread = build.linear(out.elements, out.dtype)
+    taps = taps_of(name, source.shape, out.shape)
+    _collect(build, 0, _covering(source, spread.elements, out.elements, max(taps, default=1)))
+    build.map("pick neighbours", "rearrange", spread.elements, out.dtype, flops=0)
+    if sum(taps) > len(taps):
+        build.hold("sums", spread.elements * out.item_bytes, build.next - 1, _END)
+        for dim, count in enumerate(taps):
+            build.map(f"dimension {dim}/weigh", "scaled_add", spread.elements * count, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
+
+
+@lowering(*(f"aten.{name}_backward" for name in MODES))
+def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, output size, input size, ...).
+
+    Each gradient is weighted and added to the neighbours it came from.
+
+    The result is linear; the gradients that contribute to a tile's share are sent to it.
+    """
+    build, name = Builder(spec, machine), base_name(spec).removesuffix("_backward")
+    grad, out = build.place(0), spec.outputs[0]
+    assert out is not None
+    spread = build.linear(out.elements, out.dtype)
+    taps = taps_of(name, out.shape, grad.shape)
+    arriving = _covering(grad, spread.elements, out.elements, max(taps, default=1))
+    _collect(build, 0, arriving)
+    build.map("zero", "fill", spread.elements, out.dtype, flops=0)
+    share = apportion(grad.elements, spread.elements)
+    for dim, count in enumerate(taps or [1]):
+        build.map(f"dimension {dim}/add", "scaled_add", share * count, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
+
+
+_NEAREST = 1  # torch's number of the mode
+
+
+def _corners(spec: OpSpec, grid: Operand) -> int:
+    """The number of neighbours of a sampled point.
+
+    2 per dimension, 1 in all for nearest, 4 per dimension for bicubic.
+    """
+    mode = next((a for a in spec.args if isinstance(a, int) and not isinstance(a, bool)), 0)
+    return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
+
+
+@lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
+def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
+    """(input[N, C, ...], grid[N, ..., d]).
+
+    Coordinates and weights of the corners, a gather of them, their sum.
+
+    The selection depends on data: the coordinates go to the tiles that hold the input, which send
+    every corner of every point in all channels (docs/cycles.md#gather, one element a row).
+    """
+    from ipu_exec.lowering.operators.gather import slice_cycles
+
+    build = Builder(spec, machine)
+    source, grid, out = build.place(0), build.place(1), spec.outputs[0]
+    assert out is not None
+    corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
+    where = build.spread(1)
+    for kind in ("mul_scalar", "add_scalar", "round", "sub_"):
+        build.map(f"coordinates/{kind}", kind, where.elements, grid.dtype)
+    held = spread_of(source, machine.tiles).elements
+    # a tile holds a part of one sample's channels: only that sample's points concern it
+    asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
+    step = build.exchange("coordinates", asked * 4, apportion(points * corners, where.elements) * 4)
+    build.hold("coordinates", asked * 4, step, step + 1)
+    spread = build.linear(out.elements, out.dtype)
+    gathered = apportion(out.elements * corners, held)
+    build.compute(
+        "pick",
+        "popops::MultiSlice<float>",
+        slice_cycles(gathered, np.maximum(asked, gathered), held * 0 + 4),
+    )
+    build.hold("corners", gathered * source.item_bytes, build.next - 1, build.next)
+    arriving = spread.elements * corners * source.item_bytes
+    step = build.exchange("corners", arriving, gathered * source.item_bytes)
+    build.hold("arrived corners", arriving, step, _END)
+    build.map("weigh", "scaled_add", spread.elements * corners, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
+
+
+@lowering("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
+def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, input, grid, ...).
+
+    Weighted gradients are added on the corners' tiles. For the grid, the corners' differences times
+    the gradients are summed over the channels.
+    """
+    from ipu_exec.lowering.operators.gather import slice_cycles, update_cycles
+
+    build = Builder(spec, machine)
+    source, grid = build.place(1), build.place(2)
+    corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
+    grad, spread = build.lead(0)
+    held = spread_of(source, machine.tiles).elements
+    asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
+    step = build.exchange("coordinates", asked * 4, spread_of(grid, machine.tiles).elements * 4)
+    build.hold("coordinates", asked * 4, step, _END)
+    layouts: list[Layout | None] = [None, None]
+    moved = apportion(grad.elements * corners, held)
+    into, over = spec.outputs
+    if into is not None:
+        build.map("weigh", "mul", spread.elements * corners, grad.dtype)
+        sent = spread.elements * corners * grad.item_bytes
+        step = build.exchange("weighed", moved * grad.item_bytes, sent)
+        build.hold("weighed", moved * grad.item_bytes, step, step + 1)
+        cycles = update_cycles(
+            moved, np.maximum(asked, moved), np.minimum(held, 1), into.item_bytes
+        )
+        build.compute("add", "popops::MultiUpdateAdd<float,int>", cycles, grad.elements * corners)
+        layouts[0] = spread_of(source, machine.tiles).layout(into.dtype)
+    if over is not None:
+        build.compute(
+            "pick",
+            "popops::MultiSlice<float>",
+            slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4),
+        )
+        arriving = spread.elements * corners * source.item_bytes
+        step = build.exchange("corners", arriving, moved * source.item_bytes)
+        build.hold("arrived corners", arriving, step, _END)
+        build.map("differences", "mul", spread.elements * corners, grad.dtype)
+        to = build.linear(over.elements, over.dtype)
+        partial = apportion(grad.elements * grid.shape[-1], to.elements) * 4
+        step = build.exchange("sums", partial, spread.elements * grid.shape[-1] * 4)
+        build.hold("sums", partial, step, _END)
+        build.map("add up", "add_", partial // 4, "float32")
+        layouts[1] = to.layout(over.dtype)
+    return build.plan(tuple(layouts))

@@ -1,0 +1,316 @@
+"""Operators that reorder elements: cat, stack, pad, repeat, roll, flip, triangles.
+
+On the IPU they are copies between tiles; the elements that arrive are rearranged on the tile
+(docs/cycles.md#copies).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder, folded, messages, row_major
+from ipu_exec.lowering.costs import copy_cycles
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
+from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operators.elementwise import base_name
+from ipu_exec.lowering.operators.reduce_vertices import FLOAT_BYTES
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.products.matmul import Sides, multiply
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+_MIRRORS = tuple(f"{kind}_pad{d}d" for kind in ("reflection", "replication") for d in (1, 2, 3))
+
+
+def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
+    """Exchange the operands to a linear layout of ``out`` and rearrange them there."""
+    spread = build.linear(out.elements, out.dtype)
+    total = np.zeros(build.tiles, np.int64)
+    sent = np.zeros(build.tiles, np.int64)
+    moved = 0
+    for index in sources:
+        source = folded(build.place(index))
+        sent += spread_of(source, build.tiles).elements * source.item_bytes
+        moved += build.spec.operands[index].elements
+    repeats = max(1, -(-out.elements // max(moved, 1)))
+    moved = min(out.elements, moved * repeats)
+    total = apportion(moved, spread.elements) * out.item_bytes
+    if sent.sum() > total.sum():  # what is dropped (a narrower result) is not sent
+        sent = apportion(int(total.sum()), sent)
+    step = build.exchange(base_name(build.spec), total, sent, messages(total, sent, 2))
+    build.hold("arriving", total, step, build.next)
+    return spread
+
+
+@lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
+def concatenate(spec: OpSpec, machine: Machine) -> Plan:
+    """Concatenation moves nothing: each part stays on its tiles, which the result shares.
+
+    In the vendor's graph it is a view of variables; here it creates a storage, with an on-tile
+    copy.
+    """
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    elements = np.zeros(machine.tiles, np.int64)
+    keys = []
+    for index, operand in enumerate(spec.operands):
+        if operand.elements:
+            spread = build.spread(index)
+            elements = elements + spread.elements
+            keys.append(spread.key)
+    build.map(base_name(spec), "copy", elements, out.dtype, flops=0)
+    run = min(
+        (k[1] for k in keys if isinstance(k, tuple) and isinstance(k[1], int) and k[1]), default=0
+    )
+    key = (
+        "joined",
+        run,
+        digest(tuple(keys), out.shape, tuple(o.shape for o in spec.operands), spec.args[1:]),
+    )
+    return build.plan((Spread(key, elements).layout(out.dtype),))
+
+
+@lowering("aten.constant_pad_nd", "aten.pad", *(f"aten.{pad}" for pad in _MIRRORS))
+def pad(spec: OpSpec, machine: Machine) -> Plan:
+    """The result is linear; the input is sent to it and the border is filled."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    spread = _gather_linear(build, out, [0])
+    if "constant" in spec.name and out.elements > spec.operands[0].elements:
+        border = apportion(out.elements - spec.operands[0].elements, spread.elements)
+        build.map("fill border", "fill", border, out.dtype, flops=0)
+    build.map("place", "copy", spread.elements, out.dtype, flops=0)
+    return build.plan((spread.layout(out.dtype),))
+
+
+@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
+def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, input, padding).
+
+    The inner part is sent to a linear result; the border is sent to the elements it mirrors, and
+    added.
+
+    The border elements that a tile receives are in proportion to its share of the result.
+    """
+    build = Builder(spec, machine)
+    out, grad = spec.outputs[0], build.place(0)
+    assert out is not None
+    spread = build.linear(out.elements, out.dtype)
+    border = apportion(max(0, grad.elements - out.elements), spread.elements)
+    inner = apportion(
+        min(grad.elements, out.elements), spread.elements
+    )  # negative padding cut off the rest
+    arriving = (inner + border) * grad.item_bytes
+    sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
+    step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
+    build.hold("gradient", arriving, step, step + 2)
+    build.map("place", "copy", spread.elements, out.dtype, flops=0)
+    if border.any():
+        build.map("add border", "add_", border, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
+
+
+@lowering(
+    "aten.repeat",
+    "aten.tile",
+    "aten.roll",
+    "aten.flip",
+    "aten.repeat_interleave",
+    "aten.rot90",
+    "aten.expand_copy",
+    "aten.slice_backward",
+    "aten.select_backward",
+    "aten.slice_scatter",
+    "aten.select_scatter",
+    "aten.permute_copy",
+    "aten.unfold_copy",
+    "aten.unfold_backward",
+    "aten.as_strided_scatter",
+    "aten.im2col",
+    "aten.col2im",
+    "aten.pixel_shuffle",
+    "aten.pixel_unshuffle",
+    "aten.channel_shuffle",
+    "aten.diagonal_backward",
+    "aten.transpose_copy",
+    "aten.t_copy",
+    "aten.slice_copy",
+    "aten.diag_embed",
+    "aten.constant_pad_nd_backward",
+)
+def rearranged(spec: OpSpec, machine: Machine) -> Plan:
+    """The result is linear.
+
+    Elements are sent to it and rearranged on the tile; elements that nothing wrote are zero.
+    """
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    if base_name(spec).endswith("_backward") and out.elements > spec.operands[0].elements:
+        build.map(
+            "zero", "fill", build.linear(out.elements, out.dtype).elements, out.dtype, flops=0
+        )
+    spread = _gather_linear(build, out, list(range(len(spec.operands))))
+    build.map("rearrange", "rearrange", spread.elements, out.dtype, flops=0)
+    return build.plan((spread.layout(out.dtype),))
+
+
+@lowering("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
+def triangle(spec: OpSpec, machine: Machine) -> Plan:
+    """A select against a constant mask, on the input's tiles."""
+    build = Builder(spec, machine)
+    operand, spread = build.lead(0)
+    out = spec.outputs[0]
+    assert out is not None
+    build.map(base_name(spec), "select", spread.elements, out.dtype)
+    key = (
+        spread.key
+        if is_contiguous(operand)
+        else ("triangle", spread.run, digest(spread.key, operand.strides))
+    )
+    return build.plan((Spread(key, spread.elements).layout(out.dtype),))
+
+
+@lowering("aten.cumsum")
+def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
+    """The product with a constant triangle of ones.
+
+    PopART does the same [POPART, willow/src/popx/op/cumsumx.cpp].
+
+    If the triangle would take over a sixteenth of the memory, and for integers, which no AMP unit
+    multiplies, a scan is used.
+    """
+    out = spec.outputs[0]
+    assert out is not None
+    rank = len(out.shape)
+    dim = int(spec.args[1]) % max(rank, 1)
+    extent = out.shape[dim] if rank else 1
+    size = extent * extent * out.item_bytes
+    if (
+        "float" not in spec.operands[0].dtype
+        or not out.elements
+        or size > machine.tiles * machine.target.bytes_per_tile // 16
+    ):
+        return scan(spec, machine)
+    build = Builder(spec, machine)
+    spread = build.linear(extent * extent, out.dtype).layout(out.dtype)
+    triangle = row_major((extent, extent), out.dtype, spread)
+    stride = spec.operands[0].strides[dim] if rank else 1
+    sides = Sides(0, triangle, 1, out.elements // extent, extent, extent, stride, extent)
+    done = multiply(build, "cumsum", sides, out.dtype)
+    constants = done.worklists + spread.bytes
+    return build.plan((done.outputs.layout(out.dtype),), constants=constants, note=str(done.splits))
+
+
+@lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
+def scan(spec: OpSpec, machine: Machine) -> Plan:
+    """Scan each tile's share, exchange and scan the last values, and add them."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    spread = _gather_linear(build, out, [0])
+    build.map("scan on tile", "generic", spread.elements, out.dtype)
+    tiles = (spread.elements > 0).astype(np.int64)
+    last = tiles * int(tiles.sum())
+    build.exchange("carry", last * 4, tiles * 4)
+    build.map("scan carries", "generic", last, out.dtype)
+    build.map("add carry", "add_scalar", spread.elements, out.dtype)
+    layouts: list[Layout | None] = [
+        None if o is None else spread.layout(o.dtype) for o in spec.outputs
+    ]
+    return build.plan(tuple(layouts))
+
+
+# Worker cycles of a pair of keys and values (estimate: generic C++, docs/cycles.md#elementwise).
+COMPARE_AND_SWAP = 20
+
+
+def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
+    """The steps of popops::topK: (elements left of a row, distance compared).
+
+    Sequences of k' = ``most`` rounded up to a power of two are sorted, then merged in pairs, of
+    which the better k' remain [PL, lib/popops/BitonicTopK.cpp]. With k' no less than ``extent`` it
+    is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
+    """
+    log_most, rounded = (most - 1).bit_length(), 1 << (most - 1).bit_length()
+    steps = []
+    for merge in range((extent - 1).bit_length()):
+        distance = min(merge, log_most)
+        steps.append((extent, 1 << distance))
+        if merge >= log_most and extent > rounded:
+            extent = extent // (2 * rounded) * rounded + min(extent % (2 * rounded), rounded)
+        steps += [(extent, 1 << (distance - 1 - step)) for step in range(distance)]
+    return steps
+
+
+def _sorted(spec: OpSpec) -> tuple[int, int]:
+    """(extent of the sorted dimension, number of its elements that are returned)."""
+    name, shape, named = base_name(spec), spec.operands[0].shape, dict(spec.kwargs)
+    counted = name in ("topk", "kthvalue")
+    position = 2 if counted else 1
+    dim = named.get("dim", spec.args[position] if len(spec.args) > position else None)
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        dim = None if name.endswith("median") else -1
+    extent = spec.operands[0].elements if dim is None else shape[dim] if shape else 1
+    return extent, min(int(spec.args[1]), extent) if counted else extent
+
+
+@lowering(
+    "aten.topk",
+    "aten.sort",
+    "aten.argsort",
+    "aten.kthvalue",
+    "aten.median",
+    "aten.nanmedian",
+    "aten.mode",
+)
+def sort(spec: OpSpec, machine: Machine) -> Plan:
+    """Compare-and-swap steps, with an exchange before each.
+
+    The pairs of a step are spread over all tiles.
+
+    Keys are sorted in fp32, and their positions travel with them. Pairs that are already on one
+    tile are copied there.
+    """
+    build = Builder(spec, machine)
+    operand, spread = build.lead(0)
+    extent, most = _sorted(spec)
+    rows = operand.elements // max(extent, 1)
+    if operand.item_bytes < FLOAT_BYTES:
+        build.map("cast keys", "cast", spread.elements, operand.dtype, flops=0)
+    pair_bytes = 2 * 2 * FLOAT_BYTES  # two keys and two values
+    pairs = np.zeros(machine.tiles, np.int64)
+    for number, (present, distance) in enumerate(bitonic_steps(extent, most) if rows else ()):
+        total = present // 2 * rows
+        share = int(ceil_div(total, machine.tiles))
+        pairs = np.clip(total - share * np.arange(machine.tiles, dtype=np.int64), 0, share)
+        nbytes = pairs * pair_bytes
+        if share < distance * rows or number == 0:
+            step = build.exchange(f"step {number}/exchange", nbytes, nbytes)
+        else:
+            step = build.compute(
+                f"step {number}/copy", "poplar_rt::Memcpy64BitSupervisor", copy_cycles(nbytes)
+            )
+        build.hold(f"step {number}", 2 * nbytes, step, build.next)
+        cycles = np.where(pairs > 0, 6 * (17 + COMPARE_AND_SWAP * ceil_div(pairs, 6)), 0)
+        kind = "popops::CompareAndSwapAtDistanceKeyVal<float,unsigned int,false>"
+        build.compute(f"step {number}/compare", kind, cycles, total)
+    if not build.steps:  # one element a row
+        build.map("copy", "copy", spread.elements, operand.dtype, flops=0)
+    received = pairs if pairs.any() else spread.elements
+    key = ("sorted", 0, digest(spread.key, operand.shape, extent, most))
+    layouts = (
+        None if o is None else Spread(key, apportion(o.elements, received)).layout(o.dtype)
+        for o in spec.outputs
+    )
+    return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")
+
+
+describe(*aten("cat stack slice_backward select_backward"), moves=True)
+describe("aten.topk", compares=True)
+describe(*aten("cat concat concatenate"), popart_name="Concat")
+describe(*aten("topk"), popart_name="TopK")
+describe(*aten("cumsum"), popart_name="CumSum")
+describe(*aten("constant_pad_nd pad"), popart_name="Pad")

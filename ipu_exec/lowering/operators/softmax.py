@@ -1,0 +1,91 @@
+"""Softmax and log-softmax, forward and backward (docs/cycles.md#compound-operators)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.operator_info import aten, describe
+from ipu_exec.lowering.operators.elementwise import bring
+from ipu_exec.lowering.operators.reduce import broadcast_back, dims_of, reduce_over
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+
+def _dim(value: Any, rank: int) -> tuple[int, ...]:
+    return dims_of(value, rank)
+
+
+@lowering("aten._softmax", "aten._safe_softmax", "aten.softmax")
+def softmax(spec: OpSpec, machine: Machine) -> Plan:
+    """reduce-max, subtract, exp, reduce-add, inverse, multiply."""
+    return _softmax(spec, machine, log=False)
+
+
+@lowering("aten._log_softmax", "aten.log_softmax")
+def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
+    """reduce-max, subtract, exp, reduce-add, log, subtract."""
+    return _softmax(spec, machine, log=True)
+
+
+def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
+    build = Builder(spec, machine)
+    operand, spread = build.lead(0)
+    out = spec.outputs[0]
+    assert out is not None
+    dims = _dim(spec.args[1], len(operand.shape))
+    most = reduce_over(build, operand, spread, dims, "MAX", "max")
+    broadcast_back(build, most, "broadcast max", operand.item_bytes)
+    shifted = build.map("subtract max", "sub_vector", spread.elements, out.dtype)
+    build.hold("exponentials", spread.elements * out.item_bytes, shifted, shifted + 2)
+    build.map("exp", "exp", spread.elements, out.dtype)
+    total = reduce_over(build, operand, spread, dims, "ADD", "sum")
+    build.map(
+        "log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32"
+    )
+    broadcast_back(build, total, "broadcast sum")
+    build.map(
+        "subtract log sum" if log else "scale",
+        "sub_vector" if log else "mul_vector",
+        spread.elements,
+        out.dtype,
+    )
+    return build.plan(
+        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
+    )
+
+
+@lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
+def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """Softmax: multiply, reduce, subtract, multiply; its log: reduce, exp, multiply, subtract."""
+    build = Builder(spec, machine)
+    operand, spread = build.lead(1)
+    out = spec.outputs[0]
+    assert out is not None
+    bring(build, 0, operand, spread)
+    dims = _dim(spec.args[2], len(operand.shape))
+    log = "log_softmax" in spec.name
+    if not log:
+        step = build.map("multiply", "mul", spread.elements, out.dtype)
+        build.hold("product", spread.elements * out.item_bytes, step, 1 << 30)
+    total = reduce_over(build, operand, spread, dims, "ADD", "sum")
+    broadcast_back(build, total, "broadcast sum")
+    if log:
+        step = build.map("exp", "exp", spread.elements, out.dtype)
+        build.hold("probabilities", spread.elements * out.item_bytes, step, 1 << 30)
+        build.map("scale", "mul_vector", spread.elements, out.dtype)
+        build.map("subtract", "sub_", spread.elements, out.dtype)
+    else:
+        build.map("subtract", "sub_vector", spread.elements, out.dtype)
+        build.map("multiply by output", "mul_", spread.elements, out.dtype)
+    return build.plan(
+        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
+    )
+
+
+# PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).
+describe(*aten("softmax _softmax _log_softmax"), in_place=True)
+describe(*aten("_softmax softmax _safe_softmax"), popart_name="Softmax")
+describe(*aten("_log_softmax log_softmax"), popart_name="LogSoftmax")

@@ -1,0 +1,226 @@
+"""Planning a first call: from a wrapped model and a question to a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from ipu_exec.base.topology import MAX_IPUS
+from ipu_exec.compiler.placement.machines import USUAL_PROPORTION
+from ipu_exec.errors import Error, UsageError
+from ipu_exec.options import Options
+from ipu_exec.planning.captured import Captured
+from ipu_exec.planning.engine import Compiles
+from ipu_exec.planning.workers import workers_of
+from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
+from ipu_exec.session.first_call import FirstCall
+from ipuscope.planner.mappings import Key, Plan, Question
+from ipuscope.planner.mappings.compile_search import News, NoMapping, plan, verified
+from ipuscope.planner.mappings.question import (
+    OBJECTIVES,
+    RECOMPUTE,
+    QuestionError,
+    parse_fixed,
+    shard_counts,
+    usual_micro_batches,
+)
+
+USUAL_PROPORTIONS = (0.2, 0.6)  # beside the script's own: public configurations' and Poplar's
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command, or `plan_model`, asks for; 0 and empty: as the script has it, or usual.
+
+    ``workers``: processes that compile; None: this one alone. ``ray``: an address, or "local".
+    """
+
+    ipus: int
+    global_batch: int = 0
+    micro_batches: tuple[int, ...] = ()
+    proportions: tuple[float, ...] = ()
+    fixed: tuple[str, ...] = ()
+    objective: str = OBJECTIVES[0]
+    budget: float = 0.0
+    verify: int = 0
+    workers: int | None = None
+    ray: str | None = None
+    command: str = ""
+    keep: bool = field(default=True, repr=False)  # costs on the disk
+
+
+def no_news(news: News) -> None:
+    """A listener that ignores all news."""
+
+
+def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_news) -> Plan:
+    """The best mappings of a first call's model. Error where there is none, or nothing to cut."""
+    if not 1 <= asked.ipus <= MAX_IPUS:
+        raise UsageError(f"a plan is for 1 to {MAX_IPUS} IPUs, not {asked.ipus}")
+    if call.options.Distributed.numProcesses > 1:
+        raise UsageError("a plan is made in one process: run it without --instances")
+    captured = Captured(call, asked.ipus)
+    try:
+        question = question_of(call, captured.samples, asked)
+        workers = workers_of(asked.workers, asked.ray)
+        engine = Compiles(captured, asked.ipus, workers, asked.keep)
+        try:
+            best_plan = plan(question, engine, keys_of(question), told)
+            if asked.verify:
+                best_plan = verified(best_plan, engine, asked.verify, told)
+        finally:
+            workers.close()
+    except (NoMapping, QuestionError) as error:
+        raise Error(str(error)) from None
+    return replace(
+        best_plan,
+        modules=captured.modules,
+        model=type(call.model).__name__,
+        command=asked.command,
+        cached=engine.cached,
+        compiles=best_plan.compiles - engine.cached,
+        script_samples=call.samples,
+    )
+
+
+def question_of(call: FirstCall, micro_batch: int, asked: Asked) -> Question:
+    """The question, with the script's own settings where nothing is said."""
+    fixed = parse_fixed(list(asked.fixed))
+    options, batch = call.options, asked.global_batch or call.samples
+    sizes = asked.micro_batches or usual_micro_batches(micro_batch, batch)
+    if not sizes:
+        raise QuestionError(
+            f"--global-batch {batch} is no multiple of the script's micro-batch of {micro_batch}:"
+            " say --micro-batches, numbers that divide it"
+        )
+    if all(batch % size for size in sizes):
+        raise QuestionError(
+            f"--micro-batches {','.join(map(str, sizes))}: none divides the {batch} samples of a"
+            " weight update. Name divisors, or say --global-batch"
+        )
+    sharding = options.tensor_sharding
+    planned = sharding.shards > 1 or sharding.plan != "auto"
+    return Question(
+        asked.ipus,
+        batch,
+        tuple(sizes),
+        _proportions(options, asked, fixed.get("proportion")),
+        shard_counts(sharding.shards, planned, asked.ipus, fixed.get("t")),
+        fixed,
+        asked.objective,
+        asked.budget,
+        call.training,
+        tuple(name for name, given in given_of(asked, fixed).items() if not given),
+        _keeps(call, fixed),
+    )
+
+
+def given_of(asked: Asked, fixed: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether micro-batches, proportions and shards were asked for, or are to be suggested."""
+    return {
+        "micro_batch": bool(asked.micro_batches),
+        "proportion": bool(asked.proportions) or "proportion" in fixed,
+        "shards": "t" in fixed,
+    }
+
+
+def _keeps(call: FirstCall, fixed: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Whether the last stage may keep what the script's options have it recompute."""
+    recomputes = getattr(call.options._Popart, "autoRecomputation", None)
+    if not call.training or not recomputes:
+        return (False,)
+    again = fixed.get(RECOMPUTE)
+    return (False, True) if again is None else (not again,)
+
+
+def _proportions(options: Options, asked: Asked, fixed: float | None) -> tuple[float, ...]:
+    """The script's own proportions, that of most IPUs first, and the usual ones."""
+    if fixed is not None:
+        return (fixed,)
+    own = Counter(options.available_memory_proportion.values()) or Counter([USUAL_PROPORTION])
+    by_ipus = [share for share, _ in own.most_common()]
+    return asked.proportions or tuple(dict.fromkeys([*by_ipus, *USUAL_PROPORTIONS]))
+
+
+def keys_of(question: Question) -> list[Key]:
+    """Every compile for costs that the question may want, the script's own first."""
+    keys = [
+        Key(shards, size, proportion, 0, accumulates, keeps)
+        for keeps, proportion, shards, accumulates, size in product(
+            question.keeps,
+            question.proportions,
+            question.shards,
+            (True, False),
+            question.micro_batches,
+        )
+    ]
+    return [key for key in keys if question.global_batch % key.micro_batch == 0]
+
+
+def plan_model(  # noqa: PLR0913 - what the command has options for
+    model: torch.nn.Module | PoplarExecutor,
+    inputs: Any,
+    ipus: int,
+    *,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    training: bool = True,
+    global_batch: int = 0,
+    micro_batches: Sequence[int] = (),
+    proportions: Sequence[float] = (),
+    fix: Sequence[str] = (),
+    objective: str = OBJECTIVES[0],
+    budget: float = 0.0,
+    verify: int = 0,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[News], None] = no_news,
+) -> Plan:
+    """The best mappings of a model onto so many IPUs, best first (docs/plan.md).
+
+    ``model``: a module that returns its loss last, or a wrapped model; ``inputs``: what a call
+    takes, a tensor, a tuple or a dict, whose first dimension counts the samples of a weight update
+    (times device iterations). ``fix``: as ``ipu-run --plan --fix`` takes it, ("p=4",). ``budget``:
+    seconds. ``verify``: so many of the first are compiled in full. ``workers``: processes.
+
+    Error where nothing fits, a model has no Blocks and none can be proposed, or inputs have no
+    batch dimension.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective is one of {', '.join(OBJECTIVES)}, not {objective!r}")
+    if isinstance(model, PoplarExecutor):
+        executor = model
+    elif training:
+        executor = trainingModel(model, options, optimizer)
+    else:
+        executor = inferenceModel(model, options)
+    args, kwargs = _as_arguments(inputs)
+    asked = Asked(
+        ipus,
+        global_batch,
+        tuple(micro_batches),
+        tuple(proportions),
+        tuple(fix),
+        objective,
+        budget,
+        verify,
+        workers,
+        ray,
+    )
+    call = executor.first_call(*args, **kwargs)
+    try:
+        return plan_call(call, asked, progress)
+    finally:
+        if executor is not model:
+            executor.destroy()
+
+
+def _as_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}

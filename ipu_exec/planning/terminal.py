@@ -1,0 +1,158 @@
+"""A plan on the terminal: its progress, its table, its sentences."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ipuscope.planner.mappings import Candidate, Plan
+from ipuscope.planner.mappings.compile_search import News
+from ipuscope.planner.mappings.plan import SHARES
+from ipuscope.planner.mappings.plan_file import content
+from ipuscope.planner.mappings.plan_words import kib, latency, table
+from ipuscope.profiler.units import count, per_second
+from ipuscope.waiting import waiting
+
+SHOWN = 10  # rows
+_LINE = 100  # columns of a sentence, wherever it goes
+_NAMED = 9  # stages whose Blocks are counted one by one
+_COLUMNS = (
+    *("t", "p", "r", "split", "micro-\nbatch", "accumu-\nlation", "recom-\npute", "state"),
+    *("prop.", "samples/s", "largest\nextent"),
+)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[News], None]]:
+    """The compiles with the best so far on stderr; it yields a function that receives the news."""
+    with waiting("Planning") as say:
+        say("capture")
+
+        def told(news: News) -> None:
+            best = news.best
+            what = news.what
+            if best is not None:
+                what = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
+            part = news.done / news.wanted if news.wanted else None
+            say(f"{news.done} of {news.wanted} {what}", part)
+
+        yield told
+
+
+def show(plan: Plan, console: Console, rows: int = SHOWN) -> None:
+    """The best mappings, where the time of each goes, and why the first is the best."""
+    question = plan.question
+    console.print(
+        f"[bold]{plan.model or 'The model'} on {count(question.ipus, 'IPU')}[/],"
+        f" {question.global_batch:,} samples a {question.turn}, for {question.objective}"
+    )
+    console.print(_mappings(plan, plan.candidates[:rows]))
+    console.print(_times(plan.candidates[:rows]))
+    verified = [one for one in plan.candidates if one.obtained is not None]
+    if verified:
+        console.print(_verified(plan, verified))
+    for line in (*plan.why, *plan.notes):
+        _say(line, "- ", "  ", console)
+    if plan.left_out:
+        console.print("not compiled:")
+    for line in plan.left_out:
+        _say(line, "  ", "    ", console)
+    cached = f", {plan.cached} from the disk" if plan.cached else ""
+    console.print(f"{count(plan.compiles, 'compile')}{cached}, {plan.seconds:.1f} s", style="dim")
+
+
+def _say(words: str, first: str, others: str, console: Console) -> None:
+    """Print lines that begin so, no wider than the terminal but for words that are."""
+    lines = textwrap.wrap(
+        words,
+        min(console.width, _LINE),
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+
+
+def _folded(split: str) -> str:
+    """A split with many stages, equal neighbours once: ``1-9x2-7x1 on 0-15,0``."""
+    counts, *where = split.split(" ", 1)
+    blocks = counts.split("-")
+    if len(blocks) <= _NAMED:
+        return split
+    runs = [(one, len(list(some))) for one, some in groupby(blocks)]
+    said = "-".join(f"{many}x{one}" if many > 1 else one for one, many in runs)
+    return " ".join([said, *where])
+
+
+def _table(*heads: str) -> Table:
+    """A table that fits 80 columns: words are folded, not cut."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        shown.add_column(head, overflow="fold")
+    return shown
+
+
+def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
+    in_phases = any(one.mapping.in_phases for one in candidates)
+    columns = ("phases",) if in_phases else ()
+    shown = _table("", *columns, *_COLUMNS)
+    for number, one in enumerate(candidates, 1):
+        mapping = one.mapping
+        cells = (
+            *(mapping.shards, mapping.pipeline, mapping.replicas, _folded(mapping.split)),
+            *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
+            mapping.memory_proportion,
+            per_second(one.rate),
+            f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
+        )
+        phases = (mapping.phases,) if in_phases else ()
+        shown.add_row(
+            str(number), *map(str, (*phases, *cells)), style="" if one.runs else "dim strike"
+        )
+    return shown
+
+
+def _times(candidates: tuple[Candidate, ...]) -> Table:
+    shown = _table("", "cycles", *SHARES, "latency")
+    for number, one in enumerate(candidates, 1):
+        shares = [f"{one.shares[name]:.1%}" for name in SHARES]
+        shown.add_row(str(number), f"{one.cycles:,}", *shares, latency(one.latency))
+    return shown
+
+
+def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
+    shown = _table(
+        *("", "cycles\npredicted", "obtained", "off", "tile\npredicted", "obtained", "off", "")
+    )
+    for one in candidates:
+        came, off = one.obtained, one.off
+        assert came is not None
+        where = str(plan.candidates.index(one) + 1)
+        if off is None:
+            shown.add_row(where, f"{one.cycles:,}", *[""] * 5, came.problem)
+            continue
+        shown.add_row(
+            *(where, f"{one.cycles:,}", f"{came.cycles:,}", f"{off[0]:+.2%}"),
+            *(kib(one.fullest), kib(came.fullest), f"{off[1]:+.2%}", came.problem),
+        )
+    return shown
+
+
+def as_json(plan: Plan) -> str:
+    """The whole plan, as in the file of ``--write``."""
+    return json.dumps(content(plan), indent=1)
+
+
+def as_csv(plan: Plan) -> str:
+    """One row a mapping."""
+    rows: Any = table(plan)
+    return str(rows.to_csv(index=False))

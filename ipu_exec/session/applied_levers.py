@@ -1,0 +1,50 @@
+"""A model and its inputs with levers pulled (`ipu_exec.script_levers`), for a compile and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from ipu_exec.capture.loss import find_loss
+from ipu_exec.script_levers import Levers
+
+_DTYPES = {"half": torch.float16, "float": torch.float32}
+_FLOATS = (torch.float16, torch.float32)
+
+
+def pull_on_model(model: torch.nn.Module, levers: Levers, training: bool) -> None:
+    """Change the module in place: its precision, and whether it returns the loss only."""
+    if levers.precision:
+        model.to(_DTYPES[levers.precision])
+    if levers.outputs == "loss" and training:
+        model.forward = _only_loss(model, model.forward)
+
+
+def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(forward)  # the arguments are still bound by the user's own signature
+    def loss_of(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return find_loss(forward(*args, **kwargs))
+
+    return loss_of
+
+
+def pull_on_inputs(inputs: Any, levers: Levers, samples: int) -> Any:
+    """A micro-batch of ``samples`` in the precision and of the size that the levers say.
+
+    Samples are repeated where it needs more: only shapes count. What has another first dimension
+    than the samples stays.
+    """
+    wanted = levers.micro_batch or samples
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        if levers.precision and tensor.dtype in _FLOATS:
+            tensor = tensor.to(_DTYPES[levers.precision])
+        if wanted != samples and tensor.dim() and tensor.shape[0] == samples:
+            tensor = tensor[torch.arange(wanted) % samples]
+        return tensor
+
+    return tree_map_only(torch.Tensor, like, inputs)

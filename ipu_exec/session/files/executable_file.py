@@ -1,0 +1,233 @@
+"""Compiled models as files: written by ``compileAndExport``, ``save`` and the executable cache.
+
+A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``program.json``
+and ``arrays.bin`` (the compiled program, its inputs and the random state, see
+`ipu_exec.session.files.plain_values`) and, where asked for, ``model.pt`` (model, optimiser and
+options).
+
+Reading a program runs nothing of the file's, and holds no more than `MOST_BYTES` of it. A model is
+a user's class and comes as a pickle, which may run whatever its writer put there: `read_model` says
+so with a warning, and nothing reads a model unless `ipu_exec.load` was asked to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pickle
+import warnings
+import zipfile
+import zlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.errors import Error
+from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_apart
+
+FORMAT, VERSION = "ipuscope executable", 3
+SUFFIX = ".ipuexec"
+_HEADER, _PROGRAM, _ARRAYS, _MODEL = "header.json", "program.json", "arrays.bin", "model.pt"
+MOST_BYTES = {_HEADER: 1 << 20, _PROGRAM: 1 << 28, _ARRAYS: 1 << 32, _MODEL: 1 << 40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The contents of a file without its model."""
+
+    header: dict[str, Any]
+    executable: Any  # without the user's options
+    inputs: dict[str, Any]  # as arguments.describe gives them
+    state: dict[str, Any]  # what else the program depends on, see PoplarExecutor
+    rng_state: list[int] | None
+
+
+def write(
+    path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | None = None
+) -> Path:
+    """Write a file at once: whoever reads the path meets the old file or the whole new one.
+
+    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` gives back. Error
+    where it cannot be written or pickled.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.poptorch"
+    header = {
+        **stored.header,
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "compiler": fingerprint(),
+        "model": model is not None,
+    }
+    bare = dataclasses.replace(stored.executable, settings={})
+    try:
+        plain = taken_apart((bare, stored.inputs, stored.state, stored.rng_state))
+        buffer = io.BytesIO()
+        if model is not None:
+            torch.save(model, buffer)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise Error(
+            f"{path} cannot be written: {error}. A model's class has to be at the top of a module"
+            " to be pickled; export_model=False leaves the model out"
+        ) from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+            made.writestr(_HEADER, json.dumps(header))
+            program = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
+            made.writestr(_PROGRAM, json.dumps(program, separators=(",", ":")))
+            with made.open(_ARRAYS, "w", force_zip64=True) as file:
+                for array in plain.arrays:
+                    file.write(array.tobytes())
+            if model is not None:
+                made.writestr(_MODEL, buffer.getvalue(), zipfile.ZIP_STORED)
+        os.replace(partial, path)
+    except OSError as error:
+        raise Error(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def read(path: str | os.PathLike[str]) -> Stored:
+    """The compiled program of a file. Error if it has none or another compiler wrote it."""
+    header, program, content = _open(path, _PROGRAM, _ARRAYS)
+    if header["compiler"] != fingerprint():
+        raise Error(
+            f"{path} was compiled by another version of IPUscope: compile it again, with"
+            " compileAndExport"
+        )
+    try:
+        said = json.loads(program)
+        arrays = arrays_of(said["arrays"], memoryview(content))
+        whole = put_together(said["nodes"], arrays, said["root"])
+        executable, inputs, state, rng_state = _parts(whole)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Error(
+            f"{path} is broken, or not what it says it is: {error}. Compile it again"
+        ) from error
+    return Stored(header, executable, inputs, state, rng_state)
+
+
+def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list[int] | None]:
+    """The parts of a program. ValueError if they are not those of a program."""
+    if not isinstance(whole, tuple) or len(whole) != 4:
+        raise ValueError("it is no compiled program")
+    executable, inputs, state, rng_state = whole
+    bytes_only = rng_state is None or (
+        isinstance(rng_state, list)
+        and all(type(one) is int and 0 <= one < 256 for one in rng_state)
+    )
+    kinds = (Executable, dict, dict)
+    parts = (executable, inputs, state)
+    if not bytes_only or not all(map(isinstance, parts, kinds)):
+        raise ValueError("it is no compiled program")
+    return executable, inputs, state, rng_state
+
+
+def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Model, optimiser, options and kind of a file.
+
+    Warns that it unpickles. Error where the file has no model.
+    """
+    _, content = _open(path, _MODEL)
+    if not content:
+        raise Error(
+            f"{path} was written with export_model=False and holds the executable only: wrap the"
+            " model with trainingModel or inferenceModel and call its loadExecutable"
+        )
+    warnings.warn(
+        f"{path} holds a pickled model. Unpickling runs code that the file's writer chose: load"
+        " only files of people you trust",
+        stacklevel=3,
+    )
+    model: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=False)
+    return model
+
+
+def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
+    """The pickled model, optimiser and options of a file, as they are: nothing is unpickled.
+
+    Empty where it was written without them. Error where the file is no compiled model.
+    """
+    _, content = _open(filename, _MODEL)
+    return bytes(content)
+
+
+def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
+    """The header and members of the archive; a missing member is empty."""
+    name = os.fspath(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            header = json.loads(_member(archive, _HEADER))
+            _check_header(name, header)
+            return (header, *(_member(archive, member) for member in members))
+    except OSError as error:
+        raise Error(f"{name} cannot be read: {error.strerror or error}") from error
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        zlib.error,
+        RecursionError,
+    ) as error:
+        raise Error(
+            f"{name} is not a compiled model ({error}). Write one with compileAndExport"
+        ) from error
+
+
+def _member(archive: zipfile.ZipFile, member: str) -> bytes:
+    """A member's content; ValueError if its stated size is over the limit."""
+    if member not in archive.namelist():
+        return b""
+    info = archive.getinfo(member)
+    # Deflate shrinks to a thousandth at most: what says more is no such member.
+    most = min(MOST_BYTES[member], 1100 * info.compress_size + 1024)
+    if info.file_size > most:
+        raise ValueError(f"{member} says to have {info.file_size:,} bytes, and may have {most:,}")
+    with archive.open(info) as file:
+        return file.read(info.file_size)
+
+
+def _check_header(name: str, header: Any) -> None:
+    """Error if the file is not one of ours, of this version."""
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise Error(f"{name} is not a compiled model. Write one with compileAndExport")
+    if header.get("version") != VERSION:
+        raise Error(
+            f"{name} has version {header.get('version')!r}; this IPUscope reads {VERSION}. Compile"
+            " it again, with compileAndExport"
+        )
+    if type(header.get("training")) is not bool or type(header.get("compiler")) is not str:
+        raise Error(f"{name} is broken: its header lacks what it must say. Compile it again")
+
+
+# -- the cache ---
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """A digest of the compiler's sources, so that other compilers' executables are refused."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    root = Path(__file__).parents[1]
+    for source in sorted([*root.rglob("*.py"), *(root.parent / "profiler").glob("*.py")]):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def key(*parts: Any) -> str:
+    """The name of a cache entry for values with a complete ``repr``, under this compiler."""
+    digest = hashlib.sha256(fingerprint().encode())
+    for part in parts:
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:40]

@@ -1,0 +1,151 @@
+"""Ways to free memory of the worst tile: what to move, to recompute, or to keep elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.levers.levers import STATES, Basis, Levers, title
+from ipuscope.planner.levers.phased import basis_of
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.units import size
+
+_WORTH = 1024  # bytes of the tile: what frees less is no way out
+
+
+@dataclass(frozen=True)
+class Relief:
+    """A change that frees memory of the fullest tile of an IPU.
+
+    ``freed``: bytes of it; ``fits``: whether every IPU then does, in words (`Answer`, and which is
+    the fullest where it does not); ``cycles``: what a weight update then takes more (a change that
+    makes it quicker has less than 0); ``command``: asks what it would give; ``where``: the viewer's
+    page with it; ``estimate`` as in `ipuscope.planner.advice.Advice`.
+    """
+
+    title: str
+    freed: int
+    fits: str
+    cycles: int
+    command: str
+    where: str
+    estimate: bool
+
+
+def relief(report: Report, ipu: int | None = None) -> list[Relief]:
+    """What takes most off an IPU's largest extent (default: the worst IPU's), most bytes first.
+
+    Empty where nothing does. ValueError where the profile has no costs of Blocks.
+    """
+    return relief_on(basis_of(report), ipu)
+
+
+def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
+    """`relief` for a profile that was already read."""
+    fullest = [one.nbytes for one in _verdicts(basis, Levers())]
+    worst = max(range(len(fullest)), key=fullest.__getitem__) if ipu is None else ipu
+    now = basis.cycles_with(Levers())
+    reliefs = []
+    for words, levers in _candidates(basis, worst):
+        after = _verdicts(basis, levers)
+        freed = fullest[worst] - (after[worst].nbytes if worst < len(after) else 0)
+        if freed < _WORTH:
+            continue
+        samples = basis.costs_with(levers).samples / basis.costs.samples
+        cycles = round(basis.cycles_with(levers) / samples) - now
+        command, where = _asked(basis, levers)
+        estimate = levers.half or bool(levers.micro_batch)
+        reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
+    return sorted(reliefs, key=lambda one: -one.freed)
+
+
+def _verdicts(basis: Basis, levers: Levers) -> Sequence[Verdict]:
+    """Every split as an estimate, the profiled one too, so that what is freed compares alike."""
+    if not basis.can_split:
+        return basis.memory_with(levers)
+    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
+    return verdicts(costs, assignment.parts(costs), assignment.ipus)
+
+
+def _fits(ipus: Sequence[Verdict]) -> str:
+    worst = min(ipus, key=lambda one: one.free)
+    over = f" by {size(-worst.free)}" if worst.answer is Answer.OVER else ""
+    where = "" if worst.answer is Answer.FITS else f"IPU {worst.ipu} "
+    return f"{where}{worst.answer.value}{over}"
+
+
+def _candidates(basis: Basis, ipu: int) -> Iterator[tuple[str, Levers]]:
+    """Words and levers of changes that may free memory there."""
+    costs = basis.costs
+    for words, split in _moves(basis, ipu) if basis.can_split else ():
+        yield words, Levers(split=split)
+    best = _that_fits(costs) if basis.can_split else None
+    if best is not None:
+        yield "the quickest split that fits", Levers(split=best)
+    if costs.training and costs.pipelined and not costs.recompute:
+        yield "recomputation instead of keeping activations", Levers(recompute=True)
+    if basis.keeps_state and basis.state == STATES[0]:
+        states = STATES[1:] if basis.replicas > 1 else STATES[1:2]
+        for state in states:
+            yield f"optimiser state {state.replace('-', ' ')}", Levers(state=state)
+    if basis.sizes.halves:
+        yield "half precision", Levers(half=True)
+    if basis.micro_batch > 1:
+        levers = Levers(micro_batch=basis.micro_batch // 2)
+        yield title(basis, levers), levers
+
+
+def _moves(basis: Basis, ipu: int) -> Iterator[tuple[str, Assignment]]:
+    """Moves of each stage's first and last Block there to the neighbouring stage."""
+    costs, present = basis.costs, basis.present
+    spans = present.spans(len(costs))
+    for stage, (first, last) in enumerate(spans):
+        if present.ipus[stage] != ipu or first == last:
+            continue
+        starts = present.starts
+        if stage > 0:
+            later = (*starts[:stage], first + 1, *starts[stage + 1 :])
+            yield _to(costs, first, stage - 1), replace(present, starts=later, choices=())
+        if stage + 1 < len(spans):
+            sooner = (*starts[: stage + 1], last, *starts[stage + 2 :])
+            yield _to(costs, last, stage + 1), replace(present, starts=sooner, choices=())
+
+
+def _to(costs: Costs, block: int, stage: int) -> str:
+    return f"Block {costs.names[block]} to stage {stage}"
+
+
+def _that_fits(costs: Costs) -> Assignment | None:
+    """The quickest split onto as many IPUs, with stages saving memory as each needs."""
+    if len(set(costs.ipus)) < len(costs.ipus) or len(costs.ipus) < 2:
+        return None
+    try:
+        split = best_split(costs, len(costs.ipus), choices=ALL_CHOICES if costs.training else ())
+    except ValueError:
+        return None
+    return None if split.prediction.problems else split.prediction.assignment
+
+
+def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
+    """The command that predicts its effect, and the viewer's page."""
+    path = basis.report.path.parent
+    if levers.split is None:
+        return f"ipu-run --with {levers.argument} SCRIPT", "/memory"
+    starts = ",".join(str(first) for first in levers.split.starts)
+    where = f"/rebalance?starts={starts}"
+    if levers.split.choices:
+        return f"ipu-report rebalance --recompute choose --offload choose {path}", where
+    return f"ipu-report whatif {path} --assign {levers.split.sizes(len(basis.costs))}", where
+
+
+def in_words(reliefs: list[Relief], most: int = 4) -> list[str]:
+    """A line for each of those that free most: what, how much, whether it fits, the command."""
+    return [
+        f"{'about ' if one.estimate else ''}{size(one.freed)}: {one.title} ({one.fits}):"
+        f" {one.command}"
+        for one in reliefs[:most]
+    ]

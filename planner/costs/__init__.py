@@ -1,0 +1,1 @@
+"""What each Block costs: cycles, bytes and traffic, read from a profile."""

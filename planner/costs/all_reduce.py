@@ -1,0 +1,66 @@
+"""What replicas exchange before a weight update, for any split and any number of replicas.
+
+A profile has the cycles of the number of replicas with which it was made. For other numbers, the
+bytes of each Block's gradients and the cost of a ring give the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+
+_KNOWS_USES = 2  # the format of profiles since which operators' variables are in them
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The all-reduce of each IPU of a replica: ``base + rate x bytes`` cycles, rounded up.
+
+    float64[IPU] each. They come from the code that knows the machine
+    (`ipu_exec.base.topology.ring_cycles`).
+    """
+
+    base: np.ndarray
+    rate: np.ndarray
+
+    def cycles(self, nbytes: np.ndarray) -> np.ndarray:
+        """All-reduce cycles of IPUs (the last axis) with this many bytes; 0 for no bytes."""
+        ipus = nbytes.shape[-1]
+        cycles = np.ceil(np.round(self.base[:ipus] + self.rate[:ipus] * nbytes, 6))
+        return np.where(nbytes > 0, cycles, 0).astype(np.int64)
+
+    def least(self, nbytes: np.ndarray, ipus: int) -> int:
+        """A lower bound on the cycles of any split with these bytes onto this many IPUs."""
+        share = max(-(-int(nbytes.sum()) // ipus), int(nbytes.max(initial=0)))
+        if not share:
+            return 0
+        return int(np.ceil(np.round(self.base[:ipus].min() + self.rate[:ipus].min() * share, 6)))
+
+
+def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
+    """Bytes of each Block's weights that replicas reduce, on all tiles: int64[Block].
+
+    These are the accumulators; if a weight update has one micro-batch there are none, and it is the
+    gradients that the update reads.
+    """
+    variables = report.columns_of(records.Variable)
+    block, nbytes = variables["block"], variables["bytes"]
+    gradients = variables.equals("role", Role.ACCUMULATOR) & (block >= 0)
+    if not gradients.any() and report.format >= _KNOWS_USES:
+        gradients = variables.equals("role", Role.GRADIENT) & (block >= 0)
+        gradients &= np.isin(variables["id"], _read_by_updates(report))
+    return sum_by(block[gradients], nbytes[gradients], blocks)
+
+
+def _read_by_updates(report: Report) -> np.ndarray:
+    """Ids of variables that an operator of a weight update reads or writes."""
+    uses, ops = report.columns_of(records.Use), report.columns_of(records.Op)
+    updates = ops["id"][ops.equals("direction", Direction.UPDATE)]
+    chosen: np.ndarray = uses["variable"][np.isin(uses["op"], updates)]
+    return chosen

@@ -1,0 +1,242 @@
+"""What each Block costs, wherever it was read; each group of costs has its own module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.block_cycles import BlockCycles
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.cuts import Cuts
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.machine_costs import MachineCosts
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.stash_costs import StashCosts
+from ipuscope.planner.costs.tied_gradients import TiedGradients
+from ipuscope.profiler.lazy import cached_property
+
+Index = int | np.ndarray
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Blocks in the order of the model, and how the profile ran them. Units: cycles, bytes.
+
+    A stage that recomputes stashes what enters it and its checkpoints, one that does not what
+    enters it and what its Blocks save.
+    """
+
+    names: tuple[str, ...]
+    stage: np.ndarray  # of each Block, as profiled
+    ipus: tuple[int, ...]  # of each stage, as profiled
+    machine: MachineCosts
+    cycles: BlockCycles
+    memory: BlockMemory
+    stash: StashCosts
+    streams: HostStreams
+    cuts: Cuts
+    reduce: int  # cycles of a weight update that replicas exchange gradients and weights
+    micro_batches: int
+    samples: int  # a micro-batch, over all replicas
+    training: bool
+    pipelined: bool
+    recompute: bool
+    # one stage of all Blocks recomputes too: only where autoRecomputation says so
+    recompute_alone: bool = True
+    offload: bool = False  # optimiser state was profiled off the chip
+    # how each stage saved memory as profiled (`Choice`); empty: all as the two above say
+    choices: tuple[Choice, ...] = ()
+    # the share of its memory that an IPU's products may use, where options say it
+    proportions: tuple[tuple[str, float], ...] = ()
+    # what the tiles held as profiled is known (`BlockMemory.residual`)
+    measured: bool = False
+    replicas: int = 1
+    # the stages (first Block, last Block, choice) of IPUs that a compile has shown to be too full
+    too_full: frozenset[tuple[tuple[int, int, Choice], ...]] = frozenset()
+    # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
+    rounds: bool = False
+
+    # ... of Blocks that had one of their own
+    block_proportions: tuple[tuple[str, float], ...] = ()
+    usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
+    # bytes of each Block's gradients, and what other replicas than were profiled make of them:
+    # `rings` goes before `reduce`
+    gradients: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rings: Rings | None = None
+    # cycles that a weight update is longer on several IPUs, because they exchange what is made of
+    # all gradients (the norm that these are clipped by) and wait for it; None: nothing is
+    meeting: int | None = None
+
+    # cycles of ``cycles.backward`` are counted with additions in the weights' Blocks
+    tied_gradients: TiedGradients = field(default_factory=TiedGradients)
+
+    # cycles that state took in the profile beyond the estimate, on a Block of each IPU; empty where
+    # nothing is known
+    moves_beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def block_proportion(self, block: int) -> float:
+        """The share of an IPU's memory that a Block's products may use, as it was profiled."""
+        own = dict(self.block_proportions).get(self.names[block])
+        if own is not None:
+            return own
+        ipu = str(self.ipus[int(self.stage[block])])
+        return dict(self.proportions).get(ipu, self.usual_proportion)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def reduces(self, of_ipus: np.ndarray) -> np.ndarray:
+        """Cycles in which replicas exchange gradients, and IPUs what is made of all of them.
+
+        int64, of IPUs along the last axis. ``of_ipus``: the bytes of `gradients` on each.
+        """
+        meeting = self.meeting_of(of_ipus.shape[-1])
+        if self.rings is None:
+            return np.full(of_ipus.shape, self.reduce + meeting, dtype=np.int64)
+        return self.rings.cycles(of_ipus) + meeting
+
+    def least_reduce(self, ipus: int) -> int:
+        """Cycles of these exchanges, which no split onto so many IPUs is below."""
+        least = self.reduce if self.rings is None else self.rings.least(self.gradients, ipus)
+        return least + self.meeting_of(ipus)
+
+    def meeting_of(self, ipus: int) -> int:
+        """Cycles of `meeting` on so many IPUs."""
+        return self.meeting or 0 if ipus > 1 else 0
+
+    def with_tile_bytes(self, nbytes: int) -> Self:
+        """The same on tiles of so many bytes."""
+        return replace(self, machine=replace(self.machine, bytes_per_tile=nbytes))
+
+    def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
+        """Cycles in which stages of Blocks ``first .. last`` fill their stash, and empty it.
+
+        Ints or arrays that broadcast.
+        """
+        if not self.training:
+            return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
+        fitted = self.stash.cycles(*self._stash(first, last, recompute))
+        if not len(self.stash.beyond):
+            return fitted
+        measured: np.ndarray = np.maximum(0, fitted + self.stash.beyond[first])
+        return np.where(fitted > 0, measured, 0)
+
+    def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
+        """Bytes a micro-batch of the same stages' stash, all tiles."""
+        return self._stash(first, last, recompute)[0]
+
+    def again_cycles(self, first: Index, last: Index) -> np.ndarray:
+        """Forward cycles recomputed by stages of Blocks ``first .. last`` that others follow."""
+        total = np.concatenate([[0], np.cumsum(self.cycles.again)])
+        cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
+        return cycles * self.goes_back[last]
+
+    def again_at_once(self, first: Index, last: Index) -> np.ndarray:
+        """The same for stages whose backward follows their forward at once.
+
+        That is the last stage of a pipeline, and every stage where there is no pipeline.
+
+        One stage of all Blocks is none: by default only pipelines recompute.
+        """
+        again = self.cycles.again_final if self.recompute else np.zeros(len(self), dtype=np.int64)
+        total = np.concatenate([[0], np.cumsum(again)])
+        cycles: np.ndarray = total[np.asarray(last) + 1] - total[first]
+        if not self.recompute_alone:
+            alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
+            cycles = np.where(alone, 0, cycles)
+        return cycles
+
+    def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(bytes, tensors) of stages' stash."""
+        goes_back = self.goes_back[last]
+        nbytes, tensors = (
+            table[first, last] * goes_back for table in self.stash.tables[not recompute]
+        )
+        if recompute:
+            return nbytes, tensors
+        saved, number = (
+            np.concatenate([[0], np.cumsum(each)])
+            for each in (self.saved_bytes, self.memory.saved_tensors)
+        )
+        behind = np.asarray(last) + 1
+        return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
+
+    @cached_property
+    def goes_back(self) -> np.ndarray:
+        """Whether a stage that ends with each Block has a backward: bool[Block].
+
+        The first Blocks have none where nothing in them trains, as of a frozen feature extractor. A
+        stage of these alone stashes nothing, and runs nothing again.
+        """
+        some: np.ndarray = np.maximum.accumulate(self.cycles.backward > 0)
+        return some
+
+    @cached_property
+    def tied_bytes(self) -> np.ndarray:
+        """Bytes of each weight that Blocks share: int64[tie, tile].
+
+        Spread evenly where the profile does not say how it lies.
+        """
+        ties = self.cuts.ties
+        if len(self.memory.copies) == len(ties):
+            return self.memory.copies
+        even = [-(-nbytes // self.machine.tiles) for nbytes in ties.nbytes]
+        return np.repeat(np.array(even, dtype=np.int64)[:, None], self.machine.tiles, axis=1)
+
+    @cached_property
+    def sharing(self) -> np.ndarray:
+        """The Blocks that share a weight, ascending."""
+        carried = self.memory.carried
+        blocks = {block for readers in self.cuts.ties.blocks for block in readers}
+        for ends in (carried.first, carried.maker):
+            blocks.update(ends[carried.is_tied].tolist())
+        return np.array(sorted(blocks), dtype=np.int64)
+
+    @cached_property
+    def ties_alike(self) -> tuple[np.ndarray, ...]:
+        """Rows of the shared weights that the same Blocks read: where one is, all of them are."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, blocks in enumerate(self.cuts.ties.blocks):
+            rows.setdefault(blocks, []).append(row)
+        return tuple(map(np.array, rows.values()))
+
+    @cached_property
+    def bytes_that_travel(self) -> np.ndarray:
+        """What a Block holds at most of weights that come to it, or of gradients that do.
+
+        int64[`ties_alike`, Block, tile]: a weight and the gradient that it makes of it where it
+        reads another's, all the gradients where it has the weight.
+        """
+        carried, ties = self.memory.carried, self.cuts.ties.blocks
+        most = np.zeros((len(self.ties_alike), len(self), self.machine.tiles), dtype=np.int64)
+        tied = np.flatnonzero(carried.is_tied)
+        for held, rows in zip(most, self.ties_alike, strict=True):
+            home, *readers = ties[rows[0]]
+            held[readers] += self.tied_bytes[rows].sum(axis=0)
+            for row in tied[(carried.first[tied] == home) & np.isin(carried.maker[tied], readers)]:
+                held[[home, carried.maker[row]]] += carried.nbytes[row]
+        return most
+
+    @cached_property
+    def saved_bytes(self) -> np.ndarray:
+        """What each Block saves for its backward, all tiles: int64[Block]."""
+        nbytes: np.ndarray = self.memory.saved.sum(axis=1)
+        return nbytes
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """Results already computed from these costs, by the function and its arguments."""
+        return {}
+
+    @cached_property
+    def moves(self) -> np.ndarray:
+        """Cycles of a weight update for off-chip optimiser state to come and go: int64[Block]."""
+        state = self.memory.state.sum(axis=1)
+        cycles = self.machine.offload_cycles(state, self.memory.state_weights)
+        estimated: np.ndarray = np.ceil(cycles).astype(np.int64)
+        if not len(self.moves_beyond):
+            return estimated
+        return np.where(estimated > 0, np.maximum(0, estimated + self.moves_beyond), 0)

@@ -1,0 +1,142 @@
+"""Cycles of each Block's forward, backward, weight update, and of what recomputation runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.profiler.enums import Direction, Purpose
+from ipuscope.profiler.report import Report
+
+_STASHING = (Purpose.STASH, Purpose.RESTORE)
+_FOR_BOTH = ("host I/O", "global exchange")  # kinds of steps that bring a weight to the chip
+
+
+@dataclass(frozen=True)
+class BlockCycles:
+    """int64[Block], a micro-batch's but for ``update``.
+
+    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs
+    ``again_end``: what only the next stage needs is left out. The last stage runs ``again_final``
+    (nothing where there are no checkpoints). ``closed``, bool[Block]: what earlier Blocks save is
+    made again only after the Block's backward has run.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray  # without recomputation
+    update: np.ndarray
+    again: np.ndarray
+    again_end: np.ndarray
+    again_final: np.ndarray
+    closed: np.ndarray
+
+    @property
+    def work(self) -> np.ndarray:
+        """Forward and backward together."""
+        total: np.ndarray = self.forward + self.backward
+        return total
+
+    def scaled(
+        self, factor: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray] = np.rint
+    ) -> BlockCycles:
+        """With what a micro-batch costs times ``factor``, float64[Block]."""
+
+        def times(cycles: np.ndarray) -> np.ndarray:
+            return rounded(cycles * factor).astype(np.int64)
+
+        return BlockCycles(
+            times(self.forward),
+            times(self.backward),
+            self.update,
+            times(self.again),
+            times(self.again_end),
+            times(self.again_final),
+            self.closed,
+        )
+
+
+def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward cycles of each Block, int64[Block], from the steps on its ``stage``.
+
+    The stash is not in them: it is priced separately.
+
+    A weight from off the chip or the replicas comes once for recomputation and backward, whichever
+    begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
+    need not come).
+    """
+    block, where, cycles = map(report.steps_in_order, ("block", "stage", "spent"))
+    own_steps = (block >= 0) & (where == stage[block.clip(0)])
+    own_steps &= ~report.steps_with("purpose", *_STASHING)
+    brought = report.steps_with("kind", *_FOR_BOTH)
+    # a collective of shards is part of its operator
+    brought = brought & ~report.steps_with("purpose", Purpose.OPERATOR)
+
+    def of(chosen: np.ndarray) -> np.ndarray:
+        return sum_by(block[own_steps & chosen], cycles[own_steps & chosen], len(stage))
+
+    again = report.steps_with("direction", Direction.RECOMPUTE)
+    backward = report.steps_with("direction", Direction.BACKWARD) | (again & brought)
+    return of(report.steps_with("direction", Direction.FORWARD)), of(backward)
+
+
+def recomputes(report: Report, pipelined_training: bool) -> bool:
+    """Whether stages run their forward again.
+
+    As profiled, or where there is one stage, as the options say of more.
+    """
+    if len(report.stages) == 1:
+        return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
+    return bool((report.stages["recompute_cycles"] > 0).any())
+
+
+def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
+    """``again``, ``again_end``, ``again_final`` and ``closed``, by name.
+
+    They are what the compiler wrote (`ipu_exec.compiler.placement.recompute.by_block`); of profiles
+    without that, estimates: no checkpoints, and a mean over the profiled stages of what a stage
+    does not run again at its end.
+    """
+    names = ("again", "again_end", "again_final", "closed")
+    written = written_recomputation(report, len(forward))
+    if written is not None:
+        cycles = {name: written[name] for name in names}
+        return {**cycles, "closed": cycles["closed"] > 0}
+    stages = report.stages[report.stages["recompute_cycles"] > 0]
+    difference = stages["forward_cycles"] - stages["recompute_cycles"]
+    less = round(float(difference.mean())) if len(stages) else 0
+    none = np.zeros(len(forward), dtype=np.int64)
+    return {
+        "again": forward,
+        "again_end": np.maximum(0, forward - less),
+        "again_final": none,
+        "closed": none.astype(bool),
+    }
+
+
+def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
+    """What the compiler recorded about recomputation, by name.
+
+    None where an older profile does not have it, or where a foreign one's makes no sense.
+    """
+    said: Any = report.meta.get("recomputation")
+    try:
+        of_blocks = {
+            name: np.array(said[name], dtype=np.int64)
+            for name in ("again", "again_end", "again_final", "closed")
+        }
+        stashes = {
+            name: np.array(said[name], dtype=np.int64).reshape(-1, 4)
+            for name in ("stashes", "stashes_kept")
+        }
+        handed_on = np.array(said.get("handed_on", []), dtype=np.int64).reshape(-1, 3)
+        named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
+        named = np.concatenate([named, handed_on[:, :2].ravel()])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    whole = all(each.shape == (blocks,) for each in of_blocks.values())
+    known = np.isin(named, np.arange(blocks)).all()
+    return {**of_blocks, **stashes, "handed_on": handed_on} if whole and known else None

@@ -1,0 +1,445 @@
+"""What Blocks would cost in half precision, or with a larger or smaller micro-batch.
+
+Estimates from a profile alone, by rules that hold for any model (docs/advice.md#estimates has what
+they are off by):
+
+- What starting a vertex takes stays, by its formula (`ipuscope.planner.costs.vertex_costs`); of
+vertices
+  that have none, and of exchanges, it is what the shortest steps of the profile take.
+- In float16 half as many bytes move, and vertices take as many cycles an element as their formulas
+  say. Partial sums of products and reductions stay float32, and so do accumulators, optimiser state
+  and the update. What is so small that it leaves most tiles idle is on fewer tiles then, not
+  quicker on each.
+- Tiles that have nothing to do in a step take what more samples bring first; what goes to few tiles
+  has theirs.
+- Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
+  power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
+  temporaries that hold them. What is the size of a weight does not grow.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ipuscope.planner.costs.block_cycles import BlockCycles
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.cuts import Cuts
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.costs.vertex_costs import StepVertices, step_vertices
+from ipuscope.profiler.enums import Direction, Purpose, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FEW_TILES = 0.5  # share of them: tensors that fill no more have the least bytes a tile may have
+SHORTEST = 0.1  # quantile of a profile's steps that is taken for what starting one takes
+_PRODUCTS = ("mm", "matmul", "convolution", "attention", "linear", "lstm", "gru", "rnn")
+_SINGLE, _HALF = "float32", "float16"
+_WORKING = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
+_WEIGHTS = (Role.WEIGHT, Role.ACCUMULATOR, Role.OPTIMISER_STATE, Role.BUFFER)
+_PER_SAMPLE = (Role.ACTIVATION, Role.GRADIENT, Role.INPUT, Role.STASH, Role.TEMPORARY)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Operators' steps of a profile: one entry a step.
+
+    ``fixed`` cycles stay, those ``beyond`` grow with the work; ``busy``: share of the tiles that
+    work in it; ``growth``: how it grows, of `GROWTHS`; ``in_half``: times as many ``beyond`` in
+    float16.
+    """
+
+    block: np.ndarray
+    direction: np.ndarray
+    fixed: np.ndarray
+    beyond: np.ndarray
+    busy: np.ndarray
+    growth: np.ndarray
+    in_half: np.ndarray
+
+
+# With the samples to this power: what is a weight's, what tiles exchange for products, all else.
+GROWTHS = (0.0, 2 / 3, 1.0)
+STAYS, AS_PRODUCTS, AS_SAMPLES = range(3)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a profile grows with samples and shrinks in half precision: `estimated` takes it.
+
+    ``variables``: `variables_alike` of the report. Phases never ask for ``steps`` and ``held``.
+    """
+
+    report: Report
+    variables: pd.DataFrame
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Operators' steps."""
+        return _steps(self.report, self.variables)
+
+    @cached_property
+    def held(self) -> pd.DataFrame:
+        """Bytes of each Block by what they are."""
+        return _held(self.report, self.variables)
+
+    @cached_property
+    def float32_shares(self) -> dict[str, float]:
+        """Share of what comes "in" from the host and goes "out" to it that is float32."""
+        return _host_dtypes(self.report)
+
+    @cached_property
+    def halves(self) -> bool:
+        """Whether most weights are float32, so that there is something to halve."""
+        weights = self.variables[self.variables["role"] == Role.WEIGHT]
+        single = weights.loc[weights["dtype"] == _SINGLE, "bytes"].sum()
+        return bool(single > weights["bytes"].sum() / 2)
+
+
+def variables_alike(report: Report) -> pd.DataFrame:
+    """Columns of `Report.variables`, with ``like_weight``: of its shape, or transposed."""
+    names = ("role", "shape", "dtype", "parameter", "op", "block", "always_live", "bytes")
+    variables = report.variables_with(*names)
+    weights = variables[variables["role"] == Role.WEIGHT]
+    shapes = {key for shape in weights["shape"].unique() for key in _either_way(shape)}
+    by_role = variables["role"].isin(_WEIGHTS).to_numpy()
+    of_gradient = (variables["role"] == Role.GRADIENT) & (variables["parameter"] >= 0)
+    by_shape = variables["shape"].isin(shapes).to_numpy()
+    return variables.assign(like_weight=by_role | of_gradient.to_numpy() | by_shape)
+
+
+def _either_way(shape: str) -> tuple[str, ...]:
+    """A weight's shape and its transpose, as the profile writes shapes; none of vectors."""
+    sides = json.loads(shape) if shape else []
+    return (json.dumps(sides), json.dumps(sides[::-1])) if len(sides) > 1 else ()
+
+
+def is_product(aten: pd.Series[str]) -> np.ndarray:
+    """Mask of operators that are products, by their ATen names."""
+    import pandas as pd
+
+    kinds = aten.drop_duplicates()  # operators are many, kinds of them few
+    which = pd.Index(kinds).get_indexer(pd.Index(aten))
+    product = kinds.str.contains("|".join(_PRODUCTS), regex=True).to_numpy(dtype=bool)
+    mask: np.ndarray = product[which]
+    return mask
+
+
+def _steps(report: Report, variables: pd.DataFrame) -> Steps:
+    steps = report.program_steps()
+    steps = steps[
+        (steps["block"] >= 0)
+        & steps["direction"].isin(_WORKING)
+        & (steps["purpose"] == Purpose.OPERATOR)
+    ]
+    # What comes before and after is of one turn; then each step counts as often as it runs.
+    order, turns = _Order.of(steps), steps["times"].to_numpy()
+    steps, order = steps.loc[steps.index.repeat(turns)], order.repeated(turns)
+    vertices = step_vertices(report, steps["step"].to_numpy())
+    product = is_product(report.ops.loc[steps["op"], "aten"])
+    accumulates = steps["op"].isin(_accumulating(report, variables)).to_numpy()
+    of_weights = steps["op"].isin(weight_operators(report, variables)).to_numpy() & ~product
+    cycles, kind = steps["cycles"].to_numpy(), steps["kind"].to_numpy()
+    compute, exchange = kind == "compute", kind == "exchange"
+
+    beyond = beyond_starting(cycles, kind)
+    known = compute & (vertices.start >= 0)
+    beyond = np.where(known, np.maximum(0, cycles - vertices.start), beyond)
+
+    tiles = report.target.tiles_per_ipu
+    busy = order.at_receivers(steps["active_tiles"].to_numpy() / tiles)
+    growth = np.select(
+        [of_weights | accumulates, product & exchange], [STAYS, AS_PRODUCTS], AS_SAMPLES
+    )
+
+    in_half = np.where(product & vertices.rearranges, 0.5, vertices.in_half)  # by the byte there
+    float32 = order.partial_sums(vertices) | (accumulates & compute)
+    few_tiles = (busy < _FEW_TILES) & ~product
+    in_half = np.where(float32 | few_tiles, 1.0, in_half)
+    return Steps(
+        steps["block"].to_numpy(),
+        steps["direction"].to_numpy(),
+        cycles - beyond,
+        beyond,
+        busy,
+        growth,
+        in_half,
+    )
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Which compute steps come before and after steps, of the same operator; -1: none.
+
+    ``before`` has an exchange between: of a compute step, the one whose results were sent to it.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    exchange: np.ndarray
+
+    @classmethod
+    def of(cls, steps: pd.DataFrame) -> _Order:
+        """``steps`` in the order of the program."""
+        count, op = len(steps), steps["op"].to_numpy()
+        compute = (steps["kind"] == "compute").to_numpy()
+        exchange = (steps["kind"] == "exchange").to_numpy()
+        position = np.arange(count)
+
+        def last(chosen: np.ndarray) -> np.ndarray:
+            """The last of those before each step."""
+            until = np.maximum.accumulate(np.where(chosen, position, -1))
+            return np.concatenate([[-1], until[:-1]]) if count else until
+
+        following = np.minimum.accumulate(np.where(compute, position, count)[::-1])[::-1]
+        after = np.where(following < count, following, -1)
+        before = np.where(compute & (last(exchange) > last(compute)), last(compute), -1)
+        same_after, same_before = op[after] == op, op[before] == op
+        return cls(
+            np.where(same_before & (before >= 0), before, -1),
+            np.where(same_after & (after >= 0), after, -1),
+            exchange,
+        )
+
+    def repeated(self, times: np.ndarray) -> _Order:
+        """The same of steps that stand there so many times, one behind the other."""
+        first = np.cumsum(times) - times
+        before, after = (
+            np.where(one >= 0, first[one], -1).repeat(times) for one in (self.before, self.after)
+        )
+        return _Order(before, after, self.exchange.repeat(times))
+
+    def at_receivers(self, busy: np.ndarray) -> np.ndarray:
+        """Shares of busy tiles; of exchanges, of the step that computes with what they bring."""
+        receivers = np.where(self.exchange & (self.after >= 0), busy[self.after], busy)
+        return np.minimum(busy, receivers)
+
+    def partial_sums(self, vertices: StepVertices) -> np.ndarray:
+        """Mask of steps that add up what other tiles have added up or multiplied, and bring it."""
+        made = vertices.sums | vertices.product
+        adding = vertices.sums & (self.before >= 0) & made[self.before]
+        bringing = self.exchange & (self.after >= 0) & adding[self.after]
+        mask: np.ndarray = adding | bringing
+        return mask
+
+
+def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
+    """Cycles of steps beyond what starting one takes: int64, of computing and exchanges."""
+    beyond = np.zeros_like(cycles)
+    for name in ("compute", "exchange"):
+        of_kind = kind == name
+        start = int(np.quantile(cycles[of_kind], SHORTEST)) if of_kind.any() else 0
+        beyond[of_kind] = np.maximum(0, cycles[of_kind] - start)
+    return beyond
+
+
+def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
+    """Ids of operators that read and write nothing but what is like a weight."""
+    uses = report.columns_of(records.Use) if report.format >= 2 else None
+    if uses is None or not len(uses["op"]):
+        return np.zeros(0, dtype=np.int64)
+    known = np.isin(uses["variable"], variables.index)
+    used = variables.loc[uses["variable"][known]]
+    count = np.bincount(uses["op"][known])
+    alike = np.bincount(uses["op"][known], used["like_weight"].to_numpy(), minlength=len(count))
+    return np.flatnonzero((count > 0) & (alike == count))
+
+
+def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
+    """Ids of operators that read or write accumulators of gradients."""
+    uses = report.columns_of(records.Use) if report.format >= 2 else None
+    if uses is None:
+        return np.zeros(0, dtype=np.int64)
+    accumulators = variables.index[variables["role"] == Role.ACCUMULATOR]
+    ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], accumulators)])
+    return ops
+
+
+def growing(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """`variables_alike` with what each grows with, and the bytes that halve in float16.
+
+    ``grows`` ("weights", "samples", "products", "rest") and ``single``.
+    """
+    role = variables["role"]
+    product_ops = report.ops.index[is_product(report.ops["aten"])]
+    of_product = (role == Role.TEMPORARY) & variables["op"].isin(product_ops)
+    per_sample = role.isin(_PER_SAMPLE) & ~variables["like_weight"]
+    weights = variables["like_weight"] | (role == Role.WEIGHT)
+    grows = np.select(
+        [of_product, per_sample, weights], ["products", "samples", "weights"], default="rest"
+    )
+    kept_single = role.isin((Role.ACCUMULATOR, Role.OPTIMISER_STATE))
+    as_large = kept_single | of_product | (role == Role.PROGRAM)
+    is_single = variables["dtype"].isin((_SINGLE, "")) & ~as_large
+    return variables.assign(grows=grows, single=variables["bytes"].where(is_single, 0))
+
+
+def _held(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by ``block, always_live, grows``, and ``single`` of them that halve.
+
+    Without optimiser state, which costs have by itself.
+    """
+    rows = growing(report, variables[variables["role"] != Role.OPTIMISER_STATE])
+    return rows.groupby(["block", "always_live", "grows"])[["bytes", "single"]].sum().reset_index()
+
+
+def growth_of_bytes(grows: pd.Series[str], samples: float) -> pd.Series[float]:
+    """How many times as large bytes are with micro-batches ``samples`` times larger."""
+    times = {"samples": samples, "products": samples ** GROWTHS[AS_PRODUCTS]}
+    return grows.map({"weights": 1.0, "rest": 1.0, **times})
+
+
+def _host_dtypes(report: Report) -> dict[str, float]:
+    """Share of the bytes each way that is float32."""
+    from ipuscope.profiler.analysis.host_transfers import host_tensors
+
+    tensors = host_tensors(report)
+    single = tensors["bytes"].where(tensors["dtype"] == _SINGLE, 0)
+    of_way = tensors["bytes"].groupby(tensors["way"]).sum().to_dict()
+    halves = single.groupby(tensors["way"]).sum().to_dict()
+    return {way: float(halves.get(way, 0) / max(1, of_way.get(way, 1))) for way in ("in", "out")}
+
+
+def estimated(costs: Costs, of: Sizes, half: bool, samples: float = 1.0) -> Costs:
+    """Costs with Blocks in float16 (``half``) and micro-batches ``samples`` times larger.
+
+    The costs are returned unchanged if neither is requested.
+    """
+    if not half and samples == 1:
+        return costs
+    rate = 0.5 if half else 1.0
+    moved = samples * rate
+    return replace(
+        costs,
+        cycles=_cycles(costs.cycles, of.steps, samples, half),
+        memory=_memory(costs.memory, of.held, samples, half),
+        stash=replace(
+            costs.stash,
+            recomputing=_times_bytes(costs.stash.recomputing, moved),
+            keeping=_times_bytes(costs.stash.keeping, moved),
+        ),
+        streams=estimated_streams(costs.streams, of, samples, half),
+        cuts=_cuts(costs.cuts, moved, rate),
+        samples=round(costs.samples * samples),
+        measured=False,
+    )
+
+
+def growth_of_work(growth: np.ndarray, busy: np.ndarray, samples: float) -> np.ndarray:
+    """How many times as long steps work with micro-batches ``samples`` times larger.
+
+    ``growth``: of `GROWTHS`; ``busy``: share of the tiles, of which idle ones take more first.
+    """
+    times: np.ndarray = np.power(samples, np.array(GROWTHS))[growth]
+    if samples > 1:
+        times = np.maximum(1.0, times * np.where(growth == STAYS, 1.0, busy))
+    return times
+
+
+def _cycles(cycles: BlockCycles, steps: Steps, samples: float, half: bool) -> BlockCycles:
+    growth = growth_of_work(steps.growth, steps.busy, samples)
+    before = steps.fixed + steps.beyond
+    after = steps.fixed + (steps.in_half if half else 1.0) * growth * steps.beyond
+    blocks = len(cycles.forward)
+
+    def times(values: np.ndarray, direction: Direction) -> np.ndarray:
+        same_direction = steps.direction == direction
+        old, new = (
+            np.bincount(steps.block[same_direction], of_step[same_direction], blocks)
+            for of_step in (before, after)
+        )
+        ratio = np.where(old > 0, new / np.maximum(1, old), 1.0)
+        scaled: np.ndarray = np.rint(values * ratio).astype(np.int64)
+        return scaled
+
+    return replace(
+        cycles,
+        forward=times(cycles.forward, Direction.FORWARD),
+        backward=times(cycles.backward, Direction.BACKWARD),
+        again=times(cycles.again, Direction.FORWARD),
+        again_end=times(cycles.again_end, Direction.FORWARD),
+        again_final=times(cycles.again_final, Direction.FORWARD),
+    )
+
+
+def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool) -> BlockMemory:
+    growth = growth_of_bytes(held["grows"], samples)
+    held_bytes = held["bytes"] - (held["single"] / 2 if half else 0)
+    after = (growth * held_bytes).groupby([held["block"], held["always_live"]]).sum()
+    before = held["bytes"].groupby([held["block"], held["always_live"]]).sum()
+    ratio = after / before.clip(lower=1)
+
+    def times(values: np.ndarray, always: int) -> np.ndarray:
+        keys = [(block, always) for block in range(values.shape[-2])]
+        factor = ratio.reindex(keys).fillna(1.0).to_numpy()
+        scaled: np.ndarray = np.ceil(values * factor[:, None]).astype(np.int64)
+        return scaled
+
+    rate = 0.5 if half else 1.0
+    moved = samples * rate
+    carried = np.where(memory.carried.is_tied, rate, moved)[:, None] * memory.carried.nbytes
+    return replace(
+        memory,
+        always=times(memory.always, 1),
+        peak=times(memory.peak, 0),
+        peak_of_backward=times(memory.peak_of_backward, 0),
+        peak_if_again=times(memory.peak_if_again, 0)
+        if len(memory.peak_if_again)
+        else memory.peak_if_again,
+        peak_interleaved=times(memory.peak_interleaved, 0),
+        saved=np.ceil(memory.saved * moved).astype(np.int64),
+        carried=replace(memory.carried, nbytes=np.ceil(carried).astype(np.int64)),
+    )
+
+
+def _times_bytes(stashes: np.ndarray, factor: float) -> np.ndarray:
+    scaled: np.ndarray = stashes.copy()
+    scaled[:, 3] = np.ceil(stashes[:, 3] * factor)
+    return scaled
+
+
+def estimated_streams(streams: HostStreams, of: Sizes, samples: float, half: bool) -> HostStreams:
+    """Streams with micro-batches ``samples`` times larger, in float16 (``half``)."""
+    single = of.float32_shares if half else {"in": 0.0, "out": 0.0}
+    less_in, less_out = (samples * (1 - single[way] / 2) for way in ("in", "out"))
+
+    def times(cycles: np.ndarray, factor: float) -> np.ndarray:
+        scaled: np.ndarray = np.ceil(cycles * factor).astype(np.int64)
+        return scaled
+
+    return replace(
+        streams,
+        input_bytes=times(streams.input_bytes, less_in),
+        stream_in=times(streams.stream_in, less_in),
+        stream_out=times(streams.stream_out, less_out),
+        load=times(streams.load, less_in),
+        unload=times(streams.unload, less_out),
+    )
+
+
+def _cuts(cuts: Cuts, moved: float, rate: float) -> Cuts:
+    """Bytes that cross a cut; tied weights that travel keep their size whatever the samples.
+
+    ``moved``: times as many bytes of activations and gradients; ``rate``: of weights.
+    """
+    tied = np.zeros_like(cuts.ahead)
+    for (home, *readers), nbytes in zip(cuts.ties.blocks, cuts.ties.nbytes, strict=True):
+        tied[home : max(readers)] += nbytes
+    ahead, back = (
+        np.maximum(0, values - tied) * moved + np.minimum(values, tied) * rate
+        for values in (cuts.ahead, cuts.back)
+    )
+    ties = replace(cuts.ties, nbytes=tuple(round(nbytes * rate) for nbytes in cuts.ties.nbytes))
+    ahead, back = np.ceil(ahead).astype(np.int64), np.ceil(back).astype(np.int64)
+    skips = tuple(
+        tuple(replace(one, nbytes=round(one.nbytes * moved)) for one in way) for way in cuts.skips
+    )
+    return Cuts(ahead, back, ties, (skips[0], skips[1]))

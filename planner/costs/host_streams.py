@@ -1,0 +1,110 @@
+"""What moves between the host and each Block, a micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.file import legacy_formats, records
+from ipuscope.profiler.report import Report, number
+
+_HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class HostStreams:
+    """Cycles of host transfers, int64[Block].
+
+    Besides these each stage that has input pays ``latency``, and each that has output. ``load`` and
+    ``unload`` go over I/O tiles.
+    """
+
+    input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
+    stream_in: np.ndarray
+    stream_out: np.ndarray
+    out_once: bool  # outputs leave once, at the end
+    latency: int = 0  # cycles
+    load: np.ndarray = field(default_factory=_none)
+    unload: np.ndarray = field(default_factory=_none)
+    # ... from one device iteration into the next (`ipuscope.profiler.timeline.schedules.Costs`)
+    across: bool = False
+    # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
+    sync: str = ""
+
+    @classmethod
+    def from_report(cls, report: Report, stage: np.ndarray, input_bytes: np.ndarray) -> HostStreams:
+        """Cycles of the streams' bodies, on the Blocks of their stages.
+
+        Inputs are those of the Blocks that first read them, outputs the last Block's.
+        """
+        bodies = report.columns_of(records.Body)
+
+        def spent(task: BodyTask) -> dict[int, int]:
+            of_task = bodies.equals("task", task)
+            stages, which = np.unique(bodies["stage"][of_task], return_inverse=True)
+            cycles = sum_by(which, bodies["cycles"][of_task], len(stages))
+            return dict(zip(stages.tolist(), cycles.tolist(), strict=True))
+
+        inputs, outputs = spent(BodyTask.STREAM_IN), spent(BodyTask.STREAM_OUT)
+        loads, unloads = spent(BodyTask.LOAD), spent(BodyTask.UNLOAD)
+        every = [
+            cycles for of_stage in (inputs, outputs, loads, unloads) for cycles in of_stage.values()
+        ]
+        before = legacy_formats.machine(report.target.clock_hz)["host_latency"]
+        latency = int(number(report.meta, "host_latency", before))
+        latency = min(latency, max(0, min(every, default=0) - len(stage)))
+        is_last = np.arange(len(stage)) + 1 == len(stage)
+        return cls(
+            input_bytes,
+            _on_blocks(inputs, stage, input_bytes, latency),
+            _on_blocks(outputs, stage, is_last, latency),
+            _outputs_once(report),
+            latency,
+            _on_blocks(loads, stage, input_bytes, latency),
+            _on_blocks(unloads, stage, is_last, latency),
+            report.meta.get("across") is True,
+            _HOST_SYNC.get(str(report.options.get("syncPattern", "")), ""),
+        )
+
+
+def _on_blocks(
+    measured: dict[int, int], stage: np.ndarray, weight: np.ndarray, latency: int
+) -> np.ndarray:
+    """A stage's host cycles on its Blocks, by ``weight``, without the latency.
+
+    They are the first Block's where nothing weighs. What weighs anything has a cycle at the least:
+    its stage has a transfer.
+    """
+    cycles_of = np.zeros(len(stage), dtype=np.int64)
+    for k, cycles in measured.items():
+        here = np.flatnonzero(stage == k)
+        if not len(here):
+            continue
+        share = weight[here].astype(np.float64)
+        first = (np.arange(len(here)) == 0).astype(np.float64)
+        share = share / share.sum() if share.sum() else first
+        some = here[share > 0]
+        parts = np.floor((cycles - latency - len(some)) * share[share > 0]).astype(np.int64)
+        cycles_of[some] = 1 + parts
+        cycles_of[some[0]] += cycles - latency - cycles_of[some].sum()
+    return cycles_of
+
+
+def _outputs_once(report: Report) -> bool:
+    """Whether outputs leave once, at the end, rather than in every pipeline cycle.
+
+    As it ran, or as the mode says.
+    """
+    if len(report.runs):
+        tasks = report.tasks(0, iteration=0)
+        out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
+        return out["stage"].nunique() == len(out)
+    mode = report.options.get("outputMode", "Default")
+    return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")

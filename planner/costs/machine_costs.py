@@ -1,0 +1,99 @@
+"""The machine that a profile was modelled on, as far as the cost of a split depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipuscope.profiler.enums import BodyTask
+from ipuscope.profiler.file import legacy_formats, records
+from ipuscope.profiler.report import Report, number
+
+
+@dataclass(frozen=True)
+class MachineCosts:
+    """Tiles, links and fixed steps. Cycles and bytes; rates are bytes a cycle, one way."""
+
+    tiles: int
+    bytes_per_tile: int
+    region0_bytes: int
+    clock_hz: float
+    sync: int  # of IPUs
+    link_latency: int  # before the first byte arrives from a neighbour
+    link_bytes_per_cycle: float
+    link_hop_latency: float = 0.0  # of each further rung of the ladder
+    ipus_per_board: int = 1 << 30
+    board_link_bytes_per_cycle: float = 1.0  # between boards
+    ipus_per_rack: int = 1 << 30
+    rack_link_bytes_per_cycle: float = 1.0  # between racks
+    gateway_latency: float = 0.0  # of each border between racks
+    shards: int = 1  # IPUs of a stage that share its tensors and lie side by side
+    streaming_bytes_per_cycle: float = 1.0  # an IPU's part of its machine's streaming memory
+    stream_step: int = 0  # begin of a stream copy, and its end
+    slice_cycles: float = 0.0  # of a tensor's way into its stash, whatever its size
+    slice_bytes_per_cycle: float = 1.0  # ... and of each tile beyond that
+
+    @classmethod
+    def from_report(cls, report: Report) -> MachineCosts:
+        """From the profile's target and header; older profiles get the values of their time."""
+        target, meta = report.target, report.meta
+        before = legacy_formats.machine(target.clock_hz)
+
+        def said(key: str) -> float:
+            return number(meta, key, before[key])
+
+        bodies = report.columns_of(records.Body)
+        syncs = bodies["cycles"][bodies.equals("task", BodyTask.SYNC)]
+        rate = number(meta, "link_bytes_per_cycle", 0) or 1.0
+        return cls(
+            tiles=target.tiles_per_ipu,
+            bytes_per_tile=target.bytes_per_tile,
+            region0_bytes=target.region0_bytes,
+            clock_hz=target.clock_hz,
+            sync=int(syncs.max()) if len(syncs) else int(said("external_sync")),
+            link_latency=int(number(meta, "link_latency", 0)),
+            link_bytes_per_cycle=rate,
+            link_hop_latency=said("link_hop_latency"),
+            ipus_per_board=int(number(meta, "ipus_per_board", 0)) or 1 << 30,
+            board_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_boards", 0)
+            or rate,
+            ipus_per_rack=int(number(meta, "ipus_per_rack", 0)) or 1 << 30,
+            rack_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_racks", 0) or rate,
+            gateway_latency=number(meta, "gateway_latency", 0),
+            shards=int(number(meta, "tensor_sharding", 1)),
+            streaming_bytes_per_cycle=said("streaming_bytes_per_cycle")
+            or before["streaming_bytes_per_cycle"],
+            stream_step=int(said("stream_step")),
+            slice_cycles=said("slice_cycles"),
+            slice_bytes_per_cycle=said("slice_bytes_per_cycle") or before["slice_bytes_per_cycle"],
+        )
+
+    def link_rate(self, a: int, b: int) -> float:
+        """Bytes a cycle, one way, between the IPUs of two stages of a replica.
+
+        The rate is lower between boards, and lower again between racks.
+        """
+        a, b = a * self.shards, b * self.shards
+        if a // self.ipus_per_rack != b // self.ipus_per_rack:
+            return self.rack_link_bytes_per_cycle
+        same = a // self.ipus_per_board == b // self.ipus_per_board
+        return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
+
+    def hop_latency(self, a: int, b: int) -> int:
+        """Cycles before the first byte arrives, on a ladder with two IPUs to a rung."""
+        a, b = a * self.shards, b * self.shards
+        rungs = max(1, abs(a // 2 - b // 2))
+        gateways = abs(a // self.ipus_per_rack - b // self.ipus_per_rack)
+        latency = self.link_latency + (rungs - 1) * self.link_hop_latency
+        return round(latency + gateways * self.gateway_latency)
+
+    def offload_cycles(
+        self, nbytes: np.ndarray | int, weights: np.ndarray | int
+    ) -> np.ndarray | float:
+        """Cycles of a weight update to bring an IPU's optimiser state on chip and return it.
+
+        It is in streaming memory. There is one transfer each way for each of this many weights.
+        """
+        steps = 2 * self.stream_step * weights
+        return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

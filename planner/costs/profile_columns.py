@@ -1,0 +1,141 @@
+"""The variables and program steps of a profile as columns, for all its IPUs together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from ipuscope.profiler.enums import Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import liveness
+
+# Columns of the tables that rebalancing needs: read at once they take least.
+COLUMNS_OF_STEPS = ("id", "ipu", "position", "body", "op", "type", "cycles", "purpose", "tensor")
+COLUMNS_OF_VARIABLES = (
+    *("id", "ipu", "role", "tensor", "parameter", "op", "block", "stage", "start", "stop"),
+    *("bytes", "always_live", "interleaved", "tile_bytes", "category"),
+)
+
+
+@dataclass(frozen=True)
+class Variables:
+    """One entry a variable, stashes excluded; ``vector`` is a row of ``vectors`` [vector, tile]."""
+
+    id: np.ndarray
+    ipu: np.ndarray
+    role: np.ndarray
+    tensor: np.ndarray
+    parameter: np.ndarray
+    op: np.ndarray
+    block: np.ndarray
+    stage: np.ndarray
+    nbytes: np.ndarray
+    always: np.ndarray  # bool: always live
+    interleaved: np.ndarray  # bool
+    start: np.ndarray
+    stop: np.ndarray
+    vector: np.ndarray
+    vectors: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @classmethod
+    def of(cls, report: Report) -> Variables:
+        """In the order of the profile's table."""
+        table = report.columns_of(records.Variable)
+        same = ("id", "ipu", "role", "tensor", "parameter", "op", "block", "stage", "start", "stop")
+        table.read(*COLUMNS_OF_VARIABLES)
+        vector, vectors = report.variable_vectors
+        every = cls(
+            **{name: table[name] for name in same},
+            nbytes=table["bytes"],
+            always=table["always_live"] != 0,
+            interleaved=table["interleaved"] != 0,
+            vector=vector,
+            vectors=vectors,
+        )
+        return every.where(table["role"] != Role.STASH)
+
+    def where(self, mask: np.ndarray) -> Variables:
+        """The variables selected by a mask, or by rows in their order."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        del columns["vectors"]
+        return replace(self, **{name: values[mask] for name, values in columns.items()})
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Row of each id, -1 where it is none of these."""
+        return rows_of(self.id, ids)
+
+    def bytes_by(self, group: np.ndarray, count: int) -> np.ndarray:
+        """Bytes on each tile of the variables of each group: int64[group, tile].
+
+        Groups with the same contents, such as equal layers, are summed once.
+        """
+        order = np.lexsort((self.vector, group))
+        vector = self.vector[order]
+        edges = np.searchsorted(group[order], np.arange(count + 1))
+        totals = np.zeros((count, self.vectors.shape[1]), dtype=np.int64)
+        known: dict[bytes, np.ndarray] = {}
+        for number in np.flatnonzero(np.diff(edges)).tolist():
+            members = vector[edges[number] : edges[number + 1]]
+            key = members.tobytes()
+            if key not in known:
+                known[key] = liveness.total(self.vectors, members)
+            totals[number] = known[key]
+        return totals
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An entry a program step, by IPU and position; ``begin``: the first of each IPU and the end.
+
+    ``name`` and the like are as in `Report.program_steps`.
+    """
+
+    ipu: np.ndarray
+    op: np.ndarray
+    direction: np.ndarray
+    purpose: np.ndarray
+    stage: np.ndarray
+    block: np.ndarray
+    begin: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ipu)
+
+    @classmethod
+    def of(cls, report: Report) -> Steps:
+        """The steps of all IPUs."""
+        report.columns_of(records.Step).read(*COLUMNS_OF_STEPS)
+        names = ("ipu", "op", "direction", "purpose", "stage", "block")
+        columns = {name: report.steps_in_order(name) for name in names}
+        begin = np.searchsorted(columns["ipu"], np.arange(report.target.ipus_per_replica + 1))
+        return cls(**columns, begin=begin)
+
+    def at(self, ipu: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Row of each IPU's step at a position, -1 where it has none there."""
+        row = self.begin[ipu] + position
+        inside = (position >= 0) & (row < self.begin[ipu + 1])
+        return np.where(inside, row, -1)
+
+
+def rows_of(known: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Where each id is in ``known``, which has each once; -1 where it is not."""
+    if not len(known):
+        return np.full(len(ids), -1)
+    if (known == np.arange(len(known))).all():  # as the engine counts them
+        return np.where((ids >= 0) & (ids < len(known)), ids, -1)
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
+    return np.where(known[order[at]] == ids, order[at], -1)
+
+
+def sum_by(group: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Sums of whole numbers by group, int64[count]; groups beyond ``count`` are left out."""
+    total = np.zeros(count, dtype=np.int64)
+    inside = (group >= 0) & (group < count)
+    np.add.at(total, group[inside], values[inside])
+    return total

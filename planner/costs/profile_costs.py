@@ -1,0 +1,303 @@
+"""The cost of each Block, read from one profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ipuscope.planner.costs import known_memory
+from ipuscope.planner.costs.all_reduce import gradient_bytes
+from ipuscope.planner.costs.block_costs import BlockCosts
+from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.cuts import Cuts
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.known_ties import known_ties
+from ipuscope.planner.costs.machine_costs import MachineCosts
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_columns import Variables, sum_by
+from ipuscope.planner.costs.shared_weights import copies_of_ties
+from ipuscope.planner.costs.stash_costs import StashCosts
+from ipuscope.planner.costs.tile_memory import residuals
+from ipuscope.profiler.enums import BodyTask, Direction, Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report, number
+
+_REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
+
+
+@dataclass(frozen=True)
+class Costs(BlockCosts):
+    """The cost of each Block, as in a profile."""
+
+    @classmethod
+    def from_report(cls, report: Report) -> Costs:
+        """Costs from a profile, read once.
+
+        Raises ValueError if it has no Blocks, or was made with phased execution, where there is
+        nothing to move.
+        """
+        return report.once("costs of Blocks", lambda: cls._read(report))
+
+    @classmethod
+    def of_phases(cls, report: Report) -> Costs:
+        """Costs from a profile of phased execution, whose stages are not moved.
+
+        What its tiles hold is not in them: how stages share an IPU is not predicted.
+        """
+        return report.once("costs of phases", lambda: cls._read_blocks(report, tiles=False))
+
+    @classmethod
+    def _read(cls, report: Report) -> Costs:
+        check(report)
+        costs = cls._read_blocks(report)._with_measured_stash(report)
+        known = len(costs.memory.residual) > 0  # the file has them
+        return replace(costs, measured=True) if known else costs._with_residual(report)
+
+    @classmethod
+    def _read_blocks(cls, report: Report, tiles: bool = True) -> Costs:
+        """``tiles``: with what they hold, and with moves of state, which follow from it."""
+        blocks = report.blocks.sort_values("block")
+        options, training = report.options, report.meta["kind"] == "training"
+        stage = blocks["stage"].to_numpy()
+        machine, (ties, tied) = MachineCosts.from_report(report), known_ties(report)
+        forward, backward = measured_cycles(report, stage)
+        meeting, met = _meeting(report, machine, len(blocks))
+        update = blocks["update_cycles"].to_numpy() - met
+        inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
+        in_pipeline = pipelined(report)
+        accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
+        iterations = int(number(options, "deviceIterations", 1)) or 1
+        automatic = options.get("_Popart.autoRecomputation")
+        again = recomputes(report, in_pipeline and training)
+        off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
+        choices = _choices(report, in_pipeline and training)
+        if choices:
+            off_chip = any(choice.offload for choice in choices)
+        if len(set(choices)) > 1:
+            again = any(choice.recompute for choice in choices)
+        memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
+        if tiles:
+            known = known_memory.read(report, stage, len(ties))
+            memory = known or BlockMemory.from_report(report, stage, ties, tied)
+            skips = memory.carried.skips(ties)
+        costs = cls(
+            names=tuple(blocks["name"]),
+            stage=stage,
+            ipus=tuple(report.stages["ipu"].tolist()),
+            machine=machine,
+            cycles=BlockCycles(
+                forward, tied.at_home(backward), update, **recomputed(report, forward)
+            ),
+            memory=memory,
+            stash=StashCosts.from_report(
+                report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
+            ),
+            streams=HostStreams.from_report(report, stage, inputs),
+            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties, skips),
+            reduce=_reduce_cycles(report),
+            gradients=gradient_bytes(report, len(blocks)),
+            micro_batches=accumulation if training else iterations,
+            samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
+            replicas=report.target.num_replicas,
+            training=training,
+            pipelined=in_pipeline,
+            recompute=again,
+            recompute_alone=not in_pipeline or automatic is not None,
+            offload=off_chip,
+            choices=choices if len(set(choices)) > 1 else (),
+            proportions=_proportions(options),
+            block_proportions=_block_proportions(options),
+            rounds=bool(options.get("autoRoundNumIpus", False)),
+            meeting=meeting,
+            tied_gradients=tied,
+        )
+        return costs._without_moves(report) if costs.offload and tiles else costs
+
+    def _with_measured_stash(self, report: Report) -> Costs:
+        """With the cycles of the stages' stashes as they were profiled."""
+        stages = np.arange(len(self.ipus))
+        if not (self.pipelined and self.training) or not self._in_order():
+            return self
+        first, last = (np.searchsorted(self.stage, stages, side) for side in ("left", "right"))
+        choices = Choice.as_profiled(self, first.tolist())
+        fitted = [
+            int(self.stash_cycles(begin, end - 1, choice.recompute))
+            for begin, end, choice in zip(first.tolist(), last.tolist(), choices, strict=True)
+        ]
+        return replace(self, stash=self.stash.measured(report, first, np.array(fitted)))
+
+    def _in_order(self) -> bool:
+        """Whether the stages follow the order of the Blocks, each with some of them."""
+        stage = self.stage.tolist()
+        return stage == sorted(stage) and sorted(set(stage)) == list(range(len(self.ipus)))
+
+    def _with_residual(self, report: Report) -> Costs:
+        """With what the profile's tiles hold beyond what the Blocks' bytes say."""
+        nothing = np.zeros(0, dtype=np.int64)
+        held = [self._used(report, nothing)]
+        copied = self._copies_of_ties(report) if len(self.cuts.ties) else nothing
+        if len(copied):
+            held.append(self._used(report, copied))
+        (residual, *at_home), ran_by = residuals(self, *held)
+        memory = replace(self.memory, residual=residual, residual_of=ran_by)
+        if at_home:
+            memory = replace(memory, residual_at_home=at_home[0])
+        return replace(self, memory=memory, measured=bool(len(residual)))
+
+    def _used(self, report: Report, without: np.ndarray) -> dict[int, np.ndarray]:
+        """Peak bytes of each IPU's tiles, ``without`` the variables of these ids."""
+        held = {}
+        for ipu in sorted(set(self.ipus)):
+            variables = report.ipu_variables(ipu)
+            chosen = ~np.isin(variables.id, without)
+            held[ipu] = report.peaks_of(ipu, chosen).tile_peak
+        return held
+
+    def _copies_of_ties(self, report: Report) -> np.ndarray:
+        """Ids of the variables that are copies of tied weights (`copies_of_ties`)."""
+        variables = Variables.of(report)
+        return variables.id[copies_of_ties(variables, self.cuts.ties)]
+
+    @property
+    def with_ties_at_home(self) -> Costs:
+        """The costs of splits that read tied weights where they are: none travels."""
+        at_home = self.memory.residual_at_home
+        if not len(at_home):
+            return self
+        return replace(self, memory=replace(self.memory, residual=at_home))
+
+    def _without_moves(self, report: Report) -> Costs:
+        """Updates without `moves`.
+
+        State that moves together with its weight or accumulator is in the operators' cycles too.
+        """
+        op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
+        update = report.steps_with("direction", Direction.UPDATE)
+        moving = update & report.steps_with("purpose", *_REMOTE)
+        alone, with_others = moving & (op < 0), moving & (op >= 0)
+        moved = np.minimum(self.moves, sum_by(block[with_others], cycles[with_others], len(self)))
+        costs = replace(self, cycles=replace(self.cycles, update=self.cycles.update - moved))
+        spent = sum_by(ipu[alone], cycles[alone], max(self.ipus) + 1)
+        return replace(costs, moves_beyond=self._moves_beyond(spent, self.moves - moved))
+
+    def _moves_beyond(self, spent: np.ndarray, estimated: np.ndarray) -> np.ndarray:
+        """What state took beyond these estimates, on that Block of each IPU which moves most.
+
+        ``spent``: cycles of each IPU; ``estimated``: of each Block.
+        """
+        beyond = np.zeros(len(self), dtype=np.int64)
+        if not self._in_order():
+            return beyond
+        starts = np.searchsorted(self.stage, np.arange(len(self.ipus))).tolist()
+        offloads = np.array([one.offload for one in Choice.as_profiled(self, starts)])
+        estimated = np.where(offloads[self.stage], estimated, 0)
+        where = np.array(self.ipus)[self.stage]
+        for ipu in sorted(set(self.ipus)):
+            here = np.where(where == ipu, estimated, 0)
+            if here.any():
+                beyond[here.argmax()] = spent[ipu] - here.sum()
+        return beyond
+
+
+def check(report: Report) -> None:
+    """ValueError where a profile has no Blocks to move, or how they share IPUs is not known."""
+    if not len(report.blocks):
+        raise ValueError(
+            f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
+            ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
+            " ipu-run --num-ipus 4 script.py choose them"
+        )
+    if report.meta.get("strategy") == "phased":
+        raise ValueError(
+            f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
+            " sharded execution only. Profile the model with PipelinedExecution of stages, without"
+            " phases. ipu-report advise has the levers that move no Blocks"
+        )
+
+
+def pipelined(report: Report) -> bool:
+    """Whether stages are a pipeline. One stage is none, but more of them would be."""
+    if len(report.stages) == 1:
+        strategy = str(report.options.get("executionStrategy", "Pipelined"))
+        return strategy.startswith(("Pipelined", "pipelined"))
+    return bool(report.meta.get("strategy", "pipelined") == "pipelined")
+
+
+def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
+    """How each stage saved memory, by the script's options or by a placement file.
+
+    Empty for an older profile, which does not record it, and for a foreign one whose record makes
+    no sense.
+    """
+    said: Any = report.meta.get("choices")
+    try:
+        choices = tuple(
+            Choice(bool(again) and pipelined_training, bool(off)) for again, off in said
+        )
+    except (TypeError, ValueError):
+        return ()
+    return choices if len(choices) == len(report.stages) else ()
+
+
+def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Proportions by IPU, a placement file's before the script's; empty if they are invalid."""
+    shares: dict[str, float] = {}
+    for name in ("availableMemoryProportion", "placementProportions"):
+        said = options.get(name)
+        for ipu, share in said.items() if isinstance(said, dict) else ():
+            if str(ipu).isdecimal() and isinstance(share, (int, float)):
+                shares[str(ipu)] = float(share)
+    return tuple(sorted(shares.items()))
+
+
+def _block_proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """Proportions that a placement file gave Blocks; empty if an untrusted file's are invalid."""
+    said = options.get("placementBlockProportions")
+    shares = said.items() if isinstance(said, dict) else ()
+    known = [(str(name), float(one)) for name, one in shares if isinstance(one, (int, float))]
+    return tuple(sorted(known))
+
+
+def _meeting(
+    report: Report, machine: MachineCosts, blocks: int
+) -> tuple[int | None, np.ndarray | int]:
+    """The cycles of `BlockCosts.meeting`, and those of it in each Block's update.
+
+    Only where an operator joins numbers of several weights, as clipping by the norm of all does. On
+    one IPU nothing is exchanged: there it is what the links would take.
+    """
+    ops = report.columns_of(records.Op)
+    joins = [name for name in ops.coded("aten")[1].tolist() if name.startswith("aten.stack.")]
+    of_update = ops.equals("direction", Direction.UPDATE)
+    if not any((of_update & ops.equals("aten", name)).any() for name in joins):
+        return None, 0
+    op, block, ipu, cycles = map(report.steps_in_order, ("op", "block", "ipu", "cycles"))
+    updates = report.steps_with("direction", Direction.UPDATE)
+    meets = report.steps_with("purpose", Purpose.COPY, Purpose.EXTERNAL_SYNC)
+    meets = meets & updates & (op >= 0) & (block >= 0)
+    if not meets.any():
+        return 2 * (machine.sync + machine.link_latency), 0
+    ipus = report.target.ipus_per_replica
+    # of no Block: what comes from streaming memory, and goes there
+    everything = updates & ~report.steps_with("purpose", Purpose.ALL_GATHER)
+    whole, own = (
+        int(sum_by(ipu[chosen], cycles[chosen], ipus).max())
+        for chosen in (everything, everything & ~meets)
+    )
+    return whole - own, sum_by(block[meets], cycles[meets], blocks)
+
+
+def _reduce_cycles(report: Report) -> int:
+    """The busiest IPU's cycles for gradients before the update and weights after one in parts."""
+    ipus = report.target.ipus_per_replica
+    bodies = report.columns_of(records.Body)
+    reduces = bodies.equals("task", BodyTask.REDUCE)
+    block, ipu, cycles = map(report.steps_in_order, ("block", "ipu", "cycles"))
+    gathers = report.steps_with("purpose", Purpose.ALL_GATHER) & (block < 0)
+    gathers &= report.steps_with("direction", Direction.UPDATE)
+    spent = sum_by(bodies["ipu"][reduces], bodies["cycles"][reduces], ipus)
+    spent += sum_by(ipu[gathers], cycles[gathers], ipus)
+    return int(spent.max(initial=0))

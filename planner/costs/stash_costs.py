@@ -1,0 +1,170 @@
+"""What stages keep of a micro-batch between its forward and its backward, and the cycles for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ipuscope.planner.costs.block_cycles import written_recomputation
+from ipuscope.planner.costs.machine_costs import MachineCosts
+from ipuscope.planner.costs.profile_columns import sum_by
+from ipuscope.profiler.enums import Purpose, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report
+
+
+@dataclass(frozen=True)
+class StashCosts:
+    """What stages stash, and the cycles it costs.
+
+    A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
+    backward. Both are fitted to the tensors that the profile stashes (an estimate for others).
+
+    ``recomputing``, int64[tensor, 4]: a recomputing stage that begins with one of the first two
+    Blocks (or between them) and contains the third stashes this many bytes of the tensor (the
+    fourth): its inputs and its checkpoints. ``keeping``: the same for a stage that does not
+    recompute, without what its Blocks save; less than nothing where these save too much.
+    ``beyond``, int64[Block]: cycles that the profiled stage which begins with a Block took beyond
+    these; empty where nothing is known.
+    """
+
+    blocks: int
+    base: float
+    rate: float
+    recomputing: np.ndarray
+    keeping: np.ndarray
+    beyond: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def from_report(
+        cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
+    ) -> StashCosts:
+        """``entering``: bytes that enter each Block, int64[Block].
+
+        Profiles whose compiler did not write what is stashed have one tensor that enters a stage
+        (an estimate).
+        """
+        base, rate = _fit(report, machine)
+        written = written_recomputation(report, len(stage))
+        if written is not None:
+            keeping = _with_handed_on(written, stage)
+            return cls(len(stage), base, rate, written["stashes"], keeping)
+        block = np.arange(len(stage))
+        stashed = _stashed(report, stage, entering)
+        enters = np.stack([block, block, block, stashed], axis=1)
+        return cls(len(stage), base, rate, enters, enters)
+
+    def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
+        """Cycles to stash this many tensors, with this many bytes together, once: rounded."""
+        return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
+
+    def measured(self, report: Report, first: np.ndarray, fitted: np.ndarray) -> StashCosts:
+        """With what profiled stages took beyond ``fitted`` cycles, int64[stage].
+
+        ``first``: the Block with which each begins. The last stage stashes nothing.
+        """
+        stage, cycles = map(report.steps_in_order, ("stage", "cycles"))
+        stashing = report.steps_with("purpose", Purpose.STASH)
+        spent = sum_by(stage[stashing], cycles[stashing], len(first))
+        beyond = np.zeros(self.blocks, dtype=np.int64)
+        beyond[first[:-1]] = (spent - fitted)[:-1]
+        return replace(self, beyond=beyond)
+
+    @cached_property
+    def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Bytes and tensors that stages [first, last] stash.
+
+        With recomputation, and without it (what the Blocks save is not included).
+        """
+
+        def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
+            changes = np.zeros((self.blocks + 1, self.blocks), dtype=np.int64)
+            np.add.at(changes, (stashes[:, 0], stashes[:, 2]), values)
+            np.add.at(changes, (stashes[:, 1] + 1, stashes[:, 2]), -values)
+            return changes.cumsum(axis=0)[:-1].cumsum(axis=1)
+
+        def both(stashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            nbytes = stashes[:, 3]
+            return table(stashes, nbytes), table(stashes, np.sign(nbytes))
+
+        return both(self.recomputing), both(self.keeping)
+
+
+def _with_handed_on(written: dict[str, np.ndarray], stage: np.ndarray) -> np.ndarray:
+    """``keeping``, with what Blocks hand on to others that read it back.
+
+    A stage keeps it that has both. A Block of the profile saves it if its stage had both, so that
+    it counts less for a stage that has not; and more for one that has if the profile's had not.
+    """
+    home, least, nbytes = written["handed_on"].T
+    together, from_start = stage[home] == stage[least], np.zeros_like(home)
+    kept = np.stack([from_start, home, least, nbytes], axis=1)
+    spared = np.stack([from_start, home, home, -nbytes], axis=1)
+    return np.concatenate([written["stashes_kept"], kept, spared[together]])
+
+
+def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
+    """Base and rate (per byte) of the cycles to stash a tensor.
+
+    Fitted to the tensors of the profile that are stashed.
+    """
+    tensor, stage, cycles = map(report.steps_in_order, ("tensor", "stage", "cycles"))
+    stashing = report.steps_with("purpose", Purpose.STASH)
+    stashes = report.columns_of(records.Variable)
+    is_stash = stashes.equals("role", Role.STASH)
+    depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
+    size = {
+        (tensor, stage): total / max(1, depth.get(stage, 1))
+        for tensor, stage, total in zip(
+            *(stashes[name][is_stash].tolist() for name in ("tensor", "stage", "bytes")),
+            strict=True,
+        )
+    }
+    rows = zip(*(one[stashing].tolist() for one in (tensor, stage, cycles)), strict=True)
+    points = [(size[what, where], length) for what, where, length in rows if (what, where) in size]
+    if not points:
+        return machine.slice_cycles, 1 / (machine.slice_bytes_per_cycle * machine.tiles)
+    nbytes, spent = np.array(points, dtype=np.float64).T
+    if np.ptp(nbytes) > 0:
+        rate, base = np.polyfit(nbytes, spent, 1)
+        if rate >= 0 and base >= 0:
+            return float(base), float(rate)
+    return float(spent.mean()), 0.0
+
+
+def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
+    """What a stage beginning with each Block would stash of the bytes that enter it.
+
+    Some only pass through, as a weight does that a later stage shares. How much is known where
+    stages begin in the profile; elsewhere it is taken for the less of the next such cuts (an
+    estimate).
+    """
+    known = _passing_through(report, stage, entering)
+    through = np.zeros_like(entering)
+    cuts = sorted(set(known) - {0})
+    for block in range(len(entering)):
+        if block in known:
+            through[block] = known[block]
+        elif block and cuts:
+            at = int(np.searchsorted(cuts, block))
+            through[block] = min(known[cut] for cut in cuts[max(0, at - 1) : at + 1])
+    return np.maximum(0, entering - through)
+
+
+def _passing_through(report: Report, stage: np.ndarray, entering: np.ndarray) -> dict[int, int]:
+    """First Block of each stage that stashes -> bytes that enter it and are not stashed there."""
+    stashes = report.variables
+    stashes = stashes[stashes["role"] == Role.STASH]
+    maker = stashes["block"].to_numpy()
+    from_before = (maker < 0) | (stage[maker.clip(0)] != stashes["stage"].to_numpy())
+    total = stashes["bytes"][from_before].groupby(stashes["stage"][from_before]).sum()
+    through: dict[int, int] = {}
+    stages = report.stages
+    for k, depth in zip(stages["stage"].tolist(), stages["stash_depth"].tolist(), strict=True):
+        first = np.flatnonzero(stage == k)
+        if depth and len(first):
+            begins = int(first[0])
+            through[begins] = max(0, int(entering[begins]) - int(total.get(k, 0)) // depth)
+    return through

@@ -1,0 +1,125 @@
+"""Gradients of tied weights: which Block makes them, and where they are added.
+
+A gradient is added to its weight's accumulator on the IPU that has the weight: at once where the
+Block that makes it is there, and else after it has travelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ipuscope.planner.costs.cuts import Ties
+from ipuscope.planner.costs.profile_columns import Variables, rows_of, sum_by
+from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+
+_STEPS_OF_ADDITION = 3  # the product's last, an exchange, the addition
+_ADD = "aten.add_.Tensor"  # of rows to a table it is another operator, the embedding's own
+_MADE = (Role.ACTIVATION, Role.GRADIENT)
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class TiedGradients:
+    """One entry for each part of a gradient that is added by itself: int64[part].
+
+    ``home``: the Block that has the weight; ``reader``: the one that makes the gradient;
+    ``tensor``: its id; ``cycles``: of its addition; ``added_by``: the Block that the profile counts
+    these to.
+    """
+
+    home: np.ndarray = field(default_factory=_none)
+    reader: np.ndarray = field(default_factory=_none)
+    tensor: np.ndarray = field(default_factory=_none)
+    cycles: np.ndarray = field(default_factory=_none)
+    added_by: np.ndarray = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        return len(self.home)
+
+    @classmethod
+    def from_report(cls, report: Report, ties: Ties) -> TiedGradients:
+        """From the operators that write a tied weight's accumulator; older profiles lack them."""
+        if not len(ties):
+            return cls()
+        uses, ops, variables = (
+            report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
+        )
+        row, op = rows_of(variables["id"], uses["variable"]), rows_of(ops["id"], uses["op"])
+        known = (row >= 0) & (op >= 0)
+        row, op = row[known], op[known]
+        home_of = dict(zip(ties.tensors, (blocks[0] for blocks in ties.blocks), strict=True))
+        add = ops.equals("direction", Direction.BACKWARD) & ops.equals("aten", _ADD)
+        adds = add[op] & variables.equals("role", Role.ACCUMULATOR)[row]
+        adds &= np.isin(variables["parameter"][row], ties.tensors)
+        weights = variables["parameter"][row[adds]].tolist()
+        weight_of = dict(zip(op[adds].tolist(), weights, strict=True))
+        block = variables["block"][row]
+        made_as = np.logical_or.reduce([variables.equals("role", one) for one in _MADE])
+        made = np.isin(op, list(weight_of)) & made_as[row] & (block >= 0)
+        found: dict[int, tuple[int, int, int]] = {}
+        for by, tensor, reader in zip(
+            op[made].tolist(),
+            variables["tensor"][row[made]].tolist(),
+            block[made].tolist(),
+            strict=True,
+        ):
+            home = home_of[weight_of[by]]
+            if reader != home and tensor >= 0:
+                found[tensor] = home, reader, by
+        if not found:
+            return cls()
+        homes, readers, added = (np.array(column) for column in zip(*found.values(), strict=True))
+        spent = sum_by(
+            rows_of(ops["id"], report.steps_in_order("op")),
+            report.steps_in_order("spent"),
+            len(ops["id"]),
+        )
+        return cls(homes, readers, np.array(list(found)), spent[added], ops["block"][added])
+
+    def at_home(self, backward: np.ndarray) -> np.ndarray:
+        """Cycles of the Blocks' backward, int64[Block], with additions in the weights' Blocks."""
+        moved = backward.copy()
+        np.subtract.at(moved, self.added_by, self.cycles)
+        np.add.at(moved, self.home, self.cycles)
+        return moved
+
+    def elsewhere(self, variables: Variables, ipu_of: np.ndarray) -> np.ndarray:
+        """Which variables are these gradients on other IPUs than they were made on: bool[variable].
+
+        ``ipu_of``: the IPU of each Block.
+        """
+        row = rows_of(self.tensor, variables.tensor)
+        made_on = ipu_of[self.reader[row.clip(0)]] if len(self) else variables.ipu
+        gone: np.ndarray = (row >= 0) & (variables.ipu != made_on)
+        return gone
+
+    def added_at_once(self, variables: Variables) -> Variables:
+        """The variables, each gradient only as long as it is until it is added on its own IPU."""
+        ours = np.isin(variables.tensor, self.tensor)
+        soon = np.minimum(variables.stop, variables.start + _STEPS_OF_ADDITION)
+        return replace(variables, stop=np.where(ours, soon, variables.stop))
+
+    def where_they_run(
+        self, backward: Sequence[int], stage: Sequence[int], ipus: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Cycles of the stages' backward, from those with additions in the weights' Blocks.
+
+        ``stage``: of each Block; ``ipus``: of each stage. A stage on the weight's IPU adds its own
+        gradient.
+        """
+        cycles = list(backward)
+        for home, reader, spent in zip(
+            self.home.tolist(), self.reader.tolist(), self.cycles.tolist(), strict=True
+        ):
+            if ipus[stage[home]] == ipus[stage[reader]]:
+                cycles[stage[home]] -= spent
+                cycles[stage[reader]] += spent
+        return tuple(cycles)

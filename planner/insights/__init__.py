@@ -1,0 +1,90 @@
+"""Sentences with numbers.
+
+What limits a run, what acting on it would gain, where to look and what to change: the largest
+entries of the critical path (`ipuscope.profiler.analysis.critical_path`) with what removes them.
+Together they speak of nine tenths of it at the least (`share_accounted`).
+
+A gain is what the engine's schedule says after the change
+(`ipuscope.planner.predict.what_if.what_if` over the profile's own costs), cycles a weight update
+unless said; tests compile the changed model and hold it against that. Where no change is known that
+gains it, it is marked as a bound (``at_most``); where costs of another precision or micro-batch are
+estimated, as an ``estimate``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipuscope.planner.advice import Basis, Levers, basis_of
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights import cycles
+from ipuscope.planner.insights.finding import Insight, Waits, accounted
+from ipuscope.planner.insights.lever_gains import no_blocks, of_levers
+from ipuscope.planner.insights.memory import memory, overflow
+from ipuscope.planner.insights.rest import rest
+from ipuscope.planner.predict.what_if import Prediction, what_if
+from ipuscope.profiler import analysis
+from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Insight", "Waits", "insights", "share_accounted"]
+
+
+def insights(report: Report) -> list[Insight]:
+    """All insights: by cycles gained, most first, then by bytes, then the rest."""
+    basis = _basis(report)
+    findings: list[Insight] = [*overflow(report, basis)]
+    if analysis.pace(report).cycles:
+        path = critical_path(report)
+        findings += _of_cycles(report, basis, path)
+    splits = basis is not None and basis.can_split
+    findings += memory(report, basis.costs if basis is not None and splits else None)
+    findings += no_blocks(report)
+    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+
+
+def share_accounted(report: Report, findings: list[Insight]) -> float:
+    """Share of the critical path's cycles that the findings account for: 0..1."""
+    return accounted(critical_path(report), [one.waits for one in findings if one.waits])
+
+
+def _basis(report: Report) -> Basis | None:
+    try:
+        return basis_of(report)
+    except ValueError:
+        return None
+
+
+def _of_cycles(report: Report, basis: Basis | None, path: pd.DataFrame) -> list[Insight]:
+    turn = analysis.turn(report)
+    if basis is None:
+        return [*rest(path, [], turn)]
+    if not basis.can_split:
+        of_phases = [*of_levers(basis, basis.outlook(Levers()))]
+        spoken = [one.waits for one in of_phases if one.waits]
+        return [*of_phases, *rest(path, spoken, turn)]
+    costs, present = basis.costs, what_if(basis.costs, basis.present)
+    least = int(cycles.LEAST_SHARE * present.total)
+    worthwhile = [
+        one for one in _all(basis.report, basis, costs, present) if one.gain_cycles >= least
+    ]
+    return [
+        *worthwhile,
+        *rest(path, [one.waits for one in worthwhile if one.waits], turn, costs, present),
+    ]
+
+
+def _all(report: Report, basis: Basis, costs: Costs, present: Prediction) -> list[Insight]:
+    travelling = cycles.travelling_weights(costs, present)
+    return [
+        *cycles.split(report, costs, present, travelling),
+        *travelling,
+        *cycles.taking_turns(report, costs, present),
+        *cycles.more_micro_batches(costs, present),
+        *cycles.host(report, costs, present),
+        *cycles.balance(report, costs, present),
+        *of_levers(basis, present),
+    ]

@@ -1,0 +1,435 @@
+"""Insights on cycles: an uneven split, travelling weights, ramps, the update, host I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.insights.finding import Insight, Waits
+from ipuscope.planner.levers.levers import LEAST_RETURNED, stages_line
+from ipuscope.planner.predict.split_text import in_address
+from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
+from ipuscope.planner.search.split_search import quickest
+from ipuscope.planner.search.tied_weights import with_reader_home
+from ipuscope.profiler import analysis, units
+from ipuscope.profiler.enums import Direction, PipelinePhase
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.units import sentence
+
+LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
+_MORE_MICRO_BATCHES = 4
+_MUCH = 0.05  # of a stage: an operator with less is not named
+_MOST_MOVES = 3  # that are named
+
+
+def split(
+    report: Report, costs: Costs, present: Prediction, travelling: list[Insight]
+) -> list[Insight]:
+    """The slowest stage, and the split that shortens it.
+
+    ``travelling`` is what `travelling_weights` found: where the split ends that too, it says how
+    much of its gain comes from there.
+    """
+    if not costs.pipelined:
+        return _fewer_copies(costs, present)
+    slowest = analysis.slowest(report)
+    if slowest is None:
+        return []
+    name, _, _, times = slowest
+    stages = _paced_by(report)
+    title = f"{name} takes {times:.2f} × the mean {name.split()[0]}"
+    waited = f"The others wait for it.{_largest_operator(report, stages)}"
+    waits = Waits(causes=WORK, stages=stages)
+    try:
+        best = quickest(costs)
+    except ValueError:
+        best = None
+    gain = present.total - best.prediction.total if best is not None else 0
+    if best is None or gain <= 0:
+        return _only_if_even(costs, present, Insight(title, waited, "", "", waits=waits), times)
+    assignment = best.prediction.assignment
+    fewer, less = _in_words(costs, present, best.prediction)
+    detail = f"{waited} The quickest split{fewer} {less}."
+    ended = sum(one.gain_cycles for one in travelling) if _no_tie_travels(costs, assignment) else 0
+    if ended >= gain:
+        return []  # it has been said
+    if 2 * ended > gain:  # the uneven stages are not what costs most
+        title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
+        detail = (
+            f"It {less}, {ended:,} of these {gain:,} because no tied weight travels then"
+            f" (see there). {sentence(name)} takes {times:.2f} × the mean, and the others wait"
+            " for it."
+        )
+    return [_other_split(title, detail, assignment, gain, waits)]
+
+
+def _in_words(costs: Costs, present: Prediction, best: Prediction) -> tuple[str, str]:
+    """On how many IPUs a split is, if on fewer; what it moves, and what it gains."""
+    used = len(set(best.assignment.ipus))
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(set(costs.ipus)) else ""
+    share = (present.total - best.total) / present.total
+    return fewer, f"moves {_moves(costs, best.assignment)}: {share:.1%} fewer cycles"
+
+
+def _other_split(
+    title: str, detail: str, assignment: Assignment, gain: int, waits: Waits
+) -> Insight:
+    action = "to use that split, ipu-report rebalance -o FILE writes it as a placement file"
+    where = f"/rebalance?starts={in_address(assignment)}"
+    change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
+    return Insight(title, detail, action, where, gain, change=change, waits=waits)
+
+
+def _fewer_copies(costs: Costs, present: Prediction) -> list[Insight]:
+    """Of sharded execution: the split that hands on less; how even stages are changes nothing."""
+    try:
+        best = quickest(costs).prediction
+    except ValueError:
+        return []
+    gain = present.total - best.total
+    if gain <= 0:
+        return []
+    fewer, less = _in_words(costs, present, best)
+    detail = (
+        "IPUs take turns: the work of all stages counts, however even they are, and what they hand"
+        f" on. The quickest split{fewer} {less}."
+    )
+    title = f"another split takes {gain / present.total:.0%} off {turn(costs)}"
+    waits = Waits(causes=("copy between IPUs",))
+    return [_other_split(title, detail, best.assignment, gain, waits)]
+
+
+def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """The gain of a pipeline over IPUs that work one after another."""
+    overlapped = bool(
+        costs.streams.load.any() or costs.streams.unload.any()
+    )  # which PopTorch refuses in a pipeline
+    stages = len(present.assignment.starts)
+    if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
+        return []
+    many = max(costs.micro_batches, schedules.pipeline_stages(stages, costs.training))
+    again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
+    pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
+    then = what_if(pipeline, present.assignment)
+    gain = present.total - then.total * costs.micro_batches // many
+    if gain <= 0 or then.problems:
+        return []
+    code = [stages_line(pipeline, present.assignment)]
+    change: dict[str, Any] = {"strategy": "pipelined"}
+    if many > costs.micro_batches:
+        name = "gradientAccumulation" if costs.training else "deviceIterations"
+        change[name] = many
+        code.append(f"options.{'Training.' if costs.training else ''}{name}({many})")
+    detail = (
+        f"In sharded execution one IPU works at a time: {turn(costs)} lasts as long as all stages"
+        " and what they hand on take together. As a pipeline, each stage works on another"
+        f" micro-batch: {gain:,} cycles less for the same samples."
+    )
+    return [
+        Insight(
+            f"IPUs take turns: they wait {analysis.waiting(report):.0%} of the time",
+            detail,
+            "write this",
+            "/pipeline",
+            gain,
+            change=change,
+            waits=Waits(causes=WORK),
+            code=tuple(code),
+        )
+    ]
+
+
+def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
+    """What most of the time of the stages goes to, as a sentence; empty if nothing stands out."""
+    ops = report.ops[
+        report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
+    ]
+    if not len(ops):
+        return ""
+    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())]
+    share = largest["cycles"] / max(1, ops["cycles"].sum())
+    return f" {share:.0%} of it is {largest['name']}." if share >= _MUCH else ""
+
+
+def _only_if_even(
+    costs: Costs, present: Prediction, uneven: Insight, times: float
+) -> list[Insight]:
+    """The bound where no split of these Blocks is better; nothing where stages are even."""
+    if len(set(costs.ipus)) == 1 or times <= 1.1:
+        return []
+    if_even = present.total - what_if(_even(costs), present.assignment).total
+    detail = (
+        f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
+        f" stages even {turn(costs)} would take about {if_even:,} cycles less."
+    )
+    action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+    return [
+        replace(
+            uneven,
+            detail=detail,
+            action=action,
+            where="/rebalance",
+            gain_cycles=if_even,
+            at_most=True,
+        )
+    ]
+
+
+def _no_tie_travels(costs: Costs, assignment: Assignment) -> bool:
+    """Whether all Blocks that share a weight are on its IPU."""
+    ipu_of = np.array(assignment.ipus)[assignment.stage_of(len(costs))]
+    return all(len(set(ipu_of[list(blocks)].tolist())) == 1 for blocks in costs.cuts.ties.blocks)
+
+
+def _paced_by(report: Report) -> tuple[int, ...]:
+    """The stages of the IPU that works longest on a micro-batch."""
+    table = analysis.ipu_costs(report)
+    ipu = table["ipu"].iloc[int(table["cycles"].to_numpy().argmax())]
+    return tuple(report.stages.loc[report.stages["ipu"] == ipu, "stage"].tolist())
+
+
+def _moves(costs: Costs, assignment: Assignment) -> str:
+    """Blocks that get another stage, in words: the first few."""
+    stages = assignment.stage_of(len(costs))
+    moves = [
+        f"{name} to stage {there}"
+        for name, here, there in zip(costs.names, costs.stage.tolist(), stages, strict=True)
+        if here != there
+    ]
+    return units.listed(moves, _MOST_MOVES, "Block")
+
+
+def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
+    """Weights that Blocks on two IPUs share, and the gain of reading them on their own IPU."""
+    findings = []
+    ties = costs.cuts.ties
+    for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
+        home, reader = blocks[0], blocks[-1]
+        together = with_reader_home(present.assignment, costs.stage.tolist(), home, reader)
+        if together is None:
+            continue
+        prediction = what_if(costs, together)
+        gain = present.total - prediction.total
+        if gain <= 0 or prediction.problems:
+            continue
+        ipu, other = together.ipus[-1], present.assignment.ipus[-1]
+        detail = (
+            f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
+            f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
+            f" in every {'pipeline cycle' if costs.pipelined else 'micro-batch'}. With both on IPU"
+            f" {ipu} {turn(costs)} takes {gain:,} cycles less."
+        )
+        action = (
+            f"Begin {costs.names[reader]} as a stage of its own on IPU {ipu}, behind the others:"
+            f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
+        )
+        change = {"starts": list(together.starts), "ipus": list(together.ipus)}
+        title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
+        waits = Waits(causes=("copy between IPUs",))
+        finding = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
+        findings.append(finding)
+    return findings
+
+
+def _even(costs: Costs) -> Costs:
+    """The same work, as much of it in every stage."""
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
+    scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
+    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
+
+
+def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
+    """The gain per sample of more micro-batches a weight update.
+
+    Fewer ramps, and an update shared by more samples: one change with two causes, whose gains add
+    up.
+    """
+    many = costs.micro_batches * _MORE_MICRO_BATCHES
+    longer = what_if(replace(costs, micro_batches=many), present.assignment)
+    ramps, update = present.ramps, present.update
+    of_update = update - longer.update // _MORE_MICRO_BATCHES
+    of_ramps = present.total - longer.total // _MORE_MICRO_BATCHES - of_update
+    name = "gradientAccumulation" if costs.training else "deviceIterations"
+    spoken = "gradient accumulation" if costs.training else "device iterations"
+    instead = f"{spoken} of {many} instead of {costs.micro_batches}"
+    change = {name: many}
+    findings = []
+    if ramps:
+        findings.append(
+            Insight(
+                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
+                f"IPUs wait {ramps:,} cycles while the pipeline fills and drains.",
+                f"{instead} makes them rarer: {of_ramps:,} cycles less for the same samples",
+                "/pipeline",
+                of_ramps,
+                change=change,
+                waits=Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
+            )
+        )
+    if update and costs.training:
+        findings.append(
+            Insight(
+                f"the weight update at its end takes {update / max(1, present.total):.0%} of"
+                f" {turn(costs)}",
+                f"All-reduce, optimiser and its state take {update:,} cycles, however many"
+                " micro-batches there are.",
+                f"{instead} makes it rarer: {of_update:,} cycles less for the same samples",
+                "/pipeline",
+                of_update,
+                change=change,
+                waits=Waits(phases=(PipelinePhase.UPDATE,)),
+            )
+        )
+    return findings
+
+
+def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Waits of all IPUs for the host, and what reduces the data sent to it."""
+    none, now = np.zeros(len(costs), dtype=np.int64), present.total
+    streams = costs.streams
+    silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
+    cycles = now - what_if(replace(costs, streams=silent), present.assignment).total
+    overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
+    each = "with each micro-batch"
+    if overlapped:
+        detail = (
+            "What I/O tiles move takes longer than the work beside it, or comes before the first"
+            " and after the last."
+        )
+    elif streams.out_once:
+        detail = (
+            f"Inputs move {'at the start of each pipeline cycle' if costs.pipelined else each},"
+            f" outputs once at the end of {turn(costs)}, while nobody computes."
+        )
+    else:
+        detail = (
+            "Inputs and outputs move"
+            f" {'at the start and end of each pipeline cycle' if costs.pipelined else each}, while"
+            " nobody computes."
+        )
+    title = (
+        f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
+        f" {cycles / max(1, now):.0%} of it"
+    )
+    waits = Waits(causes=("host I/O",))
+    changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
+    saved, action, change = changes[0] if changes else (0, "", {})
+    overlap = _overlap(costs, present, overlapped)
+    said = " ".join(words for words in (detail, _largest_transfers(report)) if words)
+    if saved < int(LEAST_SHARE * now):
+        less = "Make inputs smaller (dtypes, sizes), or on the device"
+        words = f"{overlap}. {less}" if overlap else less
+        return [Insight(title, said, words, "/pipeline", cycles, at_most=True, waits=waits)]
+    words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
+    return [Insight(title, said, words, "/pipeline", saved, change=change, waits=waits)]
+
+
+def _largest_transfers(report: Report) -> str:
+    """The largest tensor in each direction, in words."""
+    tensors = analysis.host_tensors(report)
+    parts = []
+    for way, words in (("in", "comes in"), ("out", "goes back")):
+        same_way = tensors[tensors["way"] == way]
+        if len(same_way):
+            first = same_way.iloc[0]
+            parts.append(
+                f"{first['share']:.0%} of what {words} is {first['name']}"
+                f" ({units.size(int(first['bytes']))} a micro-batch)"
+            )
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _less_to_host(
+    report: Report, costs: Costs, present: Prediction
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Changes that send the host less: cycles that they save, in words, and for programs."""
+    mode = str(report.options.get("outputMode", "Default"))
+    streams = costs.streams
+
+    def saves(less: HostStreams) -> int:
+        return present.total - what_if(replace(costs, streams=less), present.assignment).total
+
+    often = costs.training and not streams.out_once and costs.micro_batches > 1
+    if often and streams.stream_out.any():
+        saved = saves(replace(streams, out_once=True))
+        yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
+    tensors = analysis.host_tensors(report)
+    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= LEAST_RETURNED)]
+    if costs.training and len(returned):
+        first = returned.iloc[0]
+        left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
+        left = np.maximum(left, streams.stream_out > 0)  # the loss still goes: a transfer stays
+        saved = saves(replace(streams, stream_out=left))
+        words = f"Do not return {first['name']} from the model where only the loss is needed"
+        yield saved, words, {"not_returned": str(first["name"])}
+
+
+def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
+    """How to move them while computing, where PopTorch can."""
+    alone = len(costs.ipus) == 1 or not costs.pipelined  # it refuses it in a pipeline
+    if not alone or overlapped or costs.micro_batches == 1:
+        return ""
+    none = np.zeros(len(costs), dtype=np.int64)
+    beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+    if not costs.streams.out_once:
+        beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+    saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
+    strategy = "ShardedExecution, " if costs.pipelined else ""
+    return (
+        f"Let I/O tiles move them during compute, which saves at most {saved:,} cycles:"
+        f" {strategy}TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or"
+        " All"
+    )
+
+
+def turn(costs: Costs) -> str:
+    """What an iteration of the device is, in words."""
+    return "a weight update" if costs.training else "a device iteration"
+
+
+def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Operators whose tiles work unevenly: in a pipeline, those of the slowest stage.
+
+    The gain is bounded by an even share of the same work.
+    """
+    if not len(report.stages):
+        return []
+    paced = _paced_by(report) if costs.pipelined else tuple(report.stages["stage"].tolist())
+    ops = analysis.operators(report, stages=paced)
+    ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
+    findings = []
+    worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
+    for row in worst:
+        if not 0 <= int(row.block) < len(costs):
+            continue
+        forward = row.direction == Direction.FORWARD
+        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
+        spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
+        less = (
+            replace(costs.cycles, forward=spent)
+            if forward
+            else replace(costs.cycles, backward=spent)
+        )
+        even = what_if(replace(costs, cycles=less), present.assignment)
+        findings.append(
+            Insight(
+                f"{row.name} uses its tiles unevenly{', in the slowest stage' * costs.pipelined}",
+                f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
+                f" step; its compute is {row.balance:.0%} balanced, which costs"
+                f" {int(row.lost_cycles):,} cycles a micro-batch.",
+                "Change its sizes towards multiples of the tiles, or give it more memory"
+                " (availableMemoryProportion)",
+                f"/operations?op={row.id}",
+                present.total - even.total,
+                at_most=True,
+                waits=Waits(causes=WORK, ops=(int(row.id),)),
+            )
+        )
+    return findings

@@ -1,0 +1,1 @@
+"""The levers that a user may pull, and their effect on costs."""

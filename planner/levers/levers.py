@@ -1,0 +1,479 @@
+"""The levers of an advice: their meaning in a script, for `ipu-run --with`, and for the costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ipuscope.planner.costs.block_memory import BlockMemory
+from ipuscope.planner.costs.estimates import Sizes, estimated, variables_alike
+from ipuscope.planner.costs.host_streams import HostStreams
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.costs.without_blocks import with_a_block
+from ipuscope.planner.predict.many_splits import assignment_cycles
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import Assignment, memory_of, memory_of_ipu, what_if
+from ipuscope.profiler import analysis
+from ipuscope.profiler.enums import Role
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LINE = 72  # characters: with a margin it fits a terminal
+_INDENT = "    "
+_FEW_STAGES = 16  # up to which each has a line of its own
+_WHOLE_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]*)(?![0-9])")
+_MOST_ESTIMATES = 2  # kept at a time
+LEAST_RETURNED = 64  # bytes: a loss is not worth a word
+_ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
+
+
+@dataclass(frozen=True)
+class Levers:
+    """The settings to change; a default leaves a setting as profiled.
+
+    ``micro_batch``: samples of one replica's; ``micro_batches``: of a weight update (a device
+    iteration in inference); ``outputs``: "final" (once an update) or "loss" (no other, and once);
+    ``state``: of `STATES`, where optimiser state is stored; ``split``: stages and their IPUs.
+    """
+
+    half: bool = False
+    micro_batch: int = 0
+    micro_batches: int = 0
+    recompute: bool | None = None
+    outputs: str = ""
+    state: str = ""
+    split: Assignment | None = None
+
+    @property
+    def pulled(self) -> tuple[str, ...]:
+        """The names of the levers that are pulled."""
+        unset = Levers()
+        names = (one.name for one in fields(self))
+        return tuple(name for name in names if getattr(self, name) != getattr(unset, name))
+
+    def without(self, name: str) -> Levers:
+        """The levers without these."""
+        return replace(self, **{name: getattr(Levers(), name)})
+
+    def over(self, before: Levers) -> Levers:
+        """These levers, and for those not pulled the settings of ``before``."""
+        inherited = {
+            name: getattr(before, name) for name in before.pulled if name not in self.pulled
+        }
+        return replace(self, **inherited)
+
+    @property
+    def argument(self) -> str:
+        """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
+        words = ["half"] if self.half else []
+        words += [f"micro-batch={self.micro_batch}"] if self.micro_batch else []
+        words += [f"micro-batches={self.micro_batches}"] if self.micro_batches else []
+        if self.recompute is not None:
+            words.append(f"recompute={'yes' if self.recompute else 'no'}")
+        words += [f"outputs={self.outputs}"] if self.outputs else []
+        words += [f"state={self.state}"] if self.state else []
+        return ",".join(words)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Cycles of a weight update, speed over all replicas, memory, and why it would not run."""
+
+    cycles: int
+    samples_per_second: float
+    memory: tuple[Verdict, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A profile as the levers need it."""
+
+    can_split = True  # what another split gives is predicted
+
+    report: Report
+    costs: Costs
+    _estimates: dict[tuple[bool, float], Costs] = field(default_factory=dict, repr=False)
+    _memory: dict[Levers, tuple[Verdict, ...]] = field(default_factory=dict, repr=False, init=False)
+    _totals: dict[Levers, int] = field(default_factory=dict, repr=False, init=False)
+    _too_full: list[int] = field(default_factory=list, repr=False, init=False)
+    _parts: dict[int, tuple[BlockMemory, Costs]] = field(
+        default_factory=dict, repr=False, init=False
+    )
+
+    @classmethod
+    def of(cls, report: Report) -> Basis:
+        """Of a model without Blocks as if one were around all of it (`planner.costs.without_blocks`).
+
+        ValueError where the profile has no costs to predict from (`Costs.from_report`).
+        """
+        report = with_a_block(report)
+        costs = Costs.from_report(report)
+        profiled(costs)
+        return cls(report, costs)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether there is optimiser state that could be stored elsewhere."""
+        return bool(self.costs.memory.state.any())
+
+    def cycles_with(self, levers: Levers) -> int:
+        """Cycles of a weight update, whatever the memory."""
+        if levers not in self._totals:
+            costs, assignment = self.costs_with(levers), self.assignment_with(levers)
+            self._totals[levers] = assignment_cycles(costs, assignment)
+        return self._totals[levers]
+
+    def outlook(self, levers: Levers) -> Outlook:
+        """What is predicted with the levers pulled."""
+        prediction = replace(
+            what_if(self.costs_with(levers), self.assignment_with(levers)),
+            known_memory=self.memory_with(levers),
+        )
+        return Outlook(
+            prediction.total,
+            prediction.samples_per_second,
+            prediction.memory,
+            prediction.problems,
+        )
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What grows and shrinks."""
+        return Sizes(self.report, variables_alike(self.report))
+
+    @cached_property
+    def present(self) -> Assignment:
+        """The split as profiled."""
+        return profiled(self.costs)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model."""
+        return self.report.target.num_replicas
+
+    @property
+    def turn(self) -> str:
+        """What an iteration of the device is, in words."""
+        return "a weight update" if self.costs.training else "a device iteration"
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one replica's micro-batch."""
+        return max(1, int(number(self.report.meta, "micro_batch", 1)))
+
+    @property
+    def state(self) -> str:
+        """Where optimiser state is stored: one of `STATES`."""
+        name = "TensorLocations.locationOptimizer.replicatedTensorSharding"
+        if self.replicas > 1 and self.report.options.get(name) is True:
+            return _IN_PARTS
+        return _OFF_CHIP if self.costs.offload else _ON_CHIP
+
+    @cached_property
+    def returned(self) -> float:
+        """Share of the data sent to the host that is not a loss."""
+        tensors = analysis.host_tensors(self.report)
+        out = tensors.loc[tensors["way"] == "out", "bytes"]
+        return float(out[out >= LEAST_RETURNED].sum() / max(1, out.sum()))
+
+    @cached_property
+    def shared_state(self) -> float:
+        """Share of optimiser state in tensors large enough to be kept in parts."""
+        variables = self.report.variables_with("role", "shape", "bytes")
+        states = variables[variables["role"] == Role.OPTIMISER_STATE]
+        large = states["bytes"][large_enough(states["shape"])]
+        return float(large.sum() / max(1, states["bytes"].sum()))
+
+    def costs_with(self, levers: Levers) -> Costs:
+        """The costs with the levers pulled, except the choices of stages (`assignment_with`)."""
+        ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        costs = self._estimated(levers.half, ratio)
+        if levers.micro_batches:
+            costs = replace(costs, micro_batches=levers.micro_batches)
+        if levers.recompute is not None:  # the last stage goes by this, the others by their choice
+            costs = replace(costs, recompute=levers.recompute)
+        if levers.outputs:
+            costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
+        if levers.state == _IN_PARTS and self.state != _IN_PARTS:
+            costs = self._in_parts(costs)
+        return costs
+
+    def _in_parts(self, costs: Costs) -> Costs:
+        """The costs with state in parts; the arrays of those that differ in them, made once."""
+        key = id(costs.memory)
+        if self._parts.get(key, (None,))[0] is not costs.memory:
+            while len(self._parts) >= _MOST_ESTIMATES:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = costs.memory, _in_parts(costs, self.shared_state, self.replicas)
+        parts = self._parts[key][1]
+        return replace(costs, memory=parts.memory, cycles=parts.cycles, measured=False)
+
+    def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
+        """Whether each IPU holds it, computed once for levers that do not differ in memory."""
+        those = _of_memory(levers)
+        if those not in self._memory:
+            self._memory[those] = memory_of(self.costs_with(those), self.assignment_with(those))
+        return self._memory[those]
+
+    def fits(self, levers: Levers) -> bool:
+        """Whether each IPU holds it, or is too close to call.
+
+        The IPU that was fullest when it did not is asked first: mostly it is that one again.
+        """
+        those = _of_memory(levers)
+        if those not in self._memory and self._too_full:
+            costs, assignment = self.costs_with(those), self.assignment_with(those)
+            if memory_of_ipu(costs, assignment, self._too_full[-1]).answer is Answer.OVER:
+                return False
+        answers = self.memory_with(levers)
+        over = [one for one in answers if one.answer is Answer.OVER]
+        if over:
+            self._too_full.append(min(over, key=lambda one: one.free).ipu)
+        return not over
+
+    def _estimated(self, half: bool, ratio: float) -> Costs:
+        if not half and ratio == 1:
+            return self.costs
+        if (half, ratio) not in self._estimates:
+            if len(self._estimates) >= _MOST_ESTIMATES:  # each has bytes of all Blocks and tiles
+                self._estimates.pop(next(iter(self._estimates)))
+            self._estimates[half, ratio] = estimated(self.costs, self.sizes, half, ratio)
+        return self._estimates[half, ratio]
+
+    def assignment_with(self, levers: Levers) -> Assignment:
+        """The split, and how its stages save memory."""
+        assignment = levers.split or self.present
+        ways = assignment.choices or Choice.as_profiled(self.costs, assignment.starts)
+        if levers.recompute is not None:
+            ways = tuple(replace(way, recompute=levers.recompute) for way in ways)
+        if levers.state:
+            ways = tuple(replace(way, offload=levers.state == _OFF_CHIP) for way in ways)
+        return replace(assignment, choices=ways)
+
+
+def _of_memory(levers: Levers) -> Levers:
+    """Those of the levers on which memory depends."""
+    return levers.without("micro_batches").without("outputs")
+
+
+LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
+
+
+def elements(shape: str) -> int:
+    """The number of elements of a tensor, from its shape as a profile writes it."""
+    return prod(json.loads(shape)) if shape else 0
+
+
+def large_enough(shapes: pd.Series[str]) -> np.ndarray:
+    """Which tensors PopART keeps in parts unless it is told otherwise: bool, by their shapes."""
+    known = {shape: elements(shape) >= LEAST_SHARDED for shape in shapes.unique()}
+    mask: np.ndarray = shapes.map(known).to_numpy(dtype=bool)
+    return mask
+
+
+def outputs_of(costs: Costs, outputs: str, returned: float) -> HostStreams:
+    """Streams with other outputs; ``returned``: share of what goes out that is no loss."""
+    streams = replace(costs.streams, out_once=costs.training or costs.streams.out_once)
+    if outputs != "loss":
+        return streams
+    left = (streams.stream_out * (1 - returned)).astype(np.int64)
+    return replace(streams, stream_out=np.maximum(left, streams.stream_out > 0))
+
+
+def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
+    """Each replica keeps and updates its part of state: an estimate, but for the bytes."""
+    part = 1 - shared * (replicas - 1) / replicas
+    memory = replace(
+        costs.memory,
+        state=np.ceil(costs.memory.state * part).astype(np.int64),
+        state_once=np.ceil(costs.memory.state_once * part).astype(np.int64),
+    )
+    update = np.ceil(costs.cycles.update * part).astype(np.int64)
+    return replace(
+        costs, memory=memory, cycles=replace(costs.cycles, update=update), measured=False
+    )
+
+
+# -- in words ---
+
+
+def title(basis: Basis, levers: Levers) -> str:
+    """The changes in words: 'half precision, micro-batch of 8'."""
+    return ", ".join(words for words, _ in _said(basis, levers))
+
+
+def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
+    """The lines to write in the script: a statement of one or more lines for each lever."""
+    return tuple(line for _, line in _said(basis, levers))
+
+
+def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
+    """Words and a line for each lever that is pulled."""
+    costs = basis.costs
+    if levers.half:
+        yield "half precision", "model.half()  # and inputs.half() where they are floats"
+    if levers.micro_batch:
+        yield (
+            f"micro-batch of {levers.micro_batch} instead of {basis.micro_batch}",
+            f"poptorch.DataLoader(options, dataset, batch_size={levers.micro_batch})",
+        )
+    if levers.micro_batches:
+        method = "Training.gradientAccumulation" if costs.training else "deviceIterations"
+        spoken = "gradient accumulation" if costs.training else "device iterations"
+        yield (
+            f"{spoken} of {levers.micro_batches} instead of {costs.micro_batches}",
+            f"options.{method}({levers.micro_batches})",
+        )
+    if levers.recompute is not None:
+        kind = "3)  # RecomputationType.Pipeline" if levers.recompute else "0)  # none"
+        words = "recomputation" if levers.recompute else "no recomputation"
+        yield words, f'options._Popart.set("autoRecomputation", {kind}'
+    if levers.outputs == "final":
+        mode = str(basis.report.options.get("outputMode", "Default"))
+        line = "options.outputMode(poptorch.OutputMode.Final)"
+        yield f"outputs once a weight update (OutputMode.Final instead of {mode})", line
+    if levers.outputs == "loss":
+        final = "" if costs.streams.out_once else ", and OutputMode.Final"
+        yield "the loss only, once a weight update", f"return loss  # alone, in forward{final}"
+    if levers.state:
+        yield f"optimiser state {levers.state.replace('-', ' ')}", location_line(levers.state)
+    if levers.split is not None:
+        returns = len(set(levers.split.ipus)) < len(levers.split.ipus)
+        words = "another split, which comes back to an IPU for its tied weight"
+        yield words if returns else "another split", stages_line(costs, levers.split)
+
+
+def location_line(state: str) -> str:
+    """The statement that keeps optimiser state "on-chip", "off-chip" or "in-parts"."""
+    call = (
+        "useReplicatedTensorSharding(True)"
+        if state == _IN_PARTS
+        else f"useOnChipStorage({state == _ON_CHIP})"
+    )
+    settings = f"poptorch.TensorLocationSettings().{call}"
+    return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
+
+
+def stages_line(costs: Costs, assignment: Assignment) -> str:
+    """The Stage list of a split, in lines of at most `LINE` characters but for longer names."""
+    spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
+    named = [(tuple(costs.names[first : last + 1]), ipu) for (first, last), ipu in spans]
+    if len(named) > _FEW_STAGES:
+        stages = list(_folded(named))
+    else:
+        stages = [_stage(list(map(repr, names)), str(ipu)) for names, ipu in named]
+    kind = "PipelinedExecution" if costs.pipelined else "ShardedExecution"
+    call = f"options.setExecutionStrategy(poptorch.{kind}("
+    line = f"{call}{', '.join(stages)}))"
+    if len(line) <= LINE:
+        return line
+    below = "\n".join(f"{stage}," for stage in stages)
+    return f"{call}\n{textwrap.indent(below, _INDENT)}\n))"
+
+
+def _folded(stages: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[str]:
+    """Stages as arguments of a strategy; those that are numbered like their IPUs as one."""
+    at = 0
+    while at < len(stages):
+        count, names = _numbered(stages[at:])
+        first = stages[at][1]
+        loop = f"for ipu in range({first}, {first + count})"
+        one = _stage(names, "ipu") if names else ""
+        line = f"*({one} {loop})"
+        if "\n" in line or len(line) > LINE - len(_INDENT) - 1:
+            below = textwrap.indent(f"{one}\n{loop}", _INDENT)
+            line = f"*(\n{below}\n)"
+        if count > len(line.splitlines()):
+            yield line
+            at += count
+        else:
+            yield _stage(list(map(repr, stages[at][0])), str(first))
+            at += 1
+
+
+def _numbered(stages: Sequence[tuple[tuple[str, ...], int]]) -> tuple[int, list[str]]:
+    """How many of the first stages have names that a formula over ``ipu`` gives; the formulas.
+
+    The IPUs are consecutive, and each number in a name rises or falls evenly with them.
+    """
+    if len(stages) < 2:
+        return 1, []
+    texts, numbers = zip(*(_parts(names) for names, _ in stages[:2]), strict=True)
+    base = stages[0][1]
+    if texts[0] != texts[1] or len(numbers[0]) != len(numbers[1]):
+        return 1, []
+    steps = [then - now for now, then in zip(*numbers, strict=True)]
+    count = 1
+    for names, ipu in stages[1:]:
+        due = [now + count * step for now, step in zip(numbers[0], steps, strict=True)]
+        if ipu != base + count or _parts(names) != (texts[0], due):
+            break
+        count += 1
+    formulas = [
+        _linear(step, now - step * base) for step, now in zip(steps, numbers[0], strict=True)
+    ]
+    filled = iter(formulas)
+    return count, [
+        f"f{''.join(text + (next(filled) if at else '') for text, at in parts)!r}"
+        for parts in texts[0]
+    ]
+
+
+def _parts(names: Sequence[str]) -> tuple[list[list[tuple[str, bool]]], list[int]]:
+    """Names as text and whether a number follows; the numbers. A leading zero makes it text."""
+    texts, numbers = [], []
+    for name in names:
+        found = list(_WHOLE_NUMBER.finditer(name))
+        starts = [0, *(one.end() for one in found)]
+        ends = [*(one.start() for one in found), len(name)]
+        pieces = [
+            name[a:b].replace("{", "{{").replace("}", "}}")
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        texts.append([(piece, at < len(found)) for at, piece in enumerate(pieces)])
+        numbers += [int(one[0]) for one in found]
+    return texts, numbers
+
+
+def _linear(step: int, offset: int) -> str:
+    """What stands in a name for ``step * ipu + offset``."""
+    if not step:
+        return str(offset)
+    times = "ipu" if step == 1 else f"{step} * ipu"
+    sign = "-" if offset < 0 else "+"
+    return f"{{{times}{f' {sign} {abs(offset)}' if offset else ''}}}"
+
+
+def _stage(names: Sequence[str], ipu: str) -> str:
+    """A stage of Blocks, whose names and IPU are expressions."""
+    line = f"poptorch.Stage({', '.join(names)}).ipu({ipu})"
+    room = LINE - len(_INDENT) - 1
+    if len(line) <= room:
+        return line
+    below = "\n".join(f"{row}," for row in _rows(names, room - len(_INDENT) - 1))
+    return f"poptorch.Stage(\n{textwrap.indent(below, _INDENT)}\n).ipu({ipu})"
+
+
+def _rows(words: Sequence[str], room: int) -> list[str]:
+    """Words with commas between them, in rows of at most ``room`` characters."""
+    rows = [words[0]]
+    for word in words[1:]:
+        longer = f"{rows[-1]}, {word}"
+        if len(longer) <= room:
+            rows[-1] = longer
+        else:
+            rows.append(word)
+    return rows

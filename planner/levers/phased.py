@@ -1,0 +1,392 @@
+"""Advice for phased execution: the schedule of its phases over the cycles of its bodies.
+
+Stages stay in their phases, so what is predicted of a stage is read off what its bodies ran. Only
+costs of another precision or micro-batch are estimates, by the rules of
+`ipuscope.planner.costs.estimates` and one more: what comes from and goes to streaming memory of a
+weight keeps its size whatever the samples, and accumulators stay float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipuscope.planner.costs.estimates import (
+    AS_PRODUCTS,
+    AS_SAMPLES,
+    STAYS,
+    beyond_starting,
+    estimated_streams,
+    growing,
+    growth_of_bytes,
+    growth_of_work,
+    is_product,
+    weight_operators,
+)
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.levers.levers import Basis, Levers, Outlook, outputs_of
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.what_if import host_groups
+from ipuscope.profiler.enums import BodyTask, Direction, Purpose, Role
+from ipuscope.profiler.file import records
+from ipuscope.profiler.lazy import cached_property
+from ipuscope.profiler.report import Report
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline.phased_schedules import Phases, phased, pipelined_phases_total
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
+_SINGLE_PRECISION = (Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+_POSITIONS = {task: number for number, task in enumerate(BodyTask)}
+_ONCE = {
+    schedules.ENTER: BodyTask.ENTER,
+    schedules.RETURN: BodyTask.RETURN,
+    schedules.LEAVE: BodyTask.LEAVE,
+}
+_OVER_IO_TILES = {
+    number: tuple(BodyTask)[number]
+    for number in (*schedules.LOADS_BESIDE.values(), *schedules.STORES_BESIDE.values())
+}
+_KINDS = {schedules.FORWARD: Direction.FORWARD, schedules.BACKWARD: Direction.BACKWARD}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Steps of bodies, one entry each: cycles that stay, those that grow, and how.
+
+    ``task`` (a position in `BodyTask`), ``stage``; ``growth``: of `estimates.GROWTHS`; ``halves``:
+    in float16; ``busy``: share of tiles at work; ``remote``: loads or stores of streaming memory.
+    """
+
+    task: np.ndarray
+    stage: np.ndarray
+    fixed: np.ndarray
+    beyond: np.ndarray
+    growth: np.ndarray
+    halves: np.ndarray
+    busy: np.ndarray
+    remote: np.ndarray
+    _ratios: dict[Any, np.ndarray] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _rows_of(self) -> list[np.ndarray]:
+        """Rows of each task that belong to a stage, in their order."""
+        order = np.argsort(self.task, kind="stable")
+        order = order[self.stage[order] >= 0]
+        edges = np.searchsorted(self.task[order], np.arange(len(_POSITIONS) + 1))
+        return [order[begin:end] for begin, end in pairwise(edges)]
+
+    def divided(self, chosen: np.ndarray, weights: np.ndarray, single: np.ndarray) -> _Work:
+        """These steps, those ``chosen`` in up to three parts.
+
+        ``weights`` and ``single`` are the shares of them that weights take, and what stays float32
+        whatever the model; the others grow with the samples.
+        """
+        every = np.arange(len(chosen))
+        with_weights = np.flatnonzero(chosen & (weights != 0))
+        with_single = np.flatnonzero(chosen & (single != 0))
+        rest = np.where(chosen, 1 - weights - single, 1.0)
+        rows = np.concatenate([every, with_weights, with_single])
+        share = np.concatenate([rest, weights[with_weights], single[with_single]])
+        stays = np.full(len(rows) - len(every), STAYS)
+        return _Work(
+            self.task[rows],
+            self.stage[rows],
+            self.fixed[rows] * share,
+            self.beyond[rows] * share,
+            np.concatenate([self.growth, stays]),
+            np.arange(len(rows)) < len(every) + len(with_weights),
+            self.busy[rows],
+            self.remote[rows],
+        )
+
+    def ratio(
+        self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
+    ) -> np.ndarray:
+        """How many times as long these tasks of each stage take: float64[stage].
+
+        ``remote``: only their loads and stores.
+        """
+        key = tasks, half, samples, remote
+        if key not in self._ratios:
+            self._ratios[key] = self._ratio(stages, *key)
+        return self._ratios[key]
+
+    def _ratio(
+        self, stages: int, tasks: tuple[BodyTask, ...], half: bool, samples: float, remote: bool
+    ) -> np.ndarray:
+        of_tasks = [self._rows_of[_POSITIONS[task]] for task in tasks]
+        chosen = np.sort(np.concatenate(of_tasks))  # sums round in this order
+        chosen = chosen[self.remote[chosen]] if remote else chosen
+        growth = growth_of_work(self.growth[chosen], self.busy[chosen], samples)
+        rate = np.where(self.halves[chosen] & half, 0.5, 1.0)
+        before = self.fixed[chosen] + self.beyond[chosen]
+        after = self.fixed[chosen] + rate * growth * self.beyond[chosen]
+        old, new = (np.bincount(self.stage[chosen], cycles, stages) for cycles in (before, after))
+        return np.where(old > 0, new / np.maximum(1, old), 1.0)
+
+
+@dataclass(frozen=True)
+class PhasedBasis(Basis):
+    """A profile of phased execution as the levers need it."""
+
+    can_split = False
+
+    @classmethod
+    def of_phases(cls, report: Report) -> PhasedBasis:
+        """ValueError for a profile that does not say which phase each stage is of."""
+        said = report.meta.get("phases")
+        if not isinstance(said, dict) or len(said.get("of_stage", ())) != len(report.stages):
+            raise ValueError(
+                f"{report.path} does not say which phase each stage is of: compile it again for a"
+                " profile that does"
+            )
+        return cls(report, Costs.of_phases(report))
+
+    @property
+    def keeps_state(self) -> bool:
+        """Phases say where state is."""
+        return False
+
+    @cached_property
+    def _said(self) -> dict[str, Any]:
+        said: dict[str, Any] = self.report.meta["phases"]
+        return said
+
+    def costs_with(self, levers: Levers) -> Costs:
+        """Samples, micro-batches and streams with the levers pulled; nothing else follows."""
+        ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        costs = self.costs
+        if levers.half or ratio != 1:
+            streams = estimated_streams(costs.streams, self.sizes, ratio, levers.half)
+            samples = round(costs.samples * ratio)
+            costs = replace(costs, streams=streams, samples=samples, measured=False)
+        if levers.micro_batches:
+            costs = replace(costs, micro_batches=levers.micro_batches)
+        if levers.outputs:
+            costs = replace(costs, streams=outputs_of(costs, levers.outputs, self.returned))
+        return costs
+
+    def cycles_with(self, levers: Levers) -> int:
+        """Cycles of a weight update, by the schedule of the phases."""
+        key = ("cycles", levers)
+        if key not in self.costs.known:
+            self.costs.known[key] = self._cycles(levers)
+        return int(self.costs.known[key])
+
+    def _cycles(self, levers: Levers) -> int:
+        costs = self.costs_with(levers)
+        of_stages, phases = self._schedule_costs(levers, costs)
+        if self._said.get("pipelined") is True:
+            return pipelined_phases_total(of_stages, costs.micro_batches, phases)
+        return phased(of_stages, costs.micro_batches, phases).total
+
+    def outlook(self, levers: Levers) -> Outlook:
+        """What is predicted with the levers pulled."""
+        costs, cycles, memory = (
+            self.costs_with(levers),
+            self.cycles_with(levers),
+            self.memory_with(levers),
+        )
+        samples = costs.samples * costs.micro_batches
+        rate = samples * costs.machine.clock_hz / max(1, cycles)
+        over = tuple(f"IPU {one.ipu} {one}" for one in memory if one.answer is Answer.OVER)
+        return Outlook(cycles, rate, memory, over)
+
+    # -- cycles ---
+
+    def _schedule_costs(self, levers: Levers, costs: Costs) -> tuple[schedules.Costs, Phases]:
+        """What the schedule takes: the bodies' own cycles, times what the levers make of them."""
+        ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        stages, ipus = len(self.report.stages), tuple(self.report.stages["ipu"].tolist())
+
+        def of_stage(*tasks: BodyTask) -> tuple[int, ...]:
+            spent = self._spent("stage", stages, tasks)
+            if levers.half or ratio != 1:
+                spent = spent * self._work.ratio(stages, tasks, levers.half, ratio, remote=False)
+            return tuple(np.rint(spent).astype(int).tolist())
+
+        def of_ipu(task: BodyTask) -> tuple[int, ...]:
+            spent = self._spent("ipu", max(ipus) + 1, (task,))
+            return tuple(spent.tolist()) if spent.any() else ()
+
+        def moved(which: str) -> dict[int, tuple[int, ...]]:
+            answers = {}
+            for kind, direction in _KINDS.items():
+                cycles = np.array(self._said[which][direction], dtype=np.float64)
+                if levers.half or ratio != 1:
+                    tasks = _tasks_of(kind)
+                    cycles *= self._work.ratio(stages, tasks, levers.half, ratio, remote=True)
+                answers[kind] = tuple(np.rint(cycles).astype(int).tolist())
+            return answers
+
+        streams = costs.streams
+        of_stages = schedules.Costs(
+            ipus=ipus,
+            forward=of_stage(BodyTask.FORWARD),
+            backward=of_stage(*_tasks_of(schedules.BACKWARD)) if costs.training else (),
+            update=of_ipu(BodyTask.UPDATE),
+            reduce=of_ipu(BodyTask.REDUCE),
+            stream_in=self._streams(streams.stream_in, streams.latency),
+            stream_out=self._streams(streams.stream_out, streams.latency),
+            stream_out_once=streams.out_once,
+            copies=of_ipu(BodyTask.COPY),
+            sync=costs.machine.sync,
+            load=self._streams(streams.load, streams.latency),
+            unload=self._streams(streams.unload, streams.latency),
+            across=streams.across,
+            host_sync=host_groups(costs, max(ipus) + 1),
+        )
+        numbers = {direction: kind for kind, direction in _KINDS.items()}
+        phases = Phases(
+            tuple(self._said["of_stage"]),
+            moved("load"),
+            moved("store"),
+            frozenset((numbers[way], stage, other) for way, stage, other in self._said["needs"]),
+            self._said.get("parallel") is True,
+            {kind: of_stage(task) for kind, task in _ONCE.items()},
+            {number: of_stage(task) for number, task in _OVER_IO_TILES.items()},
+        )
+        return of_stages, phases
+
+    def _spent(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+        """Cycles of bodies by stage or IPU: int64[count]. Every setting asks for the same."""
+        key = "spent", of, count, tasks
+        if key not in self.costs.known:
+            self.costs.known[key] = self._sum_of(of, count, tasks)
+        spent: np.ndarray = self.costs.known[key]
+        return spent
+
+    def _sum_of(self, of: str, count: int, tasks: tuple[BodyTask, ...]) -> np.ndarray:
+        bodies = self.report.columns_of(records.Body)
+        chosen = np.isin(bodies["task"].astype(str), [str(task) for task in tasks])
+        chosen &= bodies[of] >= 0
+        spent = np.bincount(bodies[of][chosen], bodies["cycles"][chosen], count)
+        return spent[:count].astype(np.int64)
+
+    def _streams(self, cycles: np.ndarray, latency: int) -> tuple[tuple[int, int], ...]:
+        """(stage, cycles) of what Blocks exchange with the host."""
+        if not len(cycles):
+            return ()
+        stage = self.costs.stage
+        total = np.bincount(stage, cycles, int(stage.max()) + 1).astype(np.int64)
+        return tuple((k, c + latency) for k, c in enumerate(total.tolist()) if c)
+
+    @cached_property
+    def _work(self) -> _Work:
+        import pandas as pd
+
+        report = self.report
+        steps = report.body_steps
+        steps = steps[(steps["step"] >= 0) & (steps["stage"] >= 0)].reset_index(drop=True)
+        about = report.program_steps().set_index("step")
+        about = about[["cycles", "active_tiles", "type"]].loc[steps["step"]]
+        purpose, kind = steps["purpose"].astype(str), steps["kind"].astype(str).to_numpy()
+        of_operator = (purpose == Purpose.OPERATOR).to_numpy()
+        remote = purpose.isin([str(one) for one in _REMOTE]).to_numpy()
+        gathers = (purpose == Purpose.ALL_GATHER).to_numpy()
+        aten = report.ops["aten"].reindex(steps["op"]).fillna("")
+        product = is_product(pd.Series(aten.to_numpy()))
+        of_weights = steps["op"].isin(weight_operators(report, self._alike)).to_numpy() & ~product
+        cycles = about["cycles"].to_numpy()
+        middle = about["type"].eq(records.STREAM_COPY_MID).to_numpy()
+        beyond = np.where(of_operator, beyond_starting(cycles, kind), 0)
+        beyond = np.where((remote & middle) | gathers | (purpose == Purpose.COPY), cycles, beyond)
+        growth = np.select(
+            [of_weights | gathers, of_operator & product & (kind == "exchange")],
+            [STAYS, AS_PRODUCTS],
+            AS_SAMPLES,
+        )
+        work = _Work(
+            steps["task"].map(_POSITIONS).to_numpy(),
+            steps["stage"].to_numpy(),
+            cycles - beyond,
+            beyond,
+            growth,
+            np.ones(len(steps), dtype=bool),
+            np.where(of_operator, about["active_tiles"] / report.target.tiles_per_ipu, 1.0),
+            remote,
+        )
+        moved = self._moved.reindex(steps["step"]).fillna(0.0).to_numpy()
+        return work.divided(remote, *moved.T)
+
+    @property
+    def _alike(self) -> pd.DataFrame:
+        return self.sizes.variables
+
+    @cached_property
+    def _moved(self) -> pd.DataFrame:
+        """Of the bytes of steps that move tensors: share of weights, and of float32's own."""
+        with_tensor = self.report.variables_with("tensor", "role")
+        about = with_tensor.assign(like_weight=self._alike["like_weight"])
+        about = about[about["tensor"] >= 0].drop_duplicates("tensor").set_index("tensor")
+        moved = self.report.moved_tensors[["step", "tensor", "bytes"]].join(about, on="tensor")
+        single = moved["role"].isin(list(_SINGLE_PRECISION))
+        weights = moved["like_weight"].fillna(False).astype(bool) & ~single
+        bytes_of = moved[["step", "bytes"]].assign(
+            weights=moved["bytes"].where(weights, 0), single=moved["bytes"].where(single, 0)
+        )
+        total = bytes_of.groupby("step").sum()
+        return total[["weights", "single"]].div(total["bytes"].clip(lower=1), axis=0)
+
+    # -- memory ---
+
+    def memory_with(self, levers: Levers) -> tuple[Verdict, ...]:
+        """Whether each IPU holds it: as profiled or, in another size, by what its tile holds."""
+        ratio = levers.micro_batch / self.micro_batch if levers.micro_batch else 1.0
+        key = ("memory", levers.half, ratio)
+        if key not in self.costs.known:
+            self.costs.known[key] = self._memory_of(levers.half, ratio)
+        answer: tuple[Verdict, ...] = self.costs.known[key]
+        return answer
+
+    def fits(self, levers: Levers) -> bool:
+        """Whether each IPU holds it, or is too close to call."""
+        return all(one.answer is not Answer.OVER for one in self.memory_with(levers))
+
+    def _memory_of(self, half: bool, ratio: float) -> tuple[Verdict, ...]:
+        limit, exact = self.report.target.bytes_per_tile, not half and ratio == 1
+        answers = []
+        for ipu, (tile, extent, held) in enumerate(self._held):
+            after = held["bytes"] - (held["single"] / 2 if half else 0)
+            grown = after * growth_of_bytes(held["grows"], ratio)
+            by_role = grown.groupby(held["role"]).sum()
+            nbytes = extent + round(float(grown.sum() - held["bytes"].sum()))
+            largest = str(by_role.idxmax()) if len(by_role) else "nothing"
+            most = int(by_role.max()) if len(by_role) else 0
+            answers.append(Verdict(ipu, tile, nbytes, limit, largest, most, exact))
+        return tuple(answers)
+
+    @cached_property
+    def _held(self) -> list[tuple[int, int, pd.DataFrame]]:
+        """Of each IPU: its fullest tile, the tile's extent, and what is live when it is fullest."""
+        variables = growing(self.report, self._alike)
+        share = variables["single"] / variables["bytes"].clip(lower=1)
+        rows = []
+        for ipu in range(self.report.target.ipus_per_replica):
+            tiles = self.report.tile_columns(ipu)
+            tile = int(tiles["total"].argmax())
+            step = int(tiles["peak_step"][tile])
+            live = self.report.live_variables(ipu, step, tile)[["variable", "role", "bytes"]]
+            about = variables["grows"].reindex(live["variable"]).to_numpy()
+            single = live["bytes"] * share.reindex(live["variable"]).to_numpy()
+            held = live.assign(grows=about, single=single)
+            rows.append((tile, int(tiles["total"][tile]), held))
+        return rows
+
+
+def basis_of(report: Report) -> Basis:
+    """A profile as the levers need it. ValueError where it has no costs to predict from."""
+    phased_execution = report.meta.get("strategy") == "phased"
+    return PhasedBasis.of_phases(report) if phased_execution else Basis.of(report)
+
+
+def _tasks_of(kind: int) -> tuple[BodyTask, ...]:
+    if kind == schedules.FORWARD:
+        return (BodyTask.FORWARD,)
+    return BodyTask.RECOMPUTE, BodyTask.BACKWARD

@@ -1,0 +1,409 @@
+"""The best splits of one compile's Blocks onto every place that could win.
+
+Places are tried in the order of a lower bound of their cycles, found without looking at stages.
+Each is first split as if memory were endless. That is a bound for all ways to save memory, and the
+answer where it fits; otherwise the split is repeated under the memory, with every way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings.mapping import Mapping, StagePlan
+from ipuscope.planner.mappings.plan import SHARES, Candidate, worth
+from ipuscope.planner.mappings.priced import (
+    Place,
+    Priced,
+    RingsOf,
+    choices_of,
+    coming_back,
+    keeps_are_cheapest,
+    lacking,
+    places,
+)
+from ipuscope.planner.mappings.question import Question
+from ipuscope.planner.predict.memory_verdict import summary
+from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
+from ipuscope.planner.search.split_search import Split, best_split, fewest_stages
+from ipuscope.planner.search.split_search import at_least as cycles_at_least
+from ipuscope.profiler.timeline import schedules
+
+_ENDLESS = 1 << 40  # bytes of a tile
+_AT_ONCE = 3  # places that are split at a time, however many workers there are
+_LOOKED_AT = 3  # places of each compile that are split even if they cannot be the best
+Each = Callable[[Callable[..., Any], Iterable[tuple[Any, ...]]], Iterator[Any]]
+_WORK = (schedules.FORWARD, schedules.BACKWARD, schedules.RECOMPUTE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A place that nothing fits, and the reason."""
+
+    place: Place
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of the places of one compile.
+
+    ``open_rate``: the most samples a second that a split which was not looked at could reach: 0
+    where all were, or could not win.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    open_rate: float = 0.0
+    looked_at: int = 0
+
+
+def one_by_one(function: Callable[..., Any], every: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """`ipuscope.planner.mappings.engine.Engine.each` in this process."""
+    return (function(*arguments) for arguments in every)
+
+
+def look_into(
+    priced: Priced,
+    question: Question,
+    rings: RingsOf,
+    best: Candidate | None = None,
+    told: Callable[[Candidate], None] = lambda candidate: None,
+    at_least: int = _LOOKED_AT,
+    each: Each = one_by_one,
+) -> Found:
+    """The best split of every place of these costs that could be better than the best.
+
+    ``best``: of what was found before; ``told`` of each candidate as it is found. ``at_least`` so
+    many places that promise most are split whatever there is to beat, to compare with. ``each``
+    (`ipuscope.planner.mappings.engine.Engine.each`) splits some of them at a time.
+    """
+    to_beat = worth(best, question.objective) if best is not None else None
+    promised = [(_promise(place, question, rings), place) for place in places(priced, question)]
+    waiting = sorted(promised, key=_in_order, reverse=True)
+    candidates: list[Candidate] = []
+    failures: list[Failure] = []
+    open_rate = 0.0
+    too_few = _TooFew(priced, question)
+    while waiting:
+        missing, beat = at_least - len(candidates), None
+        if missing <= 0 and to_beat is not None:
+            beat = to_beat
+            waiting = [one for one in waiting if one[0] > to_beat]
+        wave, waiting = _a_wave(waiting, too_few, missing if missing > 0 else _AT_ONCE)
+        outcomes = each(try_split, [(place, question, rings, beat) for place in wave])
+        for place, outcome in zip(wave, outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+                too_few.add(place)
+            elif outcome is not None:
+                to_beat = max(to_beat or (), worth(outcome, question.objective))
+                candidates.append(outcome)
+                told(outcome)
+                if not outcome.proven:
+                    open_rate = max(open_rate, outcome.samples_per_second / (1 - outcome.gap))
+    return Found(tuple(candidates), tuple(failures), open_rate, len(promised))
+
+
+def beating(priced: Priced, question: Question, rings: RingsOf, best: Candidate | None) -> Found:
+    """The splits by these costs that are better than the best."""
+    return look_into(priced, question, rings, best, at_least=0)
+
+
+def free_in_parts(
+    priced: Priced, replicas: int, question: Question, rings: RingsOf, best: Candidate | None
+) -> Found:
+    """What could beat the best with so many replicas if state took neither time nor memory."""
+    costs = priced.costs
+    free = replace(
+        costs,
+        cycles=replace(costs.cycles, update=np.zeros_like(costs.cycles.update)),
+        memory=replace(costs.memory, state=np.zeros_like(costs.memory.state)),
+    )
+    only = replace(question, fixed={**question.fixed, "r": replicas})
+    return beating(replace(priced, costs=free), only, rings, best)
+
+
+_Promised = tuple[tuple[float, ...], Place]
+
+
+def _a_wave(
+    waiting: list[_Promised], too_few: _TooFew, most: int
+) -> tuple[list[Place], list[_Promised]]:
+    """The next places to be split at a time, and those that wait on.
+
+    Of a number of IPUs there is one: where it fails, the others need not be tried.
+    """
+    wave: list[Place] = []
+    left: list[_Promised] = []
+    for bound, place in waiting:
+        if too_few.for_weights_of(place):
+            continue
+        if len(wave) < most and all(place.pipeline != one.pipeline for one in wave):
+            wave.append(place)
+        else:
+            left.append((bound, place))
+    return wave, left
+
+
+def rebalanced(
+    place: Place, question: Question, rings: RingsOf, best: Candidate
+) -> tuple[Candidate, ...]:
+    """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
+
+    It is what `ipuscope.planner.search.split_search.quickest` looks through, with as narrow a gap
+    and lists that come back to any IPU; elsewhere than on the mapping's own list of IPUs only what
+    could be better than ``best``.
+    """
+    priced, to_beat = place.priced, worth(best, question.objective)
+    fixed = {**question.fixed, "r": place.replicas, "accumulation": place.accumulation}
+    here = replace(question, ipus=place.attached, fixed=fixed)
+    others = [*places(priced, here), *coming_back(place, here)]
+    others = [one for one in others if one.ipus != place.ipus]
+    promised = [(_promise(one, question, rings), one) for one in others]
+    too_few = _TooFew(priced, here)
+    found = list[Candidate]()
+    for bound, one in [((), place), *sorted(promised, key=_in_order, reverse=True)]:
+        own, apart = one is place, len(set(one.ipus)) == len(one.ipus)
+        if not own and (bound <= to_beat or (apart and too_few.for_weights_of(one))):
+            continue
+        beat = None if own else to_beat
+        outcome = try_split(one, question, rings, beat, None if own else 0)
+        if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
+            outcome = try_split(one, question, rings, beat, None)
+        if isinstance(outcome, Failure):
+            too_few.add(one)
+        elif outcome is not None:
+            to_beat = max(to_beat, worth(outcome, question.objective))
+            found.append(outcome)
+    return tuple(found)
+
+
+def come_back(priced: Priced, question: Question, rings: RingsOf) -> tuple[Candidate, ...]:
+    """The splits onto lists in which a stage comes back to any IPU, quicker and quicker.
+
+    For where no place of `ipuscope.planner.mappings.priced.places` holds the model: two small
+    stages may fit beside each other where one stage an IPU is too much for one of them.
+    """
+    every = [one for place in places(priced, question) for one in coming_back(place, question)]
+    once = {(one.ipus, one.replicas): one for one in every}
+    promised = [(_promise(one, question, rings), one) for one in once.values()]
+    # memory does not depend on the number of replicas
+    too_much = set[tuple[int, ...]]()
+    found = list[Candidate]()
+    to_beat: tuple[float, ...] = ()
+    for bound, one in sorted(promised, key=_in_order, reverse=True):
+        if one.ipus in too_much or bound <= to_beat:
+            continue
+        outcome = try_split(one, question, rings, to_beat or None)
+        if isinstance(outcome, Failure):
+            too_much.add(one.ipus)
+        elif outcome is not None:
+            to_beat = max(to_beat, worth(outcome, question.objective))
+            found.append(outcome)
+    return tuple(found)
+
+
+def _may_beat(candidate: Candidate, question: Question, to_beat: tuple[float, ...]) -> bool:
+    """Whether a split within the gap of this one could be worth more."""
+    left = 1 - candidate.gap
+    rate, seconds = candidate.samples_per_second / left, candidate.seconds * left
+    promised = replace(candidate, samples_per_second=rate, seconds=seconds)
+    return not candidate.proven and worth(promised, question.objective) > to_beat
+
+
+def try_split(
+    place: Place,
+    question: Question,
+    rings: RingsOf,
+    beat: tuple[float, ...] | None,
+    narrow: int | None = 0,
+    surely: bool = False,
+) -> Candidate | Failure | None:
+    """`split_onto`, or why nothing fits."""
+    try:
+        return split_onto(place, question, rings, beat, narrow, surely)
+    except ValueError as error:
+        return Failure(place, str(error))
+
+
+def _in_order(promised: _Promised) -> tuple[float, ...]:
+    """The sort key of a place: its promise; of equal ones, the list with more stages is last."""
+    bound, place = promised
+    return (*bound, -len(place.ipus))
+
+
+class _TooFew:
+    """Numbers of IPUs that do not hold the model, whatever the replicas: each is found out once.
+
+    Where one stage an IPU does not fit, a list that comes back to one of them is not tried, but
+    where weights are tied: read by stages of one IPU, they need no copy.
+    """
+
+    def __init__(self, priced: Priced, question: Question) -> None:
+        some = places(priced, question)
+        longest = max(some, key=lambda one: len(one.ipus), default=None)
+        choices = choices_of(longest, question) if longest is not None else ()
+        self._fewest = fewest_stages(priced.costs, choices) if choices else 1
+        self._tied = len(priced.costs.cuts.ties) > 0
+        tried = choices and self._tied
+        self._fewest_tied = fewest_stages(priced.costs, choices, in_company=True) if tried else 1
+        self._numbers: set[int] = set()
+
+    def for_weights_of(self, place: Place) -> bool:
+        """Whether this place has too few."""
+        pipeline = place.pipeline
+        if self._tied and len(place.ipus) != pipeline:
+            return len(place.ipus) < self._fewest_tied
+        return pipeline < self._fewest or pipeline in self._numbers
+
+    def add(self, place: Place) -> None:
+        """Record that nothing fits this place."""
+        if len(place.ipus) == place.pipeline:
+            self._numbers.add(place.pipeline)
+
+
+def _promise(place: Place, question: Question, rings: RingsOf) -> tuple[float, ...]:
+    """An upper bound of the worth (`ipuscope.planner.mappings.plan.worth`)."""
+    costs = place.costs(rings)
+    cycles = max(1, cycles_at_least(costs, place.ipus))
+    rate = question.global_batch * costs.machine.clock_hz / cycles
+    if question.objective == "fewest-ipus":
+        return (-place.attached, rate)
+    if question.objective == "latency":
+        once = cycles if question.training else int(costs.cycles.forward.sum())
+        return (-once / costs.machine.clock_hz, rate)
+    return (rate, -place.attached)
+
+
+def split_onto(
+    place: Place,
+    question: Question,
+    rings: RingsOf,
+    beat: tuple[float, ...] | None = None,
+    narrow: int | None = 0,
+    surely: bool = False,
+) -> Candidate | None:
+    """The quickest split onto a place. ValueError where none runs; it says why.
+
+    None where it could not be worth more than ``beat``, even with endless memory. ``narrow``: how
+    far to look on where a gap is left (`ipuscope.planner.search.split_search.best_split`).
+    ``surely``: none that a compile may find too large.
+    """
+    if lacking(place) > 0:
+        raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
+    costs, choices = place.costs(rings), choices_of(place, question)
+    if len(place.ipus) == 1 and not costs.recompute_alone:
+        costs = replace(costs, recompute=False)
+    endless = costs.with_tile_bytes(_ENDLESS)
+    # where a stage comes back, what is cheapest for it may not be so for its IPU, by a few cycles
+    apart = len(set(place.ipus)) == len(place.ipus)
+    exactly = narrow is None and not apart
+    if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
+        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=narrow)
+        here = what_if(costs, free.prediction.assignment)
+        if not here.problems and not (surely and here.notes):
+            return candidate_of(place, costs, here, free.proven, free.gap)
+        if beat is not None and free.proven:
+            promised = candidate_of(place, costs, here, free.proven, free.gap)
+            if worth(promised, question.objective) <= beat:
+                return None
+    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=narrow)
+    if split.prediction.problems:
+        raise ValueError("; ".join(split.prediction.problems))
+    return candidate_of(place, costs, split.prediction, split.proven, split.gap)
+
+
+def candidate_of(
+    place: Place, costs: Costs, prediction: Prediction, proven: bool, gap: float
+) -> Candidate:
+    """A prediction as a candidate of a plan."""
+    clock = costs.machine.clock_hz
+    cycles = prediction.total
+    if not costs.training:
+        cycles = len(place.ipus) * prediction.pipeline_cycle
+    fullest = max(prediction.memory, key=lambda one: one.nbytes)
+    return Candidate(
+        mapping_of(place, costs, prediction.assignment),
+        prediction.total,
+        prediction.samples_per_second,
+        cycles / clock,
+        fullest.nbytes,
+        fullest.limit,
+        summary(prediction.memory),
+        shares_of(prediction, place.priced.exchange),
+        proven,
+        gap,
+        error=place.priced.error,
+    )
+
+
+def mapping_of(place: Place, costs: Costs, assignment: Assignment) -> Mapping:
+    """The mapping of a split onto a place."""
+    key = place.priced.key
+    parts = assignment.parts(costs)
+    final = len(parts) - 1
+    stages = tuple(
+        StagePlan(
+            ipu,
+            costs.names[part.first : part.last + 1],
+            part.choice.recompute
+            if costs.training and k < final
+            else (False if key.keeps else None),
+            costs.training and part.choice.offload,
+        )
+        for k, (part, ipu) in enumerate(zip(parts, assignment.ipus, strict=True))
+    )
+    return Mapping(
+        key.shards,
+        place.replicas,
+        stages,
+        key.micro_batch,
+        place.accumulation,
+        key.proportion,
+        bool(key.in_parts),
+    )
+
+
+def assignment_of(mapping: Mapping, costs: Costs) -> Assignment:
+    """The split of a mapping, as the costs' predictions take it."""
+    starts, at = [], 0
+    for stage in mapping.stages:
+        starts.append(at)
+        at += len(stage.blocks)
+    choices = tuple(Choice(bool(stage.recompute), stage.state_off_chip) for stage in mapping.stages)
+    return Assignment(tuple(starts), tuple(stage.ipu for stage in mapping.stages), choices)
+
+
+def predicted(
+    priced: Priced, mapping: Mapping, rings: RingsOf, proven: bool = False, gap: float = 0.0
+) -> Candidate:
+    """What the costs predict for a given mapping."""
+    ipus = tuple(stage.ipu for stage in mapping.stages)
+    place = Place(priced, ipus, mapping.replicas, mapping.accumulation)
+    costs = place.costs(rings)
+    return candidate_of(place, costs, what_if(costs, assignment_of(mapping, costs)), proven, gap)
+
+
+def shares_of(prediction: Prediction, exchange: float) -> dict[str, float]:
+    """What all IPUs' time goes into, by `SHARES`; ``exchange``: of the Blocks' own cycles."""
+    schedule = prediction.schedule
+    spent = np.bincount(
+        schedule.kind, weights=schedule.end - schedule.start, minlength=len(schedules.TASKS)
+    )
+    work = float(spent[list(_WORK)].sum())
+    by_name = {
+        "compute": work * (1 - exchange),
+        "exchange": work * exchange + spent[schedules.COPY] + spent[schedules.SYNC],
+        "bubble": spent[schedules.IDLE],
+        "all-reduce": spent[schedules.REDUCE],
+        "update": spent[schedules.UPDATE],
+        "host": spent[schedules.STREAM_IN] + spent[schedules.STREAM_OUT],
+    }
+    total = sum(by_name.values()) or 1.0
+    return {name: float(by_name[name] / total) for name in SHARES}

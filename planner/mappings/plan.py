@@ -1,0 +1,136 @@
+"""A plan: the mappings that were considered, best first, and what is proven of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ipuscope.planner.mappings.mapping import Mapping
+from ipuscope.planner.mappings.question import Question
+
+# What the time of a weight update goes into, in the order in which it is shown
+SHARES = ("compute", "exchange", "bubble", "all-reduce", "update", "host")
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """The result of a full compile of a mapping.
+
+    ``cycles``: of a weight update (a device iteration in inference); ``fullest``: bytes of the
+    fullest tile; ``problem``: why it does not run, empty where it does.
+    """
+
+    cycles: int = 0
+    fullest: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mapping, and what is predicted of it.
+
+    ``cycles`` of a weight update (a device iteration in inference); ``samples_per_second`` over all
+    replicas; ``seconds``: its latency, of a weight update in training, of a micro-batch from its
+    input to its result in inference; ``fullest``: bytes of the fullest tile, of ``limit``;
+    ``memory``: whether it fits, in words; ``shares``: of `SHARES`, parts of the time, in sum 1;
+    ``proven``: no other split onto these IPUs is quicker, for these costs; ``gap``: share of its
+    cycles that one could save at the most. ``obtained``: what its full compile gave, if it had one.
+    ``error``: share by which the model's cycles are likely off an IPU's, 0: not known; ``own``: the
+    script has this mapping.
+    """
+
+    mapping: Mapping
+    cycles: int
+    samples_per_second: float
+    seconds: float
+    fullest: int
+    limit: int
+    memory: str
+    shares: dict[str, float]
+    proven: bool
+    gap: float
+    obtained: Obtained | None = None
+    error: float = 0.0
+    own: bool = False
+
+    @property
+    def off(self) -> tuple[float, float] | None:
+        """Errors of the predicted cycles and bytes, as shares; None where it was not compiled."""
+        if self.obtained is None or not self.obtained.cycles:
+            return None
+        came = self.obtained
+        return self.cycles / came.cycles - 1, self.fullest / max(1, came.fullest) - 1
+
+    @property
+    def _longer(self) -> float:
+        """The factor on predicted rates that a full compile gives, 1 where nothing was compiled."""
+        off = self.off
+        return 1 + off[0] if off is not None else 1.0
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, from its full compile where it had one."""
+        return self.samples_per_second * self._longer
+
+    @property
+    def latency(self) -> float:
+        """Seconds, from its full compile where it had one."""
+        return self.seconds / self._longer
+
+    @property
+    def runs(self) -> bool:
+        """Whether it may run: nothing that is known rules it out."""
+        return self.obtained is None or not self.obtained.problem
+
+
+def worth(candidate: Candidate, objective: str) -> tuple[float, ...]:
+    """A key to compare candidates by, more is better; from the full compile where there is one."""
+    rate = candidate.rate
+    if objective == "latency":
+        return (-candidate.latency, rate)
+    if objective == "fewest-ipus":
+        return (-candidate.mapping.attached, rate)
+    return (rate, -candidate.mapping.attached)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Candidates, best first; sentences about the first; what the search proved.
+
+    ``gap``: share by which a mapping that was not looked at could be better than the first, at the
+    most; 0: none is, for the costs compiled (``exact``). ``left_out``: why some were not looked at,
+    a sentence each. ``stopped``: "" or what ended the search before its end. ``modules``: begin a
+    Block each, where the model names none. ``compiles``: how many it took, ``cached``: how many
+    more came from the disk; ``seconds``: of the clock.
+    """
+
+    question: Question
+    candidates: tuple[Candidate, ...]
+    blocks: tuple[str, ...]
+    why: tuple[str, ...] = ()
+    gap: float = 0.0
+    left_out: tuple[str, ...] = ()
+    stopped: str = ""
+    modules: tuple[str, ...] = ()
+    model: str = ""
+    command: str = ""  # that was asked with
+    compiles: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    clock_hz: float = 0.0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    script_samples: int = 0  # of a weight update as the script has it
+
+    @property
+    def best(self) -> Candidate:
+        """The first candidate that is known to run, or not known not to."""
+        return next((one for one in self.candidates if one.runs), self.candidates[0])
+
+    @property
+    def own(self) -> Candidate | None:
+        """The script's own mapping, if it was compiled."""
+        return next((one for one in self.candidates if one.own), None)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing in the question's scope can be better, for the costs compiled."""
+        return not self.stopped and self.gap == 0

@@ -1,0 +1,228 @@
+"""plan.json: a plan to keep, to look at, and to run scripts with.
+
+It is a placement file of its best mapping (``ipu-run --placement plan.json train.py``) that also
+holds all candidates, for the viewer. A file from elsewhere is checked here, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ipuscope.planner.mappings.mapping import Mapping, StagePlan
+from ipuscope.planner.mappings.plan import SHARES, Candidate, Obtained, Plan
+from ipuscope.planner.mappings.question import Question
+
+FORMAT, VERSION = "ipuscope placement", 2
+MOST_BYTES = 64 << 20
+
+
+class PlanError(Exception):
+    """A file that is not a plan: says which file, what is wrong and how to fix it."""
+
+    def __init__(self, path: str | os.PathLike[str], problem: str) -> None:
+        super().__init__(
+            f"{os.fspath(path)} {problem}. Make one with:"
+            " ipu-run --plan 16 --write plan.json SCRIPT"
+        )
+
+
+def content(plan: Plan) -> dict[str, Any]:
+    """The file's JSON."""
+    return {**placement(plan, plan.best), "plan": _plan_content(plan)}
+
+
+def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
+    """A candidate as ``ipu-run --placement`` takes it."""
+    mapping = candidate.mapping
+    shares = {str(ipu): share for ipu, share in sorted(mapping.proportions.items())}
+    promise = {
+        "cycles": candidate.cycles,
+        "fullest": candidate.fullest,
+        "micro_batches": mapping.accumulation,
+        "samples": mapping.samples,
+    }
+    proposed = {"modules": list(plan.modules), "micro_batches": mapping.accumulation}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "stages": [_stage(stage, mapping.in_phases) for stage in mapping.stages],
+        **({"memory_proportion": shares} if shares else {}),
+        "mapping": {
+            "kind": "training" if plan.question.training else "inference",
+            "shards": mapping.shards,
+            "replicas": mapping.replicas,
+            "micro_batch": mapping.micro_batch,
+            "accumulation": mapping.accumulation,
+            "state_in_parts": mapping.in_parts,
+            "script_samples": plan.script_samples or mapping.samples,
+        },
+        **({"proposed": proposed} if plan.modules else {}),
+        "planned": promise,
+    }
+
+
+def _stage(stage: StagePlan, in_phases: bool) -> dict[str, Any]:
+    said: dict[str, Any] = {"ipu": stage.ipu, "blocks": list(stage.blocks)}
+    if stage.recompute is not None:
+        said["recompute"] = stage.recompute
+    if in_phases:
+        return {**said, "phase": stage.phase}
+    return {**said, "state_off_chip": stage.state_off_chip}
+
+
+def _plan_content(plan: Plan) -> dict[str, Any]:
+    said = asdict(plan)
+    said["question"]["fixed"] = dict(plan.question.fixed)
+    index = {name: number for number, name in enumerate(plan.blocks)}
+    for candidate in said["candidates"]:  # a stage's Blocks by where they begin and how many
+        for stage in candidate["mapping"]["stages"]:
+            blocks = stage["blocks"]
+            stage["blocks"] = [index[blocks[0]], len(blocks)]
+    return said
+
+
+def save(plan: Plan, path: str | os.PathLike[str]) -> Path:
+    """Write the plan atomically: a reader sees the old file or the new one."""
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(content(plan), indent=1), encoding="utf-8")
+    os.replace(partial, target)
+    return target
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """The plan in a file. PlanError where it is not one."""
+    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")
+        said = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(path, f"is no JSON ({error})") from error
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        raise PlanError(path, "is no plan")
+    if not isinstance(said.get("plan"), dict):
+        raise PlanError(path, "is a placement file, and holds no plan beside it")
+    try:
+        return _plan(said["plan"])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise PlanError(path, f"is broken: its plan makes no sense ({error!r})") from error
+
+
+def _plan(said: dict[str, Any]) -> Plan:
+    blocks = _strings(said["blocks"])
+    candidates = tuple(_candidate(one, blocks) for one in said["candidates"])
+    if not candidates:
+        raise ValueError("there are no candidates")
+    return Plan(
+        _question(said["question"]),
+        candidates,
+        blocks,
+        _strings(said["why"]),
+        _number(said["gap"]),
+        _strings(said["left_out"]),
+        str(said["stopped"]),
+        _strings(said["modules"]),
+        str(said["model"]),
+        str(said["command"]),
+        int(said["compiles"]),
+        int(said["cached"]),
+        _number(said["seconds"]),
+        _number(said["clock_hz"]),
+        _strings(said["notes"]),
+        int(said["script_samples"]),
+    )
+
+
+def _question(said: dict[str, Any]) -> Question:
+    return Question(
+        int(said["ipus"]),
+        int(said["global_batch"]),
+        tuple(int(one) for one in said["micro_batches"]),
+        tuple(_number(one) for one in said["proportions"]),
+        tuple(int(one) for one in said["shards"]),
+        {str(name): value for name, value in said["fixed"].items()},
+        str(said["objective"]),
+        _number(said["budget"]),
+        bool(said["training"]),
+        _strings(list(said.get("suggested", ()))),
+        tuple(one is True for one in said.get("keeps", [False])),
+    )
+
+
+def _candidate(said: dict[str, Any], blocks: tuple[str, ...]) -> Candidate:
+    came = said["obtained"]
+    return Candidate(
+        _mapping(said["mapping"], blocks),
+        int(said["cycles"]),
+        _number(said["samples_per_second"]),
+        _number(said["seconds"]),
+        int(said["fullest"]),
+        int(said["limit"]),
+        str(said["memory"]),
+        {name: _number(said["shares"][name]) for name in SHARES},
+        bool(said["proven"]),
+        _number(said["gap"]),
+        None
+        if came is None
+        else Obtained(int(came["cycles"]), int(came["fullest"]), str(came["problem"])),
+        _number(said.get("error", 0.0)),
+        said.get("own") is True,
+    )
+
+
+def _mapping(said: dict[str, Any], blocks: tuple[str, ...]) -> Mapping:
+    stages = tuple(_stage_plan(stage, blocks) for stage in said["stages"])
+    if sum(len(stage.blocks) for stage in stages) != len(blocks):
+        raise ValueError("its stages do not have every Block once")
+    return Mapping(
+        _positive(said["shards"]),
+        _positive(said["replicas"]),
+        stages,
+        _positive(said["micro_batch"]),
+        _positive(said["accumulation"]),
+        _number(said["proportion"]),
+        bool(said["in_parts"]),
+        _positive(said["phases"]),
+    )
+
+
+def _stage_plan(said: dict[str, Any], blocks: tuple[str, ...]) -> StagePlan:
+    first, count = (int(one) for one in said["blocks"])
+    stage_blocks = blocks[first : first + count]
+    if first < 0 or count < 1 or len(stage_blocks) != count:
+        raise ValueError(f"Blocks {first} to {first + count} of {len(blocks)}")
+    recompute = said["recompute"]
+    if recompute is not None and not isinstance(recompute, bool):
+        raise ValueError(f"recompute is {recompute!r}")
+    ipu = int(said["ipu"])
+    if not 0 <= ipu < 256:
+        raise ValueError(f"IPU {ipu}")
+    phase = int(said.get("phase", 0))
+    if not 0 <= phase < len(blocks):
+        raise ValueError(f"phase {phase}")
+    off_chip, proportion = bool(said["state_off_chip"]), _number(said.get("proportion", 0.0))
+    return StagePlan(ipu, stage_blocks, recompute, off_chip, phase, proportion)
+
+
+def _strings(said: Any) -> tuple[str, ...]:
+    if not isinstance(said, list):
+        raise TypeError(f"a list is wanted, not {said!r}")
+    return tuple(str(one) for one in said)
+
+
+def _number(said: Any) -> float:
+    if isinstance(said, bool) or not isinstance(said, (int, float)):
+        raise TypeError(f"a number is wanted, not {said!r}")
+    return float(said)
+
+
+def _positive(said: Any) -> int:
+    if isinstance(said, bool) or not isinstance(said, int) or said < 1:
+        raise ValueError(f"a number from 1 on is wanted, not {said!r}")
+    return said

@@ -1,0 +1,314 @@
+"""A plan in words and rows: why the first is best, its table, and the script's own command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from ipuscope.planner.mappings.engine import Engine
+from ipuscope.planner.mappings.mapping import Mapping
+from ipuscope.planner.mappings.phased_costs import PhasedCosts
+from ipuscope.planner.mappings.phased_search import least_held
+from ipuscope.planner.mappings.plan import SHARES, Candidate, Plan
+from ipuscope.planner.mappings.priced import Place, Priced, RingsOf, choices_of, places
+from ipuscope.planner.mappings.question import Question
+from ipuscope.planner.predict.what_if import Prediction, what_if
+from ipuscope.planner.search.split_search import best_split
+from ipuscope.profiler.units import count, per_second
+
+_ANY_SIZE = 1 << 28  # bytes of a tile that holds anything
+_NEAR = 2  # places that are tried with less and less
+_CLOSE = 50  # a part of a tile: of the bytes between one that is too small and one that is enough
+_KIB = 1024
+_LONG = 10  # seconds from which on milliseconds say nothing
+
+
+def table(plan: Plan) -> pd.DataFrame:
+    """One row a candidate, with the columns of ``--csv`` and of the table in the terminal."""
+    rows = [_row(number, one) for number, one in enumerate(plan.candidates, 1)]
+    return pd.DataFrame(rows)
+
+
+def _row(rank: int, one: Candidate) -> dict[str, object]:
+    mapping, came = one.mapping, one.obtained
+    return {
+        "rank": rank,
+        "t": mapping.shards,
+        "p": mapping.pipeline,
+        "r": mapping.replicas,
+        "ipus": mapping.attached,
+        "split": mapping.split,
+        "micro_batch": mapping.micro_batch,
+        "accumulation": mapping.accumulation,
+        "recompute": mapping.recomputation,
+        "state": mapping.state,
+        "proportion": mapping.memory_proportion,
+        "rts": "yes" if mapping.in_parts else "no",
+        "phases": mapping.phases,
+        "samples_per_second": round(one.samples_per_second, 2),
+        "cycles": one.cycles,
+        "seconds": one.seconds,
+        "fullest_bytes": one.fullest,
+        "tile_bytes": one.limit,
+        "memory": one.memory,
+        **{name.replace("-", "_"): round(one.shares[name], 4) for name in SHARES},
+        "proven": one.proven,
+        "compiled_cycles": came.cycles if came else "",
+        "compiled_fullest_bytes": came.fullest if came else "",
+        "problem": came.problem if came else "",
+    }
+
+
+def why(plan: Plan) -> Iterable[str]:
+    """Sentences about the first candidate: its gain over others, and what is proven."""
+    best = plan.best
+    mapping = best.mapping
+    yield (
+        f"{count(mapping.attached, 'IPU')} as t={mapping.shards} x p={mapping.pipeline} x"
+        f" r={mapping.replicas}: {per_second(best.rate)} samples/s,"
+        f" {_percent(best.shares['compute'])} of the IPUs' time computes,"
+        f" {_percent(best.shares['exchange'])} exchanges, {_percent(best.shares['bubble'])} waits"
+    )
+    if best.error:
+        yield f"the cycles are likely within {best.error:.0%} of an IPU's (docs/fidelity.md)"
+    yield from _against_own(plan)
+    yield from _against_others(plan)
+    if mapping.attached < plan.question.ipus:
+        left = plan.question.ipus - mapping.attached
+        yield (
+            f"{left} of the {plan.question.ipus} IPUs {'is' if left == 1 else 'are'} better left"
+            " free: no mapping onto more of them is better"
+        )
+    recomputing = mapping.recomputation
+    if recomputing != "none" and not mapping.in_phases:
+        if recomputing.isdecimal():
+            yield f"stage {recomputing} recomputes, since what it would keep does not fit its tiles"
+        else:
+            stages = "all stages" if recomputing == "all" else f"stages {recomputing}"
+            yield f"{stages} recompute, since what they would keep does not fit their tiles"
+    yield _proof(plan)
+
+
+def _against_own(plan: Plan) -> Iterable[str]:
+    """How much better than the script's own mapping it is."""
+    own, best = plan.own, plan.best
+    if own is None:
+        return
+    if own is best:
+        yield "it is the script's own mapping: nothing that was found is better"
+    elif not own.runs:
+        problem = own.obtained.problem if own.obtained is not None else ""
+        yield f"the script's own mapping does not run: {problem}"
+    else:
+        times = best.rate / own.rate
+        gain = f"{times - 1:.1%} more" if times < 2 else f"{times:.1f} times that"
+        yield (
+            f"the script's own mapping does {per_second(own.rate)} samples/s: this is {gain}"
+            f" ({own.mapping})"
+        )
+
+
+def _shared(mapping: Mapping) -> str:
+    shards = mapping.shards
+    return f"tensors shared by {shards} IPUs" if shards > 1 else "tensors whole on an IPU"
+
+
+# the respects that matter, as what a mapping has of each
+_RESPECTS: tuple[Callable[[Mapping], str], ...] = (
+    lambda one: f"pipelines of {count(one.pipeline, 'IPU')}",
+    lambda one: count(one.replicas, "replica"),
+    lambda one: f"a micro-batch of {one.micro_batch}",
+    lambda one: (
+        f"a memory proportion of {one.memory_proportion}"
+        if one.proportion
+        else "the script's memory proportion"
+    ),
+    _shared,
+)
+
+
+def _against_others(plan: Plan) -> Iterable[str]:
+    """The best candidate that differs in one respect, for the respects that matter."""
+    best, mapping = plan.best, plan.best.mapping
+    for said in _RESPECTS:
+        others = [one for one in plan.candidates if one.runs and said(one.mapping) != said(mapping)]
+        if not others:
+            continue
+        other = max(others, key=lambda one: one.rate)
+        less = 1 - other.rate / best.rate
+        if less > 0:
+            how = said(other.mapping)
+            yield f"with {how} the best is {less:.1%} slower ({other.mapping})"
+
+
+def _proof(plan: Plan) -> str:
+    if plan.stopped:
+        return f"{plan.stopped}: of what was looked at until then, this is the best"
+    if plan.exact:
+        return (
+            f"exact for the costs of {count(plan.compiles, 'compile')}: with a stage an IPU every"
+            " split, p and r and every way to save memory was looked at or ruled out by a lower"
+            " bound"
+        )
+    return f"not proven: a mapping that is up to {plan.gap:.1%} quicker may exist"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def kib(nbytes: int) -> str:
+    """Bytes in the unit that the tools show."""
+    return f"{nbytes / _KIB:,.0f} KiB"
+
+
+def latency(seconds: float) -> str:
+    """A time in milliseconds, or in seconds where it takes some."""
+    return f"{seconds:,.1f} s" if seconds >= _LONG else f"{seconds * 1e3:,.3f} ms"
+
+
+# -- nothing fits ---
+
+
+def none_runs(candidates: Sequence[Candidate], question: Question) -> str:
+    """Say that nothing runs that was thought to, and name the nearest."""
+    nearest = min(candidates, key=lambda one: one.obtained.fullest if one.obtained else 0)
+    problem = nearest.obtained.problem if nearest.obtained is not None else ""
+    return (
+        f"no mapping onto {count(question.ipus, 'IPU')} fits: the nearest is {nearest.mapping},"
+        f" which was compiled: {problem}. More IPUs, smaller --micro-batches or lower --proportions"
+        " take less of a tile"
+    )
+
+
+def no_mapping(
+    priced: Iterable[Priced], left_out: Iterable[str], question: Question, engine: Engine
+) -> str:
+    """Say that no mapping fits, by how many bytes and on what, and name the nearest that would."""
+    every = list(priced)
+    reasons = "; ".join(left_out)
+    if not every:
+        return f"no mapping: nothing could be compiled for its costs ({reasons})"
+    legal = [place for one in every for place in places(one, question)]
+    if not legal:
+        return _nothing_legal(every, question)
+    nearest = _nearest(legal, question, engine.rings)
+    said = f"no mapping onto {count(question.ipus, 'IPU')} fits"
+    if nearest is not None:
+        place, prediction = nearest
+        fullest = max(prediction.memory, key=lambda one: one.nbytes)
+        said += (
+            f": the nearest needs {-fullest.free:,} bytes more on tile {fullest.tile} of IPU"
+            f" {fullest.ipu}, most of it {fullest.largest} ({fullest.largest_bytes:,} bytes); it is"
+            f" p={place.pipeline} r={place.replicas} with a micro-batch of"
+            f" {place.priced.key.micro_batch}"
+        )
+    enough = _enough_ipus(every, question, engine.rings)
+    return f"{said}. {enough}"
+
+
+def no_phases(every: Iterable[PhasedCosts], question: Question, rings: RingsOf) -> str:
+    """Say that no cut into phases fits, by how many bytes, and name the nearest."""
+    found = [(least_held(costs, question), costs) for costs in every]
+    known = [(one, costs) for one, costs in found if one is not None]
+    said = f"no mapping in phases onto {count(question.ipus, 'IPU')} fits"
+    if not known:
+        return f"{said}: {question.global_batch} samples cannot be cut so. Give --global-batch more"
+    (nbytes, place), costs = min(known, key=lambda one: one[0][0])
+    over = nbytes - costs.machine.bytes_per_tile
+    return (
+        f"{said}: the nearest needs about {over:,} bytes more on its fullest tile, most of it"
+        f" weights and accumulators of a stage; it is t={costs.key.shards} p={place.pipeline}"
+        f" r={place.replicas} in {place.cut.phases} phases with a micro-batch of"
+        f" {costs.key.micro_batch}. Cut Blocks smaller, share tensors by more IPUs (--fix t), or"
+        " lower --micro-batches and --proportions"
+    )
+
+
+def _nothing_legal(every: list[Priced], question: Question) -> str:
+    sizes = ", ".join(dict.fromkeys(str(one.key.micro_batch) for one in every))
+    fixed = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
+    least = "2p - 1" if question.training else "p"
+    return (
+        f"no mapping: {question.global_batch} samples of a {question.turn} cannot be cut into"
+        f" micro-batches of {sizes} for a pipeline on at most {count(question.ipus, 'IPU')}"
+        f"{f' with {fixed}' if fixed else ''} (p stages need {least} micro-batches on each"
+        " replica). Give --global-batch more samples, or let go of what is fixed"
+    )
+
+
+def _nearest(
+    legal: list[Place], question: Question, rings: RingsOf
+) -> tuple[Place, Prediction] | None:
+    """The place whose fullest tile lacks least, among the longest pipelines of each compile.
+
+    Of each the quickest split is tried, were its tiles larger; the nearest of these are then tried
+    with less and less, as that takes a search a time.
+    """
+    found = [(place, _quickest(place, question, rings, _ANY_SIZE)) for place in _longest(legal)]
+    known = [(place, prediction) for place, prediction in found if prediction is not None]
+    near = sorted(known, key=lambda one: max(one[1].fullest))[:_NEAR]
+    least = [(place, _with_less(place, question, rings, first)) for place, first in near]
+    return min(least, key=lambda one: max(one[1].fullest), default=None)
+
+
+def _longest(legal: list[Place]) -> list[Place]:
+    """Places of each compile with the most IPUs to a replica, the fewest replicas first."""
+    chosen: dict[object, Place] = {}
+    for place in sorted(legal, key=lambda one: (-one.pipeline, one.replicas)):
+        chosen.setdefault((place.priced.key, len(set(place.ipus)) == len(place.ipus)), place)
+    return list(chosen.values())[:8]
+
+
+def _quickest(
+    place: Place, question: Question, rings: RingsOf, tile_bytes: int
+) -> Prediction | None:
+    """The quickest split on tiles of so many bytes, as it would be on these; None if none fits."""
+    costs, choices = place.costs(rings), choices_of(place, question)
+    larger = costs.with_tile_bytes(tile_bytes)
+    try:
+        split = best_split(larger, ipus=place.ipus, choices=choices, narrow=0)
+    except ValueError:
+        return None
+    return what_if(costs, split.prediction.assignment)
+
+
+def _with_less(
+    place: Place, question: Question, rings: RingsOf, smallest: Prediction
+) -> Prediction:
+    """A split whose fullest tile is nearly as small as can be, by halving what a tile may hold."""
+    limit = place.costs(rings).machine.bytes_per_tile
+    low, high = limit, max(smallest.fullest)
+    while high - low > limit // _CLOSE:
+        middle = (low + high) // 2
+        found = _quickest(place, question, rings, middle)
+        if found is None:
+            low = middle
+            continue
+        smallest = found
+        high = min(middle, max(found.fullest))
+    return smallest
+
+
+def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str:
+    """The fewest IPUs onto which one fits, doubling them."""
+    ipus = question.ipus
+    while ipus < 256:
+        ipus *= 2
+        more = replace(question, ipus=ipus, fixed={})
+        for place in _longest([place for one in every for place in places(one, more)]):
+            costs = place.costs(rings)
+            try:
+                split = best_split(
+                    costs, ipus=place.ipus, choices=choices_of(place, more), narrow=0
+                )
+            except ValueError:
+                continue
+            if not split.prediction.problems:
+                return f"On {ipus} IPUs one fits: p={place.pipeline}, --plan {ipus}"
+    smaller = min(one.key.micro_batch for one in every)
+    if smaller > 1:
+        return f"A micro-batch under {smaller} takes less: --micro-batches 1"
+    return "More Blocks would let stages be smaller: let parts of the model begin one"

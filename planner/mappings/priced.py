@@ -1,0 +1,191 @@
+"""Costs of Blocks as one compile has them, and a replica of a pipeline with its place in a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ipuscope.planner.costs.all_reduce import Rings
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.mappings.mapping import Key, attached
+from ipuscope.planner.mappings.question import RECOMPUTE, STATE, Question
+from ipuscope.planner.search.split_search import one_an_ipu, returning
+from ipuscope.profiler.timeline import schedules
+
+# What a ring of replicas costs: of t IPUs a stage, pipelines of so many IPUs, and so many replicas
+RingsOf = Callable[[int, int, int], Rings]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The results of one compile.
+
+    ``exchange``: share of the cycles in which Blocks run that tiles exchange and meet; ``flops`` of
+    a micro-batch, forward and backward, on one of its shards; ``error``: share by which its cycles
+    are likely off (`ipuscope.profiler.confidence`), 0: not known.
+    """
+
+    key: Key
+    costs: Costs
+    exchange: float = 0.0
+    flops: int = 0
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Costs, the IPU of each stage, the number of replicas, and micro-batches for each."""
+
+    priced: Priced
+    ipus: tuple[int, ...]
+    replicas: int
+    accumulation: int
+
+    @property
+    def pipeline(self) -> int:
+        """p: IPUs of a replica, shards counted once."""
+        return max(self.ipus) + 1
+
+    @property
+    def attached(self) -> int:
+        """IPUs that it takes."""
+        return self.priced.key.shards * attached(self.pipeline) * self.replicas
+
+    def costs(self, rings: RingsOf) -> Costs:
+        """The costs of Blocks in this place."""
+        key, costs = self.priced.key, self.priced.costs
+        if len(self.ipus) > 1 and self.ipus[-1] == self.ipus[0]:  # where the first one's weight is
+            costs = costs.with_ties_at_home
+        return replace(
+            costs,
+            micro_batches=self.accumulation,
+            samples=key.micro_batch * self.replicas,
+            replicas=self.replicas,
+            reduce=0,
+            rings=self._rings(rings) if costs.training and self.replicas > 1 else None,
+        )
+
+    def _rings(self, rings: RingsOf) -> Rings:
+        """The rings of these replicas.
+
+        With state in parts, gradients are scattered and weights gathered. That moves as many bytes
+        as an all-reduce, in more steps, as small weights stay whole with an all-reduce of their
+        own. How much longer it takes is known from the compile.
+        """
+        key, costs = self.priced.key, self.priced.costs
+        whole = rings(key.shards, self.pipeline, self.replicas)
+        if not key.in_parts:
+            return whole
+        compiled = rings(key.shards, max(costs.ipus) + 1, key.in_parts)
+        where = np.array(costs.ipus)[costs.stage]
+        nbytes = np.bincount(where, weights=costs.gradients, minlength=max(costs.ipus) + 1)
+        longer = costs.reduce - int(compiled.cycles(nbytes).max())
+        return Rings(whole.base + longer, whole.rate)
+
+
+def places(priced: Priced, question: Question) -> list[Place]:
+    """Every place that is legal for these costs on at most the IPUs that are asked for.
+
+    p from 1 on, one stage an IPU or, where Blocks share a weight, one that comes back to the first
+    (`ipuscope.planner.search.split_search.returning`), and every number of replicas that leaves a
+    whole number of micro-batches, enough for the stages.
+    """
+    key, legal = priced.key, list[Place]()
+    for ipus in _stage_lists(priced.costs, question):
+        for replicas in range(1, question.ipus // (key.shards * attached(max(ipus) + 1)) + 1):
+            each, left = divmod(question.global_batch, key.micro_batch * replicas)
+            place = Place(priced, ipus, replicas, each)
+            if not left and _legal(place, question):
+                legal.append(place)
+    return legal
+
+
+def _stage_lists(costs: Costs, question: Question) -> list[tuple[int, ...]]:
+    most = min(len(costs), question.ipus)
+    lists: list[tuple[int, ...]] = []
+    for ipus in reversed(one_an_ipu(most)):
+        back = returning(len(ipus), costs)[:1] if len(costs.cuts.ties) else []
+        lists += [ipus, *back]
+    return lists
+
+
+def coming_back(place: Place, question: Question) -> list[Place]:
+    """The places in which a stage comes back to any IPU, beyond those of `places`.
+
+    On as many IPUs, and on as many as are attached.
+    """
+    costs = place.priced.costs
+    back: list[Place] = []
+    most = len(costs) - 1
+    for count in sorted({min(place.pipeline, most), min(attached(place.pipeline), most)}):
+        lists = returning(count, costs)
+        if len(costs.cuts.ties):
+            lists = lists[1:]
+        back += [replace(place, ipus=ipus) for ipus in lists]
+    return [one for one in back if _legal(one, question)]
+
+
+def _legal(place: Place, question: Question) -> bool:
+    key, fixed = place.priced.key, question.fixed
+    stages = len(place.ipus)
+    least = schedules.pipeline_stages(stages, question.training) if stages > 1 else 1
+    asked = {"p": place.pipeline, "r": place.replicas, "accumulation": place.accumulation}
+    return (
+        place.accumulation >= least
+        and (place.accumulation > 1) == key.accumulates
+        and (not key.in_parts or key.in_parts == place.replicas)
+        and all(fixed.get(name, value) == value for name, value in asked.items())
+    )
+
+
+def choices_of(place: Place, question: Question) -> tuple[Choice, ...]:
+    """Ways in which a stage may save memory, cheapest first."""
+    costs, fixed = place.priced.costs, question.fixed
+    stashes = costs.training and len(place.ipus) > 1
+    again = _allowed(fixed.get(RECOMPUTE), stashes)
+    has_state = costs.training and bool(costs.memory.state.any())
+    off = _allowed(fixed.get(STATE), has_state)
+    return tuple(Choice(one, where) for one in again for where in off)
+
+
+def _allowed(fixed: bool | None, matters: bool) -> tuple[bool, ...]:
+    if not matters:
+        return (False,)
+    return (False, True) if fixed is None else (fixed,)
+
+
+def keeps_are_cheapest(costs: Costs) -> bool:
+    """Whether a stage that keeps what its Blocks save is never slower than one that recomputes.
+
+    Then the quickest split with endless memory needs no other choice than the first.
+    """
+    if not costs.training:
+        return True
+    first, last = np.triu_indices(len(costs))
+    keeping, recomputing = (
+        costs.stash_cycles(first, last, recompute) for recompute in (False, True)
+    )
+    return bool((2 * keeping <= 2 * recomputing + costs.again_cycles(first, last)).all())
+
+
+def is_legal(key: Key, question: Question) -> bool:
+    """Whether any place may have these costs; without accumulation a micro-batch is all."""
+    if key.accumulates:
+        return True
+    return any(
+        key.micro_batch * replicas == question.global_batch
+        for replicas in range(1, question.ipus // key.shards + 1)
+    )
+
+
+def lacking(place: Place) -> int:
+    """Bytes by which all tiles together are too few, whatever the split; 0 or less: who knows.
+
+    Every Block's weights and accumulators lie somewhere, and its code; optimiser state may not.
+    """
+    costs = place.priced.costs
+    held = int(costs.memory.always.sum())
+    return held - place.pipeline * costs.machine.tiles * costs.machine.bytes_per_tile

@@ -1,0 +1,1 @@
+"""What another split would give: cycles and memory, by the engine's own schedule."""

@@ -1,0 +1,368 @@
+"""What stages of all intervals of Blocks hold, each on an IPU of its own or in company.
+
+The search's tables of `ipuscope.planner.costs.tile_memory`: they say of every stage what that says
+of one, for many first Blocks at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from ipuscope.planner.costs.block_costs import BlockCosts
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.passes import Pass
+from ipuscope.planner.costs.running_memory import Growing, Own
+from ipuscope.planner.costs.tile_memory import (
+    Part,
+    at_the_end,
+    carried_residuals,
+    ipu_bytes,
+    passing_alone,
+    waiting,
+)
+
+_CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
+FULL = np.iinfo(np.int64).max // 8
+
+
+@dataclass(frozen=True)
+class IntervalMemory:
+    """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
+
+    It holds max(``used`` + its part of the stash, ``gapped``): the bytes on a tile, and those of a
+    tile that uses region 1, where the stash fills the gap. ``stash`` is for one micro-batch, over
+    all tiles. ``passing``: the bytes while IPUs exchange, tied weights that only pass included, if
+    every stage has an IPU of its own; 0 where none passes.
+    """
+
+    used: np.ndarray
+    passing: np.ndarray
+    gapped: np.ndarray
+    stash: np.ndarray
+    tiles: int
+    least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
+    exact: bool = True  # else ``used`` is an upper bound of itself
+
+    def fullest(self, depth: int) -> np.ndarray:
+        """Bytes of the fullest tile with this many stashed micro-batches."""
+        depth = max(depth, self.least)
+        most = np.maximum(self.used, self.passing)
+        return np.maximum(most - (-depth * self.stash // self.tiles), self.gapped)
+
+    def fullest_of(self, first: int, last: int, depth: int, passed: bool) -> int:
+        """`fullest` for one stage; ``passed``: with what passes it."""
+        at = first, last - first
+        stash = -(-max(depth, self.least) * self.stash[at] // self.tiles)
+        most = max(self.used[at], self.passing[at]) if passed else self.used[at]
+        return int(max(most + stash, self.gapped[at]))
+
+    @property
+    def without_passing(self) -> IntervalMemory:
+        """The same where other stages may be on the IPUs between which weights travel."""
+        return replace(self, passing=np.zeros_like(self.passing))
+
+    def narrowed(self, width: int) -> IntervalMemory:
+        """Of stages of at most ``width`` Blocks."""
+        tables = (getattr(self, name)[:, :width] for name in _TABLES)
+        return replace(self, **dict(zip(_TABLES, tables, strict=True)))
+
+
+_TABLES = ("used", "passing", "gapped", "stash")
+
+
+def interval_memory(
+    costs: BlockCosts,
+    width: int,
+    choice: Choice,
+    enough: int | None = None,
+    in_company: bool = False,
+) -> IntervalMemory:
+    """Memory of all stages of at most ``width`` Blocks; those beyond the last Block count as full.
+
+    ``enough``: the most bytes that any depth of stash adds to a tile. If all stages then certainly
+    fit, ``used`` is only an upper bound, which avoids computing the vectors over tiles.
+    ``in_company``: of IPUs that may run further stages, which hold no less (`at_least`).
+    """
+    count = len(costs)
+    width = min(width, count)
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)[None, :]
+    inside = last < count
+    last = np.minimum(last, count - 1)
+    always = costs.memory.always if choice.offload else costs.memory.always + costs.memory.state
+    own = Own.of(costs, choice, False)
+    region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
+    gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
+    stash = costs.stash_bytes(first, last, choice.recompute)
+    final = at_the_end(costs, choice)
+    if final.recompute != choice.recompute:
+        behind_all = costs.stash_bytes(first, last, final.recompute)
+        stash = np.where(last == count - 1, behind_all, stash)
+    grown: _Grown | None = None
+    if enough is not None:
+        bound = _upper_bound(costs, always, own, first, last)
+        if bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
+            grown = _Grown(bound, np.zeros_like(bound))
+    exact = grown is None
+    if grown is None:
+        grown = _exactly(costs, always, own, width, in_company)
+        _with_readers(costs, always, own, grown, in_company)
+        ends = Own.of(costs, final, True)
+        if own.waits:
+            _at_the_end(costs, always, ends, grown, in_company)
+        if final.recompute and not costs.recompute_alone and width == count:
+            stash = _write_the_whole(costs, final, grown, stash)
+    return IntervalMemory(
+        np.where(inside, grown.used, FULL),
+        np.where(inside, grown.passing, 0),
+        np.where(inside, gapped, FULL),
+        stash,
+        costs.machine.tiles,
+        waiting(costs, 0, final),
+        exact,
+    )
+
+
+def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Maximum of ``values[first .. last]``, where ``last`` grows along the second axis."""
+    maximum: np.ndarray = np.maximum.accumulate(values[last], axis=1)
+    return np.maximum(maximum, values[first])
+
+
+def _upper_bound(
+    costs: BlockCosts, always: np.ndarray, own: Own, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
+    """An upper bound: no tile holds more than the sum of the parts' fullest tiles."""
+    always = always.max(axis=1)
+    if len(costs.memory.code):
+        always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
+    saved = costs.memory.saved.max(axis=1) + costs.memory.updating.max(axis=1)
+    held = np.concatenate([[0], np.cumsum(always + saved)])
+    passes = np.maximum(own.most, costs.memory.peak[Pass.FORWARD]).max(axis=1)
+    backward = (costs.memory.peak[Pass.BACKWARD] + costs.memory.saved).max(axis=1)
+    passes = np.maximum(passes, np.maximum(backward, costs.memory.peak_of_backward.max(axis=1)))
+    if len(costs.memory.peak_if_again):
+        passes = np.maximum(passes, costs.memory.peak_if_again.max(axis=1))
+    most = _running_maximum(passes, first, last)
+    most = most + int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
+    most = most + 2 * int(costs.tied_bytes.max(axis=1, initial=0).sum())
+    shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
+    bound: np.ndarray = shared + held[last + 1] - held[first] + most
+    return bound
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """``used`` and ``passing`` of `IntervalMemory`, of some first Blocks."""
+
+    used: np.ndarray
+    passing: np.ndarray
+
+    @classmethod
+    def full(cls, rows: int, width: int) -> _Grown:
+        used = np.full((rows, width), FULL, dtype=np.int64)
+        return cls(used, np.zeros_like(used))
+
+    def rows(self, begin: int, size: int) -> _Grown:
+        """Some of the first Blocks; what is written to it is written here."""
+        some = slice(begin, begin + size)
+        return _Grown(self.used[some], self.passing[some])
+
+    def take(self, other: _Grown, where: np.ndarray) -> None:
+        """The other's stages, ``where`` they are to be taken: bool[first, width].
+
+        The other may have fewer of either, from the first on.
+        """
+        rows, width = other.used.shape
+        chosen = where[:rows, :width]
+        for mine, theirs in ((self.used, other.used), (self.passing, other.passing)):
+            mine[:rows, :width][chosen] = theirs[chosen]
+
+
+def _exactly(
+    costs: BlockCosts, always: np.ndarray, own: Own, width: int, in_company: bool
+) -> _Grown:
+    """Bytes of the fullest tile without its stash.
+
+    If a stage is too full, so are the longer ones with the same first Block: they are not examined
+    and count as full.
+    """
+    count = len(costs)
+    kind = _kind(costs, always, own)
+    own, always = own.some(kind), np.ascontiguousarray(always, dtype=kind)
+    code = _code_of_blocks(costs)
+    grown = _Grown.full(count, width)
+    for begin in range(0, count, _CHUNK):
+        _grow(costs, always, own, code, begin, grown.rows(begin, _CHUNK), in_company)
+    return grown
+
+
+def _at_the_end(
+    costs: BlockCosts, always: np.ndarray, own: Own, grown: _Grown, in_company: bool
+) -> None:
+    """Write the stages that no other stage follows into ``grown``."""
+    count, width = grown.used.shape
+    begin = count - width
+    kind = _kind(costs, always, own)
+    final, code = _Grown.full(width, width), _code_of_blocks(costs)
+    _grow(costs, always.astype(kind), own.some(kind), code, begin, final, in_company)
+    _with_readers(costs, always, own, final, in_company, begin)
+    at_the_end = np.flip(np.eye(width, dtype=bool), axis=1)
+    grown.rows(begin, width).take(final, at_the_end)
+
+
+def _write_the_whole(
+    costs: BlockCosts, choice: Choice, grown: _Grown, stash: np.ndarray
+) -> np.ndarray:
+    """Write the one stage of all Blocks, which keeps what others run again.
+
+    The result is ``stash`` without it.
+    """
+    end = len(costs) - 1
+    alone = Part(0, end, 0, replace(choice, recompute=False))
+    grown.used[0, end] = ipu_bytes(costs, [alone]).max()
+    others = np.array(stash)
+    others[0, end] = 0
+    return others
+
+
+def _with_readers(
+    costs: BlockCosts,
+    always: np.ndarray,
+    own: Own,
+    grown: _Grown,
+    in_company: bool,
+    begin: int = 0,
+) -> None:
+    """Write the stages that have tied weights with Blocks that read them into ``grown``.
+
+    Gradients are added there where they are made; a stage that grows does not know yet that it will
+    have these Blocks. Its rows are stages from ``begin`` on.
+    """
+    ties = costs.cuts.ties.blocks if not in_company else ()
+    rows = min(max((home for home, *_ in ties), default=-1) + 1 - begin, len(grown.used))
+    if rows <= 0:
+        return
+    kind = _kind(costs, always, own)
+    small, always, code = own.some(kind), always.astype(kind), _code_of_blocks(costs)
+    width = grown.used.shape[1]
+    first = begin + np.arange(rows)[:, None]
+    last = first + np.arange(width)
+    ends = sorted({reader for _, *readers in ties for reader in readers})
+    for end, following in pairwise([*ends, len(costs)]):
+        some = (end <= last) & (last < following)
+        if not some.any():
+            continue
+        together = _Grown.full(rows, min(width, following - begin))
+        _grow(costs, always, small, code, begin, together, last=end)
+        grown.take(together, some)
+
+
+def _kind(costs: BlockCosts, always: np.ndarray, own: Own) -> type[np.integer]:
+    """An integer type that is wide enough for all the bytes of a tile."""
+    memory = costs.memory
+    total = int(
+        always.sum(axis=0).max()
+        + 2 * memory.saved.sum(axis=0).max()
+        + own.most.max()
+        + memory.updating.sum(axis=0).max()
+        + memory.carried.nbytes.sum(axis=0).max(initial=0)
+        + memory.code.sum(axis=0).max(initial=0) * max(1, len(costs))
+        + np.abs(memory.residual).max(initial=0)
+        + memory.shared.max()
+    )
+    return np.int32 if total < 2**31 else np.int64
+
+
+def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int) -> np.ndarray:
+    """`_carried` for sets that each get another Block (``here``), which is added to ``common``."""
+    if not len(costs.memory.residual):
+        return np.zeros((1, 1))
+    common[np.arange(len(common)), costs.memory.residual_of[here]] += 1
+    return carried_residuals(costs, common, count)
+
+
+def _grow(
+    costs: BlockCosts,
+    always: np.ndarray,
+    own: Own,
+    code_of_blocks: tuple[np.ndarray, dict[int, list[tuple[int, int]]]],
+    begin: int,
+    grown: _Grown,
+    in_company: bool = False,
+    last: int | None = None,
+) -> None:
+    """Write the fullest tiles of stages that begin at ``begin`` or later into ``grown``.
+
+    ``last``: a Block that all of them have, as far as they begin before it.
+    """
+    count, (size, width) = len(costs), grown.used.shape
+    kind = always.dtype
+    code, apart = code_of_blocks
+    pieces = costs.memory.code.astype(kind)
+    residual = costs.memory.residual
+    shared = costs.memory.shared.astype(kind)
+    # Another residual, or other tensors at its edges, may make a longer stage that much smaller.
+    smaller = 2 * int(np.abs(residual).max(initial=0))
+    smaller += int(costs.memory.carried.nbytes.max(axis=1, initial=0).sum())
+    enough = costs.machine.bytes_per_tile + smaller
+    held = np.tile(shared, (size, 1))
+    some = slice(begin, begin + size + width)  # the Blocks that come into it
+    new_code = np.zeros_like(code, dtype=kind)
+    new_code[some] = code[some]
+    first = np.arange(begin, begin + size)
+    growing = Growing(
+        costs,
+        own,
+        first,
+        here=np.ones(count, dtype=bool) if in_company else None,
+        last=np.full(size, last) if last is not None else None,
+    )
+    travels = not in_company and bool(len(costs.cuts.ties) or costs.memory.carried.is_tied.any())
+    least_residual = costs.memory.least_residual.astype(kind)
+    common = np.zeros((size, len(residual)), dtype=np.int64)
+    for step in range(width):
+        size = min(size, count - begin - step)
+        if size <= 0:
+            break
+        here = slice(begin + step, begin + step + size)
+        held = held[:size]
+        held += always[here]
+        if len(costs.memory.code):
+            for block, piece in apart.get(step, ()):
+                new_code[block] -= pieces[piece]
+            held += new_code[here]
+        growing.add(size)
+        edges, besides = growing.edges(), held
+        common = common[:size]
+        if in_company:
+            besides = besides + least_residual
+        else:
+            besides = besides + _with_blocks(costs, common, here, step + 1).astype(kind)
+        together = besides + growing.most(edges)
+        grown.used[:size, step] = fullest = together.max(axis=1)
+        if travels:
+            passing = passing_alone(costs, first[:size], first[:size] + step)
+            through = (besides + edges.in_exchange + passing).max(axis=1)
+            grown.passing[:size, step] = np.where(passing.any(axis=1), through, 0)
+        if int(fullest.min()) > enough:
+            break
+
+
+def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
+    """The code of each Block, int64[Block, tile].
+
+    Also returns, for each Block, the pieces that it shares with the last earlier Block to have
+    them, and how many Blocks earlier that is: a stage with both holds them once.
+    """
+    if not len(costs.memory.code):
+        return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}
+    apart: dict[int, list[tuple[int, int]]] = {}
+    for piece, users in enumerate(costs.memory.code_users):
+        blocks = np.flatnonzero(users).tolist()
+        for before, block in pairwise(blocks):
+            apart.setdefault(block - before, []).append((block, piece))
+    return costs.memory.code_users.T.astype(np.int64) @ costs.memory.code, apart

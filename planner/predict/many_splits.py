@@ -1,0 +1,405 @@
+"""Cycles of many splits at once: `what_if` without laying out a schedule for each.
+
+Arrays are int64[split, stage] unless noted. A million splits take about a second if each stage has
+an IPU of its own (a closed form). If stages share an IPU, or transfers overlap with work, the few
+distinct pipeline cycles are computed for each split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from ipuscope.planner.costs.cuts import Shared
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.what_if import Assignment, what_if
+from ipuscope.profiler.timeline import schedules
+
+_CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
+
+
+@dataclass(frozen=True)
+class ManySplits:
+    """Contiguous splits onto the same list of IPUs: first Blocks, and indices into ``choices``."""
+
+    starts: np.ndarray
+    choice: np.ndarray
+    ipus: tuple[int, ...]
+    choices: tuple[Choice, ...]
+
+    def last(self, blocks: int) -> np.ndarray:
+        """Last Block of each stage."""
+        end = np.full((len(self.starts), 1), blocks - 1)
+        return np.concatenate([self.starts[:, 1:] - 1, end], axis=1)
+
+    def part(self, some: slice) -> ManySplits:
+        """A subset of the splits."""
+        return ManySplits(self.starts[some], self.choice[some], self.ipus, self.choices)
+
+
+def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
+    """Cycles of a weight update (a device iteration in inference): int64[split].
+
+    They equal those of `what_if`, unless I/O continues from one device iteration into the next:
+    then they are at most those, as loads beside the weight update are left out.
+    """
+    stages = splits.starts.shape[1]
+    micro_batches = counted_micro_batches(costs, stages)
+    at_once = max(1, _CELLS // (4 * stages * (max(splits.ipus) + 1) * 2))
+    pieces = [
+        _Turn(costs, splits.part(slice(at, at + at_once)), micro_batches).total()
+        for at in range(0, len(splits.starts), at_once)
+    ]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def assignment_cycles(costs: Costs, assignment: Assignment) -> int:
+    """``what_if(costs, assignment).total``, mostly without its schedule."""
+    return int(cycles_of_assignments(costs, [assignment])[0])
+
+
+def cycles_of_assignments(costs: Costs, assignments: Sequence[Assignment]) -> np.ndarray:
+    """`assignment_cycles` of some splits onto the same list of IPUs: int64[split]."""
+    if costs.streams.across or not assignments:
+        return np.array([what_if(costs, one).total for one in assignments], dtype=np.int64)
+    chosen = [[part.choice for part in one.parts(costs)] for one in assignments]
+    number = {choice: at for at, choice in enumerate(dict.fromkeys(chain.from_iterable(chosen)))}
+    which = np.array([[number[choice] for choice in ways] for ways in chosen])
+    starts = np.array([one.starts for one in assignments])
+    return total_cycles(costs, ManySplits(starts, which, assignments[0].ipus, tuple(number)))
+
+
+def counted_micro_batches(costs: Costs, stages: int) -> int:
+    """Number of micro-batches in `what_if`: at least as many as the pipeline needs."""
+    least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+    return max(costs.micro_batches, least)
+
+
+def copies_bound(costs: Costs, nbytes: np.ndarray) -> np.ndarray:
+    """A lower bound, in cycles, on an exchange whose busiest link moves this many bytes one way."""
+    machine = costs.machine
+    rate = max(machine.link_bytes_per_cycle, machine.board_link_bytes_per_cycle)
+    return np.where(nbytes > 0, np.ceil(machine.link_latency + nbytes / rate), 0).astype(np.int64)
+
+
+class _Turn:
+    """One weight update for each of several splits."""
+
+    def __init__(self, costs: Costs, splits: ManySplits, micro_batches: int) -> None:
+        self.costs, self.splits, self.micro_batches = costs, splits, micro_batches
+        self.first, self.last = splits.starts, splits.last(len(costs))
+        self.ipus = np.array(splits.ipus)
+        self.num_ipus = int(self.ipus.max()) + 1
+        self.forward, self.backward = self._stage_cycles()
+        streams = costs.streams
+        self.stream_in = self._streams(streams.stream_in)
+        self.stream_out = self._streams(streams.stream_out)
+        self.load, self.unload = self._streams(streams.load), self._streams(streams.unload)
+        self.sync = costs.machine.sync if self.num_ipus > 1 else 0
+
+    def total(self) -> np.ndarray:
+        """Total cycles of each split."""
+        own = len(set(self.splits.ipus)) == len(self.splits.ipus)
+        together = self.costs.streams.sync not in ("alone", "sides") or self.num_ipus == 1
+        beside = bool(self.load.any() or self.unload.any())
+        if not self.costs.pipelined:
+            work = self._sharded()
+        elif own and together and not beside:
+            work = self._closed_form()
+        else:
+            work = self._cycle_by_cycle()
+        return work + self._update()
+
+    def _stage_cycles(self) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward cycles of each stage, as in `what_if.stage_cycles`."""
+        costs, stages = self.costs, self.first.shape[1]
+
+        def sums(values: np.ndarray) -> np.ndarray:
+            total = np.concatenate([[0], np.cumsum(values)])
+            of_stage: np.ndarray = total[self.last + 1] - total[self.first]
+            return of_stage
+
+        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        if not costs.pipelined or not costs.training:
+            backward = backward + costs.again_at_once(self.first, self.last)
+            return forward, backward if costs.training else np.zeros_like(backward)
+        backward[:, -1] += costs.again_at_once(self.first[:, -1], self.last[:, -1])
+        early = slice(0, stages - 1)
+        first, last = self.first[:, early], self.last[:, early]
+        for number, choice in enumerate(self.splits.choices):
+            chosen = self.splits.choice[:, early] == number
+            if not chosen.any():
+                continue
+            stash = costs.stash_cycles(first, last, choice.recompute)
+            again = costs.again_cycles(first, last) if choice.recompute else 0
+            forward[:, early] += np.where(chosen, stash, 0)
+            backward[:, early] += np.where(chosen, stash + again, 0)
+        return forward, backward
+
+    def _streams(self, cycles: np.ndarray) -> np.ndarray:
+        if not len(cycles) or not cycles.any():
+            return np.zeros_like(self.first)
+        total = np.concatenate([[0], np.cumsum(cycles)])
+        of_stage = total[self.last + 1] - total[self.first]
+        return np.where(of_stage > 0, of_stage + self.costs.streams.latency, 0)
+
+    def _copies(self) -> np.ndarray:
+        """Cycles of the longest exchange of an IPU with the others, per split: `what_if._copies`.
+
+        What Blocks share does not travel to IPUs that already have it, as in `Cuts.crossing`.
+        """
+        costs, machine, stages = self.costs, self.costs.machine, self.first.shape[1]
+        size = len(self.first)
+        ways = np.zeros((2, size, self.num_ipus))
+        latency = np.zeros((size, self.num_ipus))
+        cuts = self.last[:, :-1]
+        spared = self._spared(cuts)
+        over = np.maximum(0, costs.cuts.ahead[cuts] - spared[0])
+        over_back = np.maximum(0, costs.cuts.back[cuts] - spared[1])
+        for k in range(stages - 1):
+            here, there = self.splits.ipus[k], self.splits.ipus[k + 1]
+            if here == there:
+                continue
+            ahead, back = over[:, k], over_back[:, k]
+            rate, hops = machine.link_rate(here, there), machine.hop_latency(here, there)
+            ways[0, :, here] += ahead / rate
+            ways[1, :, here] += back / rate
+            ways[0, :, there] += back / rate
+            ways[1, :, there] += ahead / rate
+            waits = np.where(ahead + back > 0, hops, 0)
+            for ipu in (here, there):
+                latency[:, ipu] = np.maximum(latency[:, ipu], waits)
+        cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
+        return cycles.max(axis=1).astype(np.int64)
+
+    def _spared(self, cuts: np.ndarray) -> np.ndarray:
+        """Bytes that need not cross each cut, forward and back: int64[2, split, cut]."""
+        spared = np.zeros((2, *cuts.shape), dtype=np.int64)
+        if len(set(self.splits.ipus)) == len(self.splits.ipus):
+            return spared
+        ties = len(self.costs.cuts.ties)
+        ahead, back = self.costs.cuts.shared
+        for one in ahead[:ties]:
+            spared += self._spared_of(one, cuts)
+        for way, skips in zip(spared, (ahead[ties:], back[ties:]), strict=True):
+            for one in skips:
+                way += self._spared_of(one, cuts)
+        return spared
+
+    def _spared_of(self, one: Shared, cuts: np.ndarray) -> np.ndarray:
+        """`Shared.spared` of each split, in bytes: int64[split, cut]."""
+        home, *readers = one.blocks
+        own = self.ipus[self._stage_of(home)]
+        furthest = np.full(len(cuts), home)
+        reached: list[np.ndarray] = []
+        for reader in readers:
+            stage = self._stage_of(reader)
+            there = self.ipus[stage] == own
+            for before in reached:
+                there |= before == stage
+            reached.append(stage)
+            furthest = np.where(there, furthest, reader)
+        low, high = np.minimum(furthest, readers[-1]), np.maximum(furthest, readers[-1])
+        behind = (cuts >= low[:, None]) & (cuts < high[:, None])
+        return np.where(behind, one.nbytes, 0)
+
+    def _stage_of(self, block: int) -> np.ndarray:
+        return np.count_nonzero(self.first <= block, axis=1) - 1
+
+    # -- the pipeline ---
+
+    def _overhead(self) -> np.ndarray:
+        return self.sync + self._copies()
+
+    def _closed_form(self) -> np.ndarray:
+        """Cycles with one stage per IPU, if all IPUs wait for the host together."""
+        stages, count = self.first.shape[1], self.micro_batches
+        forward, backward = self.forward, self.backward
+        outputs = np.zeros_like(forward) if self.costs.streams.out_once else self.stream_out
+        hosts = _inference(self.stream_in, count) + _inference(outputs, count)
+        cycles = schedules.pipeline_cycles(stages, count, self.costs.training)
+        if self.costs.training:
+            work = _training(forward, backward, count)
+        else:
+            work = _inference(forward, count)
+        return work + hosts + cycles * self._overhead()
+
+    def _cycle_by_cycle(self) -> np.ndarray:
+        """Cycles as in `schedules.pipelined`; each distinct pipeline cycle is computed once."""
+        costs, stages = self.costs, self.first.shape[1]
+        depth = schedules.pipeline_stages(stages, costs.training)
+        shown = min(self.micro_batches, depth + 4)
+        cycles = np.arange(shown + depth - 1)
+        forward = _active(cycles, np.arange(stages), shown)
+        backward = _active(cycles, 2 * (stages - 1) - np.arange(stages), shown)
+        load = self._on_ipus(forward, self.forward)
+        if costs.training:
+            load += self._on_ipus(backward, self.backward)
+        begin = self._on_ipus(forward, self.stream_in)
+        outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
+        finish = self._on_ipus(forward, outputs)
+        none = np.zeros_like(forward[:1])
+        earliest, latest = (
+            forward & (cycles == 0)[:, None],
+            forward & (cycles == cycles[-1])[:, None],
+        )
+        behind = np.vstack([latest[-1:] if costs.streams.across else none, forward[:-1]])
+        beside = self._on_ipus(np.vstack([forward[1:], none]), self.load)
+        beside += self._on_ipus(behind, self.unload)
+        length = self._met(begin, np.maximum(load, beside), finish)
+        if not costs.streams.across:
+            length += self._on_ipus(earliest, self.load).max(axis=2)
+            length += self._on_ipus(latest, self.unload).max(axis=2)
+        more = self.micro_batches - shown
+        middle = length[:, len(cycles) // 2]
+        every = schedules.pipeline_cycles(stages, self.micro_batches, costs.training)
+        total: np.ndarray = length.sum(axis=1) + more * middle + every * self._overhead()
+        return total
+
+    def _on_ipus(self, active: np.ndarray, cycles: np.ndarray) -> np.ndarray:
+        """Cycles of each active stage, on its IPU: int64[split, cycle, IPU]."""
+        spent = np.zeros((len(cycles), len(active), self.num_ipus), dtype=np.int64)
+        if cycles.any():
+            for k, ipu in enumerate(self.splits.ipus):
+                spent[:, :, ipu] += cycles[:, k, None] * active[None, :, k]
+        return spent
+
+    def _met(self, begin: np.ndarray, work: np.ndarray, finish: np.ndarray) -> np.ndarray:
+        """Cycles until all IPUs have met and their outputs are out, without sync and copies."""
+        group = self._groups()
+        if len(set(group)) == 1:
+            together: np.ndarray = begin.max(axis=2) + work.max(axis=2) + finish.max(axis=2)
+            return together
+        slowest = []
+        for one in set(group):
+            here = np.flatnonzero(np.array(group) == one)
+            longest = (values[:, :, here].max(axis=2) for values in (begin, work, finish))
+            slowest.append(sum(longest))
+        met: np.ndarray = np.max(slowest, axis=0)
+        return met
+
+    def _groups(self) -> tuple[int, ...]:
+        sync = self.costs.streams.sync
+        if sync == "alone":
+            return tuple(range(self.num_ipus))
+        return tuple(ipu % 2 if sync == "sides" else 0 for ipu in range(self.num_ipus))
+
+    # -- no pipeline ---
+
+    def _sharded(self) -> np.ndarray:
+        """Cycles as in `schedules.sharded`."""
+        costs, stages, ipus = self.costs, self.first.shape[1], self.splits.ipus
+        every = np.ones((1, stages), dtype=bool)
+
+        def on_ipus(cycles: np.ndarray) -> np.ndarray:
+            return self._on_ipus(every, cycles)[:, 0]
+
+        before = on_ipus(self.stream_in)
+        outputs = np.zeros_like(self.stream_out) if costs.streams.out_once else self.stream_out
+        begin, overhead = before.max(axis=1), self._overhead()
+        group = [ipu for ipu, one in enumerate(self._groups()) if one == self._groups()[ipus[0]]]
+        at = before[:, group].max(axis=1)
+        order = [(k, self.forward[:, k]) for k in range(stages)]
+        if costs.training:
+            order += [(k, self.backward[:, k]) for k in reversed(range(stages))]
+        previous = order[0][0]
+        for k, cycles in order:
+            if ipus[previous] != ipus[k]:
+                at = np.maximum(at, begin) + overhead
+            at = at + cycles
+            previous = k
+        load, unload = on_ipus(self.load), on_ipus(self.unload)
+        count, across = self.micro_batches, costs.streams.across
+        done = np.maximum(at, begin)
+        after = on_ipus(outputs).max(axis=1)
+        total = np.zeros(len(at), dtype=np.int64)
+        # The first, the last, and those between, which are alike.
+        kinds = [(0, 1)] if count == 1 else [(0, 1), (1, count - 2), (count - 1, 1)]
+        for number, times in kinds:
+            loads = load if number < count - 1 else 0 * load
+            unloads = unload if number > 0 or across else 0 * unload
+            longest = np.maximum(done, begin + (loads + unloads).max(axis=1))
+            edge = 0
+            if number == 0 and not across:
+                edge = edge + load.max(axis=1)
+            if number == count - 1 and not across:
+                edge = edge + unload.max(axis=1)
+            total += times * (longest + after + edge)
+        return total
+
+    # -- once a weight update ---
+
+    def _update(self) -> np.ndarray:
+        """Cycles of the weight update, the all-reduce and outputs that leave once."""
+        costs = self.costs
+        total = np.concatenate([[0], np.cumsum(costs.cycles.update)])
+        update = total[self.last + 1] - total[self.first]
+        offloads = np.array([choice.offload for choice in self.splits.choices])
+        if offloads.any():
+            moves = np.concatenate([[0], np.cumsum(costs.moves)])
+            moved = moves[self.last + 1] - moves[self.first]
+            update = update + np.where(offloads[self.splits.choice], moved, 0)
+        if not costs.training:
+            update = np.zeros_like(update)
+        once = self.stream_out if costs.streams.out_once else np.zeros_like(self.stream_out)
+        every = np.ones((1, self.first.shape[1]), dtype=bool)
+        on_ipus = self._on_ipus(every, update)[:, 0]
+        longest = on_ipus.max(axis=1)
+        leaves = self._on_ipus(every, once)[:, 0].max(axis=1)
+        any_of_it = (longest > 0) | (leaves > 0)
+        return np.where(any_of_it, self._reduce(every, on_ipus.shape[1]), 0) + longest + leaves
+
+    def _reduce(self, every: np.ndarray, ipus: int) -> np.ndarray | int:
+        """The longest exchange of gradients, between replicas and IPUs, for each split."""
+        costs = self.costs
+        if costs.rings is None:
+            return costs.least_reduce(ipus)
+        total = np.concatenate([[0], np.cumsum(costs.gradients)])
+        nbytes = self._on_ipus(every, total[self.last + 1] - total[self.first])[:, 0]
+        longest: np.ndarray = costs.reduces(nbytes).max(axis=1)
+        return longest
+
+
+def _active(cycles: np.ndarray, slot: np.ndarray, micro_batches: int) -> np.ndarray:
+    """Whether each stage runs in each pipeline cycle: bool[pipeline cycle, stage]."""
+    micro = cycles[:, None] - slot[None, :]
+    active: np.ndarray = (micro >= 0) & (micro < micro_batches)
+    return active
+
+
+def _training(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> np.ndarray:
+    """`schedules.training_cycles` of each split, without overhead."""
+    stages = forward.shape[1]
+    both = forward + backward
+    longest_forward, longest_backward = forward.max(axis=1), backward.max(axis=1)
+    total = (micro_batches - 2 * stages + 2) * both.max(axis=1)
+    ahead, back = np.zeros_like(total), np.zeros_like(total)
+    behind = np.zeros_like(total)
+    for k in range(stages - 1):
+        ahead, back = np.maximum(ahead, forward[:, k]), np.maximum(back, backward[:, k])
+        behind = np.maximum(behind, both[:, stages - 1 - k])
+        total += ahead + back
+        total += np.maximum(longest_forward, behind) + np.maximum(longest_backward, behind)
+    return total
+
+
+def _inference(cycles: np.ndarray, micro_batches: int) -> np.ndarray:
+    """The sum, over pipeline cycles, of the longest stage that runs its forward."""
+    stages = cycles.shape[1]
+    if not cycles.any():
+        return np.zeros(len(cycles), dtype=np.int64)
+    if micro_batches < stages:
+        active = _active(np.arange(micro_batches + stages - 1), np.arange(stages), micro_batches)
+        spent: np.ndarray = np.where(active[None], cycles[:, None, :], 0).max(axis=2).sum(axis=1)
+        return spent
+    total = (micro_batches - stages + 1) * cycles.max(axis=1)
+    ahead, behind = np.zeros_like(total), np.zeros_like(total)
+    for k in range(stages - 1):
+        ahead = np.maximum(ahead, cycles[:, k])
+        behind = np.maximum(behind, cycles[:, stages - 1 - k])
+        total += ahead + behind
+    return total

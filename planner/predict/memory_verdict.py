@@ -1,0 +1,133 @@
+"""Whether an IPU holds what it would run, as one of three answers.
+
+A profile says what its own split holds. For any other split, tiles are an estimate, and only a
+compile can decide what is within `MARGIN` of a tile's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.costs.tile_memory import Held, Part, held_by, held_by_each, passing_through
+
+MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have larger errors too
+
+
+class Answer(StrEnum):
+    """The verdict on an IPU's memory."""
+
+    FITS = "fits"
+    CLOSE = "within 3%: compile to know"
+    OVER = "does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """For one IPU: the bytes on its fullest tile, gaps included, and what most of them are.
+
+    ``exact``: the profile holds exactly this. ``free`` is negative where the tile has too little.
+    """
+
+    ipu: int
+    tile: int
+    nbytes: int
+    limit: int
+    largest: str
+    largest_bytes: int
+    exact: bool = False
+
+    @property
+    def free(self) -> int:
+        """Free bytes of the tile."""
+        return self.limit - self.nbytes
+
+    @property
+    def answer(self) -> Answer:
+        """One of the three."""
+        if not self.exact and abs(self.free) <= MARGIN * self.limit:
+            return Answer.CLOSE
+        return Answer.FITS if self.free >= 0 else Answer.OVER
+
+    def __str__(self) -> str:
+        """The answer in words, with numbers if it does not fit."""
+        if self.answer is not Answer.OVER:
+            return self.answer.value
+        return (
+            f"{self.answer.value} by {-self.free:,} bytes, on tile {self.tile}, most of it"
+            f" {self.largest} ({self.largest_bytes:,} bytes)"
+        )
+
+
+def verdicts(
+    costs: Costs, parts: Sequence[Part], ipus: Sequence[int], exact: bool = False
+) -> tuple[Verdict, ...]:
+    """The verdict on each IPU up to the last; an IPU without a stage is all free.
+
+    ``parts`` have all Blocks, in order; ``ipus``: the IPU of each stage.
+    """
+    limit = costs.machine.bytes_per_tile
+    stages: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
+    for part, ipu in zip(parts, ipus, strict=True):
+        stages[ipu].append(part)
+    answers = [Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True) for ipu in range(len(stages))]
+    alone = [k for k, ipu in enumerate(ipus) if len(stages[ipu]) == 1]
+    passing = passing_through(costs, parts, ipus)
+    if alone:
+        fullest = _fullest(held_by_each(costs, parts, passing))
+        for k in alone:
+            answers[ipus[k]] = Verdict(ipus[k], *fullest[k][:2], limit, *fullest[k][2:], exact)
+    for ipu, some in enumerate(stages):
+        if len(some) > 1:
+            through = passing[np.array(ipus) == ipu].sum(axis=0)
+            answers[ipu] = verdict_on(costs, some, ipu, exact, through)
+    return tuple(answers)
+
+
+def verdict_on(
+    costs: Costs,
+    parts: Sequence[Part],
+    ipu: int,
+    exact: bool = False,
+    passing: np.ndarray | None = None,
+) -> Verdict:
+    """The verdict on one IPU that runs these stages; without any it is all free.
+
+    ``passing``: bytes that other IPUs send through it (`passing_of`), int64[tile].
+    """
+    limit = costs.machine.bytes_per_tile
+    if not parts:
+        return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
+    (fullest,) = _fullest(held_by(costs, parts, passing))
+    tile, nbytes, largest, most = fullest
+    return Verdict(ipu, tile, nbytes, limit, largest, most, exact)
+
+
+def _fullest(held: Held) -> list[tuple[int, int, str, int]]:
+    """Each IPU's fullest tile: its number, its bytes, what most of them are, and how many."""
+    total = held.total
+    tiles, rows = total.argmax(axis=1), np.arange(len(total))
+    words = list(held.contents)
+    there = np.array([nbytes[rows, tiles] for nbytes in held.contents.values()])
+    largest = there.argmax(axis=0)
+    return [
+        (int(tile), int(total[row, tile]), words[which], int(there[which, row]))
+        for row, tile, which in zip(rows.tolist(), tiles, largest.tolist(), strict=True)
+    ]
+
+
+def summary(found: Sequence[Verdict]) -> str:
+    """All IPUs of a split together: the worst answer, with the IPU where not all agree.
+
+    The fullest IPU represents those with the same answer.
+    """
+    over = [one for one in found if one.answer is Answer.OVER]
+    close = [one for one in found if one.answer is Answer.CLOSE]
+    if not over and not close:
+        return Answer.FITS.value
+    worst = min(over or close, key=lambda one: one.free)
+    return f"IPU {worst.ipu}: {worst}"

@@ -1,0 +1,1 @@
+"""The search for the quickest split, with a bound for what is left."""

@@ -1,0 +1,63 @@
+"""Splits whose memory is too close to call, where none is sure to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.costs.tile_memory import stages_of
+from ipuscope.planner.predict.memory_verdict import MARGIN, Answer
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import what_if
+from ipuscope.planner.search.split_search import Split
+
+UNSURE = (
+    f"no split is sure to fit, and this one is within {MARGIN:.0%} of a tile: compile to know"
+    " (--verify N --script 'FILE ARGS')"
+)
+_STEPS = 3  # from a tile's end to the margin: the nearer to the end, the likelier it fits
+
+
+def or_close(costs: Costs, search: Callable[[Costs], Split]) -> Split:
+    """What ``search`` finds, or a split of which only a compile can tell whether it fits.
+
+    ``search`` raises ValueError where none fits these costs, and so does this where none is within
+    the margin either.
+    """
+    try:
+        return search(costs)
+    except ValueError as error:
+        for step in range(1, _STEPS + 1):
+            found = _with_more(costs, search, MARGIN * step / _STEPS)
+            if found is not None:
+                return found
+        raise error
+
+
+def _with_more(costs: Costs, search: Callable[[Costs], Split], share: float) -> Split | None:
+    """What is found with so much more on a tile, where that is not sure to be too much."""
+    nbytes = int(costs.machine.bytes_per_tile * (1 + share))
+    roomy = replace(costs.with_tile_bytes(nbytes), too_full=_known_to_be_too_full(costs))
+    try:
+        found = search(roomy)
+    except ValueError:
+        return None
+    prediction = what_if(costs, found.prediction.assignment)
+    if prediction.problems:
+        return None
+    return replace(found, prediction=prediction, why=(UNSURE, *found.why))
+
+
+def _known_to_be_too_full(costs: Costs) -> frozenset[tuple[tuple[int, int, Choice], ...]]:
+    """The stages of IPUs that do not fit as they were profiled, of which nothing is too close."""
+    if not costs.measured:
+        return frozenset()
+    own = what_if(costs, profiled(costs))
+    parts, ipus = own.assignment.parts(costs), own.assignment.ipus
+    over = [one.ipu for one in own.memory if one.answer is Answer.OVER]
+    return frozenset(
+        stages_of([part for part, where in zip(parts, ipus, strict=True) if where == ipu])
+        for ipu in over
+    )

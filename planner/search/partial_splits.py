@@ -1,0 +1,418 @@
+"""A search through the splits of the first Blocks, stage by stage.
+
+It keeps every way to continue that a lower bound does not rule out. The bound adds what the stages
+so far take in the ramps and, for those to come, the least bottleneck by dynamic programming. If few
+enough ways remain, the best of them is optimal. If there are more, nearly alike ways are merged
+into one that is as good as the best of them in every respect: no split takes less than the best of
+these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from math import comb
+
+import numpy as np
+
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts
+from ipuscope.planner.predict.many_splits import ManySplits, copies_bound, total_cycles
+from ipuscope.planner.predict.what_if import Assignment, holds, what_if
+from ipuscope.planner.search.least_ramps import LeastRamps
+from ipuscope.planner.search.stage_ways import StageWays, connected, least_of_rest
+from ipuscope.planner.search.update_bounds import (
+    PipelineWeights,
+    fixed_cycles,
+    least_copies,
+    least_weight_update,
+    may_stay,
+)
+
+_TRIED = 2_000  # of the ways at the end, laid out where they stand for others
+_TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
+
+
+@dataclass(frozen=True)
+class LeastUpdate:
+    """A split, its cycles per weight update, and ``bound``, a lower bound for all splits.
+
+    ``bound`` equals ``total`` if the split is proven to be the best.
+    """
+
+    assignment: Assignment
+    total: int
+    bound: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What lasts as long as its longest: a stage, the exchange of a link (bytes), a weight update.
+
+    Cycles a micro-batch, bytes a micro-batch, and cycles.
+    """
+
+    stage: int = 0
+    link: int = 0
+    update: int = 0
+
+
+@dataclass(frozen=True)
+class Within:
+    """The ways to choose each stage that are looked at, and bounds on what is still to come.
+
+    By stage k and first Block of the rest: ``slowest``: the least that the longest stage can be;
+    ``links``: bytes of the busiest link; ``updates``: cycles of the longest weight update;
+    ``behind``: the sum over stages of the longest from each on. ``least``: of the whole split.
+    ``ramps``: closer bounds on the ramps.
+    """
+
+    stages: tuple[StageWays, ...]
+    slowest: list[np.ndarray]
+    links: list[np.ndarray]
+    updates: list[np.ndarray]
+    behind: list[np.ndarray]
+    least: Lengths = Lengths()
+    ramps: LeastRamps | None = None
+
+    @classmethod
+    def of(cls, stages: tuple[StageWays, ...], blocks: int) -> Within:
+        """For these ways."""
+        slowest, links, updates = (
+            least_of_rest(stages, values, blocks)
+            for values in zip(*((one.both, one.link, one.update) for one in stages), strict=True)
+        )
+        end = np.full(blocks + 1, INFINITE)
+        end[blocks] = 0
+        behind = [end]
+        for k, stage in reversed([*enumerate(stages)]):
+            longest = np.maximum(stage.both, slowest[k + 1][stage.behind])
+            each = np.minimum(INFINITE, longest + behind[0][stage.behind])
+            behind.insert(0, stage.least(each, blocks))
+        return cls(stages, slowest, links, updates, behind)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found: a split at least as good, and which ways to choose stages it kept.
+
+    ``update.bound``: a lower bound on all splits that were looked at. ``kept``: for each stage, the
+    rows of its ways that are part of a split which may be below that limit.
+    """
+
+    update: LeastUpdate
+    kept: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Ways to split the first Blocks; arrays over ways.
+
+    ``forward``, ``backward``, ``both``, ``link``, ``update``: the most of a stage so far;
+    ``ramps``: cycles that its stages so far take in ramps at the least. ``last``: the row of its
+    last stage among the ways to choose that; ``before``: the row of the way without it.
+    """
+
+    begin: np.ndarray  # the next Block
+    forward: np.ndarray
+    backward: np.ndarray
+    both: np.ndarray
+    link: np.ndarray
+    update: np.ndarray
+    ramps: np.ndarray
+    bound: np.ndarray
+    last: np.ndarray
+    before: np.ndarray
+
+    def where(self, rows: np.ndarray) -> _Ways:
+        """Some of the ways."""
+        return _Ways(*(getattr(self, name)[rows] for name in _FIELDS))
+
+
+_FIELDS = tuple(one.name for one in fields(_Ways))
+# how far apart alike ways may be, in cycles or bytes: what less often counts, or for less
+_ALIKE = {"forward": 1, "backward": 1, "both": 1, "link": 16, "update": 64}
+_WORST = ("forward", "backward", "both", "link", "update", "ramps")
+
+
+class Search:
+    """What all partial splits share: cycles of stages, and bounds on what is still to come."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        table: IntervalCosts,
+        ipus: tuple[int, ...],
+        together: Sequence[Sequence[int]],
+        bottleneck: int,
+    ) -> None:
+        self.bottleneck, self.least_copies = bottleneck, least_copies(costs, ipus)
+        self.costs, self.table, self.ipus, self.together = costs, table, ipus, together
+        self.stages, self.count = len(ipus), len(costs)
+        self.apart = len(set(ipus)) == self.stages
+        self.weights = PipelineWeights.of(costs, ipus)
+        self.cycles = [self._cycles(choice) for choice in table.choices]
+        self.link = self._links()
+        ways = connected([self._ways(k) for k in range(self.stages)], self.count)
+        self.everything = Within.of(ways, self.count)
+        self.least_weight_update = least_weight_update(costs, ipus, table.choices)
+        self.fixed = fixed_cycles(costs, ipus, table.choices) - self.least_weight_update
+        work = costs.cycles.work if costs.training else costs.cycles.forward
+        self.work = np.concatenate([np.cumsum(work[::-1])[::-1], [0]])
+
+    # -- of stages ---
+
+    def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward cycles of all stages but final ones, int64[first, width] each."""
+        first, last = self._intervals()
+        costs = self.costs
+
+        def sums(values: np.ndarray) -> np.ndarray:
+            total = np.concatenate([[0], np.cumsum(values)])
+            of_stage: np.ndarray = total[last + 1] - total[first]
+            return of_stage
+
+        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        if not costs.training:
+            return forward, np.zeros_like(backward)
+        if not costs.pipelined:
+            return forward, backward + costs.again_at_once(first, last)
+        stash = costs.stash_cycles(first, last, choice.recompute)
+        again = costs.again_cycles(first, last) if choice.recompute else 0
+        return forward + stash, backward + stash + again
+
+    def _of_stage(self, k: int, choice: int) -> tuple[np.ndarray, np.ndarray]:
+        if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
+            return self.cycles[choice]
+        first, last = self._intervals()
+        total = np.concatenate([[0], np.cumsum(self.costs.cycles.forward)])
+        forward = total[last + 1] - total[first]
+        return forward, self.table.final - forward
+
+    def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        count, width = self.table.final.shape
+        first = np.arange(count)[:, None]
+        return first, np.minimum(first + np.arange(width)[None, :], count - 1)
+
+    def _links(self) -> np.ndarray:
+        """A lower bound on the bytes over a stage's busier link: int64[first, width]."""
+        if any(a == b for a, b in pairwise(self.ipus)):
+            return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
+        spared = may_stay(self.costs, self.ipus)
+        cuts = self.costs.cuts
+        ahead = np.maximum(0, cuts.ahead - spared[0])
+        back = np.maximum(0, cuts.back - spared[1])
+        ahead[-1] = back[-1] = 0
+        first, last = self._intervals()
+        into = np.concatenate([[0], ahead[:-1]])[first]
+        out_back = np.concatenate([[0], back[:-1]])[first]
+        busier: np.ndarray = np.maximum(ahead[last] + out_back, into + back[last])
+        return busier
+
+    def _usable(self, k: int) -> list[np.ndarray]:
+        """Where each choice fits as stage k and no other is at least as good in every respect."""
+        allowed = self.table.allowed & (self.table.final < INFINITE)
+        lengths = [self._of_stage(k, c) for c in range(len(self.table.choices))]
+        usable: list[np.ndarray] = []
+        for number, (fits, choice) in enumerate(
+            zip(self.table.fits(k), self.table.choices, strict=True)
+        ):
+            useful = fits & allowed
+            for other, other_fits in enumerate(usable):
+                if self.table.choices[other].offload and not choice.offload:
+                    continue
+                if not self.apart:
+                    continue  # what two stages hold together is not known yet
+                quicker = (lengths[other][0] <= lengths[number][0]) & (
+                    lengths[other][1] <= lengths[number][1]
+                )
+                useful = useful & ~(other_fits & quicker)
+            usable.append(useful)
+        return usable
+
+    def _ways(self, k: int) -> StageWays:
+        """The ways to choose stage k."""
+        update, moves = (
+            np.concatenate([[0], np.cumsum(one)])
+            for one in (self.costs.cycles.update, self.costs.moves)
+        )
+        pieces = []
+        for number, usable in enumerate(self._usable(k)):
+            first, step = np.nonzero(usable)
+            forward, backward = (cycles[first, step] for cycles in self._of_stage(k, number))
+            behind, link = first + step + 1, self.link[first, step]
+            updates = update[behind] - update[first]
+            if self.table.choices[number].offload:
+                updates = updates + moves[behind] - moves[first]
+            updates = updates * self.costs.training
+            choice = np.full(len(first), number)
+            pieces.append((first, behind, choice, forward, backward, link, updates))
+        columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+        return StageWays(*columns).where(np.argsort(columns[0], kind="stable"))
+
+    # -- bounds ---
+
+    def bound_of(self, least: Lengths, ramps: int) -> int:
+        """A lower bound on splits with lengths and ramps that are at least these."""
+        copies = max(int(copies_bound(self.costs, np.array([least.link]))[0]), self.least_copies)
+        update = max(least.update, self.least_weight_update)
+        steady = self.weights.main * least.stage + self.weights.each * copies
+        return self.fixed + steady + update + ramps
+
+    def _bound(self, k: int, ways: _Ways, within: Within) -> np.ndarray:
+        """A lower bound on any split that continues these ways, whose next stage is k."""
+        at, weights = ways.begin, self.weights
+        slowest = np.maximum(ways.both, max(self.bottleneck, within.least.stage))
+        slowest = np.maximum(slowest, within.slowest[k][at])
+        link = np.maximum(np.maximum(ways.link, within.least.link), within.links[k][at])
+        update = np.maximum(ways.update, max(self.least_weight_update, within.least.update))
+        update = np.maximum(update, within.updates[k][at])
+        still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
+        ahead = np.maximum(
+            still * (ways.forward + ways.backward),
+            self.work[at] - self.table.most if still else 0,
+        )
+        behind = within.behind[k][at] if k < self.stages else 0
+        to_come = weights.ahead * ahead + weights.behind * behind
+        if within.ramps is not None:
+            least = within.ramps.to_come(k, at, ways.forward, ways.backward)
+            to_come = np.maximum(to_come, least)
+        copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
+        total: np.ndarray = (
+            self.fixed
+            + weights.main * slowest
+            + ways.ramps
+            + to_come
+            + update
+            + weights.each * np.maximum(copies, self.least_copies)
+        )
+        return np.where(np.maximum(slowest, to_come) < INFINITE, total, INFINITE)
+
+    # -- the search ---
+
+    def few(self, ways: int) -> bool:
+        """Whether no stage can have more than this many ways."""
+        each = len(self.table.choices) ** self.stages
+        return comb(self.count - 1, self.stages - 1) * each <= ways
+
+    def run(self, least: LeastUpdate, most: int, within: Within, below: int) -> Found:
+        """A better split than ``least``, or a better bound, with at most this many ways a time.
+
+        Ways whose bound is ``below`` or more are not looked at: the bound found is at most that.
+        """
+        ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
+        merged, unit, steps, kept = False, 1, [], []
+        for k in range(self.stages):
+            ways = self._further(k, ways, below, within)
+            kept.append(np.unique(ways.last))
+            if len(ways.begin) > most:
+                (ways, unit), merged = _alike(ways, most, unit), True
+            steps.append((ways.before, ways.last))
+        floor = int(ways.bound.min(initial=below)) if merged else below
+        tried = _TRIED if self.apart else _TRIED_SHARING
+        rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
+        splits = self._splits(rows, steps, within)
+        found = self._least_of(splits, least)
+        return Found(replace(found, bound=min(found.total, floor)), kept)
+
+    def _splits(
+        self, rows: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]], within: Within
+    ) -> ManySplits:
+        """The splits of these rows of the last of ``steps``: the rows before, and of the stage."""
+        starts, choice = np.zeros((2, len(rows), self.stages), dtype=np.int64)
+        for k in reversed(range(self.stages)):
+            before, last = steps[k]
+            starts[:, k] = within.stages[k].first[last[rows]]
+            choice[:, k] = within.stages[k].choice[last[rows]]
+            rows = before[rows]
+        return ManySplits(starts, choice, self.ipus, self.table.choices)
+
+    def _further(self, k: int, ways: _Ways, below: int, within: Within) -> _Ways:
+        """The ways extended by stage k that may take less than ``below``."""
+        stage = within.stages[k]
+        low, high = (np.searchsorted(stage.first, ways.begin, side) for side in ("left", "right"))
+        row = np.repeat(np.arange(len(ways.begin)), high - low)
+        skipped = np.cumsum(high - low) - (high - low)
+        at = np.arange(len(row)) + (low - skipped)[row]
+        longer = self._with(k, ways.where(row), stage.where(at), within)
+        bound = np.maximum(longer.bound, self._bound(k + 1, longer, within))
+        return replace(longer, bound=bound, last=at, before=row).where(
+            np.flatnonzero(bound < below)
+        )
+
+    def _with(self, k: int, ways: _Ways, stage: StageWays, within: Within) -> _Ways:
+        """Each of the ways with its own next stage."""
+        forward = np.maximum(ways.forward, stage.forward)
+        backward = np.maximum(ways.backward, stage.backward)
+        ramps = ways.ramps
+        if k < self.stages - 1:
+            ramps = ramps + self.weights.ahead * (forward + backward)
+        if k > 0:
+            longest = np.maximum(stage.both, within.slowest[k + 1][stage.behind])
+            ramps = ramps + self.weights.behind * longest
+        return replace(
+            ways,
+            begin=stage.behind,
+            forward=forward,
+            backward=backward,
+            both=np.maximum(ways.both, stage.both),
+            link=np.maximum(ways.link, stage.link),
+            update=np.maximum(ways.update, stage.update),
+            ramps=ramps,
+        )
+
+    def _least_of(self, splits: ManySplits, least: LeastUpdate) -> LeastUpdate:
+        """The quickest split that fits, among these and ``least``."""
+        totals = total_cycles(self.costs, splits)
+        for row in np.argsort(totals, kind="stable").tolist():
+            if totals[row] >= least.total:
+                break
+            tried = self._assignment(splits.starts[row], splits.choice[row])
+            if not self._fits(tried):
+                continue
+            total = int(totals[row])
+            if self.costs.streams.across:
+                total = what_if(self.costs, tried).total
+            if total < least.total:
+                least = replace(least, assignment=tried, total=total)
+        return least
+
+    def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
+        chosen = tuple(self.table.choices[number] for number in choice.tolist())
+        own = (Choice.profiled(self.costs),) * self.stages
+        return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
+
+    def _fits(self, tried: Assignment) -> bool:
+        """Whether the IPUs hold the split; splits with one stage per IPU were checked before."""
+        if self.apart:
+            return True
+        stage = tried.stage_of(self.count)
+        for group in self.together:
+            if len({self.ipus[stage[block]] for block in group}) > 1:
+                return False
+        return holds(self.costs, tried)
+
+
+def _alike(ways: _Ways, most: int, unit: int) -> tuple[_Ways, int]:
+    """At most this many ways: nearly alike ones are merged into one as good as the best of them.
+
+    ``unit``: cycles that may be alike, to begin with; also of the result.
+    """
+    unit = max(1, int(ways.both.max()) // 2048, unit // 2)
+    while True:
+        key = ways.begin.copy()
+        for name, coarser in _ALIKE.items():
+            values = getattr(ways, name)
+            steps = (values - values.min()) // (coarser * unit)
+            key = key * (int(steps.max()) + 1) + steps
+        number = np.unique(key)
+        if len(number) <= most or unit > int(ways.both.max()):
+            break
+        unit *= 2
+    order = np.lexsort((ways.bound, key))
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(key[order]) > 0]))
+    best = ways.where(order[begins])
+    least = {name: np.minimum.reduceat(getattr(ways, name)[order], begins) for name in _WORST}
+    return replace(best, **least), unit

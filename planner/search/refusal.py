@@ -1,0 +1,162 @@
+"""Where no split fits: the nearest one, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.interval_costs import depth_of, least_maximum, memory_of_all
+from ipuscope.planner.predict.memory_verdict import Answer, Verdict
+from ipuscope.planner.predict.what_if import Assignment, memory_of
+from ipuscope.profiler import units
+
+_ROUNDS = 200  # of moves of one cut by one Block
+_ROOM = (1.1, 1.5, 4.0, 1e6)  # times a tile, up to which the smallest split is looked for
+
+
+def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
+    """The split over these IPUs with the smallest fullest tile that was found.
+
+    That of one stage an IPU is the smallest of all, as stages save memory as profiled. Where IPUs
+    come again, cuts move by one Block from equal numbers of Blocks a stage while the fullest tile
+    shrinks (a local search: another split may be smaller still).
+    """
+    count, stages = len(costs), len(ipus)
+    if not 1 <= stages <= count:
+        raise ValueError(f"{count} Blocks cannot fill {stages} stages")
+    even = tuple(k * count // stages for k in range(stages))
+    starts = [even]
+    if tuple(ipus) == costs.ipus and costs.measured:
+        starts.append(tuple(costs.stage.tolist().index(k) for k in range(stages)))
+    if len(set(ipus)) == stages:
+        starts.append(_least_full(costs, stages))
+    best = min((Assignment(start, tuple(ipus)) for start in starts), key=lambda a: _full(costs, a))
+    for _ in range(_ROUNDS):
+        moved = min(_neighbours(best, count), key=lambda a: _full(costs, a), default=best)
+        if _full(costs, moved) >= _full(costs, best):
+            break
+        best = moved
+    return best
+
+
+def _least_full(costs: Costs, stages: int) -> tuple[int, ...]:
+    """Where stages begin so that the fullest tile of all is smallest, one stage an IPU."""
+    limit = costs.machine.bytes_per_tile
+    for more in _ROOM:
+        roomy = costs.with_tile_bytes(int(limit * more))
+        memory = memory_of_all(roomy, Choice.profiled(costs))
+        sizes = [memory.fullest(depth_of(costs, stages, k)) for k in range(stages)]
+        found = least_maximum(sizes.__getitem__, stages)
+        # what holds more than the roomy tile has was not all looked at
+        if found is not None and (found[0] <= roomy.machine.bytes_per_tile or more == _ROOM[-1]):
+            return found[1]
+    raise AssertionError  # every split has a fullest tile
+
+
+def refusal(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
+    """The nearest split, where and by how much it does not fit, and what would make it fit.
+
+    With ``levers`` the way out is said as `ipu-run --with` takes it, else as `ipu-report rebalance`
+    does.
+    """
+    near = nearest(costs, ipus)
+    worst = min(_verdicts(costs, near), key=lambda one: one.free)
+    split = near.named(len(costs))
+    return f"the nearest, {split}: IPU {worst.ipu} {worst}; {_remedy(costs, near, levers)}"
+
+
+def nearest_in_words(costs: Costs, ipus: Sequence[int], levers: bool = False) -> str:
+    """`refusal` as the end of a sentence; empty where memory is not the obstacle."""
+    if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
+        return ""
+    return f". {units.sentence(refusal(costs, ipus, levers))}"
+
+
+def _remedy(costs: Costs, near: Assignment, levers: bool) -> str:
+    over = {one.ipu for one in _verdicts(costs, near) if one.answer is Answer.OVER}
+    theirs = [k for k, ipu in enumerate(near.ipus) if ipu in over]
+    own = Choice.as_profiled(costs, near.starts)
+    named = f"stage {theirs[0]}" if len(theirs) == 1 else f"stages {', '.join(map(str, theirs))}"
+    ways = {
+        f"optimiser state of {named} off the chip": {"offload": True},
+        f"recomputation in {named}": {"recompute": True},
+        f"both recomputation and state off the chip in {named}": {
+            "offload": True,
+            "recompute": True,
+        },
+    }
+    for words, change in ways.items():
+        choices = tuple(
+            replace(choice, **change) if k in theirs else choice for k, choice in enumerate(own)
+        )
+        changed = replace(near, choices=choices)
+        if choices != own and _fits(costs, changed):
+            asked = as_levers(change) if levers else "--recompute choose --offload choose"
+            return f"{words} {_would(costs, changed)} ({asked})"
+    more = (*near.ipus, max(near.ipus) + 1)
+    if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
+        return f"one IPU more {_would(costs, nearest(costs, more))}"
+    saving = tuple(replace(choice, recompute=True, offload=True) for choice in own)
+    block = _too_large(costs, replace(near, choices=saving))
+    several = costs.samples > costs.replicas  # in a micro-batch
+    if block:
+        return (
+            f"Block {block} alone is more than an IPU holds, also with recomputation and state off"
+            " the chip: cut its tensors over several IPUs (Options.tensorSharding)"
+            + (
+                ", make it more Blocks, or try a smaller micro-batch"
+                if several
+                else ", or make it more Blocks"
+            )
+        )
+    return (
+        "none of recomputation, state off the chip or one IPU more is enough alone: try "
+        + ("a smaller micro-batch, or " if several else "")
+        + "a lower memory proportion"
+    )
+
+
+def _would(costs: Costs, assignment: Assignment) -> str:
+    close = any(one.answer is Answer.CLOSE for one in _verdicts(costs, assignment))
+    return f"would bring it {Answer.CLOSE}" if close else "would make it fit"
+
+
+def as_levers(change: Mapping[str, bool]) -> str:
+    """The change in every stage, as `ipu-run` takes it."""
+    words = {"recompute": "recompute=yes", "offload": "state=off-chip"}
+    return f"--with {','.join(words[name] for name in words if name in change)}"
+
+
+def _too_large(costs: Costs, split: Assignment) -> str:
+    """The name of a Block that has a stage and an IPU to itself and does not fit; or empty."""
+    over = {one.ipu for one in _verdicts(costs, split) if one.answer is Answer.OVER}
+    for (first, last), ipu in zip(split.spans(len(costs)), split.ipus, strict=True):
+        if first == last and ipu in over and split.ipus.count(ipu) == 1:
+            return costs.names[first]
+    return ""
+
+
+def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:
+    neighbours = []
+    for k in range(1, len(assignment.starts)):
+        for step in (-1, 1):
+            starts = list(assignment.starts)
+            starts[k] += step
+            edges = [*starts, count]
+            if edges[k - 1] < edges[k] < edges[k + 1]:
+                neighbours.append(replace(assignment, starts=tuple(starts)))
+    return neighbours
+
+
+def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
+    return memory_of(costs, assignment)
+
+
+def _full(costs: Costs, assignment: Assignment) -> int:
+    return max(one.nbytes for one in _verdicts(costs, assignment))
+
+
+def _fits(costs: Costs, assignment: Assignment) -> bool:
+    return all(one.answer is not Answer.OVER for one in _verdicts(costs, assignment))

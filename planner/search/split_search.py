@@ -1,0 +1,714 @@
+"""The quickest contiguous split into stages, and a lower bound for any split.
+
+Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
+memory of a tile; then the least sum of bottleneck and copies between IPUs, which is the duration of
+a pipeline cycle in steady state without syncs and host I/O. Neighbouring splits are tried with the
+whole schedule, since ramps count too. From there `least_update` finds the least cycles of a whole
+weight update, and either proves that they are the least or reports the remaining gap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ipuscope.planner.costs.memory_choice import Choice
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.interval_costs import (
+    INFINITE,
+    IntervalCosts,
+    copy_cycles,
+    cycles_of_intervals,
+    interval_costs,
+    least_maximum,
+    memory_of_all,
+)
+from ipuscope.planner.predict.many_splits import counted_micro_batches, cycles_of_assignments
+from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, stage_cycles, what_if
+from ipuscope.planner.search.least_update import MOST_APART, least_update, narrows
+from ipuscope.planner.search.partial_splits import LeastUpdate, Search
+from ipuscope.planner.search.proof import does_not_fit
+from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
+from ipuscope.planner.search.update_bounds import fixed_cycles, least_copies
+from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.units import listed
+
+# Blocks x stages up to which neighbours are tried by laying out their schedules
+_WHOLE_SCHEDULES = 400
+_ROUNDS = 3  # of neighbours, of larger ones
+_Move = tuple[int, int, int]  # first and last of some cuts that move, and by how many Blocks
+_FEW_IPUS = 4  # up to which stages come back to each of them
+_MOST_NAMED = 6  # moves
+_TRIED = 1_000  # ways at a time, where not all are looked at
+_WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
+
+# In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
+# update something.
+ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), Choice(True, True))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A proposed split, its predicted cost, and sentences that explain it.
+
+    ``bottleneck``: cycles of its busiest IPU per micro-batch; ``least_bottleneck``: the least
+    possible within the memory; ``lower_bound``: the least possible with unlimited memory. The
+    latter two are exact for these costs. ``least_total``: no split onto this list of IPUs takes
+    fewer cycles per weight update (a device iteration in inference).
+    """
+
+    prediction: Prediction
+    bottleneck: int
+    least_bottleneck: int
+    lower_bound: int
+    least_total: int
+    why: tuple[str, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether no split is quicker, for these costs."""
+        return self.prediction.total <= self.least_total
+
+    @property
+    def gap(self) -> float:
+        """The largest share of its cycles that a quicker split could save; 0 if it is the best."""
+        total = self.prediction.total
+        return max(0.0, 1 - self.least_total / total) if total else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """What has been proven about it, as half a sentence."""
+        if self.proven:
+            return "no split onto these IPUs is quicker: all were looked at or ruled out"
+        gap = f"{self.gap:.1%}" if self.gap >= 0.001 else f"{self.gap:.3%}"
+        return f"not proven to be the quickest: one that takes up to {gap} less may exist"
+
+
+def best_split(
+    costs: Costs,
+    stages: int | None = None,
+    *,
+    ipus: Sequence[int] | None = None,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+    narrow: int | None = None,
+) -> Split:
+    """Find the quickest split into ``stages`` (default: as many as profiled).
+
+    ``Split.proven`` says whether it is the best possible, ``Split.gap`` how far it may be from it.
+
+    ``ipus``: the IPU of each stage, which may repeat (default: one stage per IPU). ``together``:
+    groups of Blocks that must be on one IPU, such as those that share a weight. ``choices``: which
+    ways of saving memory each stage may take (default: all as profiled). Raises ValueError if there
+    are fewer Blocks than stages, or if no split fits.
+
+    ``narrow``: about how many cells (`boxes`) to look at to bring the gap under a tenth of a per
+    cent, of which a core takes some 10^9 a second. None: as many as are in proportion to the time
+    that the stages' memory takes. 0: none, for a split that only has to be held against others;
+    its gap may be wide. Fewer cells never make the bound wrong, only lower.
+    """
+    count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
+    if not 1 <= wanted <= count:
+        raise ValueError(
+            f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks"
+        )
+    where = tuple(ipus) if ipus is not None else tuple(range(wanted))
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    if len(set(where)) < len(where):
+        free, least, assignment = _revisiting(costs, where, together, allowed)
+    else:
+        free = least_bottleneck(costs, wanted, allowed, together, memory=False)
+        table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
+        assignment = replace(_shortest_cycle(table, together), ipus=where)
+    near = assignment
+    apart = len(set(where)) == len(where)
+    if (
+        not (narrow != 0 and apart and narrows(costs, near))
+        or len(costs) * wanted <= _WHOLE_SCHEDULES
+    ):
+        near = _better_neighbours(costs, assignment, together)
+    searched = least_update(costs, near, allowed, together, least, narrow)
+    prediction = what_if(costs, searched.assignment)
+    bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
+    split = Split(prediction, prediction.bottleneck, least, free, bound, ())
+    return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
+
+
+def one_an_ipu(most: int) -> list[tuple[int, ...]]:
+    """Stage lists with one stage per IPU, the longest first."""
+    return [tuple(range(count)) for count in range(most, 0, -1)]
+
+
+def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
+    """Stage lists onto this many IPUs in which one IPU has two stages.
+
+    The last stage may be on an earlier one's IPU, as in public BERT's 0, 1, 2, 3, 0, whose head is
+    beside the embedding whose weight it reads. If there are few IPUs, each of them may be the one,
+    and any stage may be the one that returns (0, 1, 0, 2).
+    """
+    if not 1 < most < len(costs):
+        return []
+    ends = [(*range(most), back) for back in range(most - 1 if most <= _FEW_IPUS else 1)]
+    if most > _FEW_IPUS:
+        return ends
+    between = [
+        (*range(after + 1), back, *range(after + 1, most))
+        for after in range(1, most - 1)
+        for back in range(after)
+    ]
+    return [*ends, *between]
+
+
+def quickest(
+    costs: Costs,
+    *,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The quickest split onto as many IPUs as were profiled, or fewer.
+
+    Candidates have one stage per IPU, a list of IPUs in which one returns, or the profiled list.
+    The search runs only once. Raises ValueError if no split can run.
+    """
+    key = "quickest", tuple(map(tuple, together)), tuple(choices)
+    if key not in costs.known:
+        costs.known[key] = _quickest(costs, together, choices)
+    split: Split = costs.known[key]
+    return split
+
+
+def _quickest(costs: Costs, together: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Split:
+    most = len(set(costs.ipus))
+    back = returning(min(most, len(costs) - 1), costs)  # of as many IPUs as there are Blocks for
+    lists = [*one_an_ipu(most)[:1], *back, *one_an_ipu(most)[1:]]
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
+    return quickest_split(costs, lists, choices=choices, together=together)
+
+
+def quickest_split(
+    costs: Costs,
+    lists: Sequence[Sequence[int]],
+    *,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The quickest split that can run on any of these lists of stages' IPUs.
+
+    Of equally quick splits it is the one for the earliest list. The most promising lists are
+    examined first; those that cannot beat the best one so far are skipped. Raises ValueError if
+    none can run, with the reason for the last list.
+    """
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    bounds = [at_least(costs, ipus, allowed) for ipus in lists]
+    problems: dict[int, str] = {}
+    best: tuple[int, int, Split] | None = None
+    fewest = 0  # stages, one an IPU, that hold all Blocks
+    for at in sorted(range(len(lists)), key=bounds.__getitem__):
+        ipus = lists[at]
+        if not _legal(costs, len(ipus)):
+            continue
+        apart = len(set(ipus)) == len(ipus)
+        if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
+            continue
+        try:
+            split = best_split(costs, ipus=ipus, choices=choices, together=together)
+        except ValueError as error:
+            problems[at] = str(error)
+            fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
+            continue
+        if best is not None and (split.prediction.total, at) > best[:2]:
+            continue
+        if split.prediction.problems:
+            problems[at] = "; ".join(split.prediction.problems)
+        else:
+            best = split.prediction.total, at, split
+    if best is None:
+        raise ValueError(
+            f"no split can run: {_why_the_last(costs, lists, together, choices, problems)}"
+        )
+    return best[2]
+
+
+def _why_the_last(
+    costs: Costs,
+    lists: Sequence[Sequence[int]],
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+    problems: dict[int, str],
+) -> str:
+    """Why there is no split onto the last of these lists, if there is none for any list."""
+    last = len(lists) - 1
+    if last < 0:
+        return "there is none"
+    if last not in problems:
+        try:
+            split = best_split(costs, ipus=lists[last], choices=choices, together=together)
+        except ValueError as error:
+            return str(error)
+        return "; ".join(split.prediction.problems)
+    return problems[last]
+
+
+def _legal(costs: Costs, stages: int) -> bool:
+    """Whether there are micro-batches enough for so many stages."""
+    least = schedules.pipeline_stages(stages, costs.training)
+    return not costs.pipelined or costs.micro_batches >= least
+
+
+def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:
+    """No split into fewer stages, one per IPU, fits, even if none of them stashed anything.
+
+    ``in_company``: nor if IPUs have several stages each.
+    """
+    count, limit = len(costs), costs.machine.bytes_per_tile
+    tables = (memory_of_all(costs, choice, in_company=in_company) for choice in choices)
+    fits = np.logical_or.reduce([table.fullest(0) <= limit for table in tables])
+    first, width = np.nonzero(fits)
+    ends = np.zeros(count + 1, dtype=bool)  # Blocks before which the stages so far may end
+    ends[0] = True
+    for stages in range(1, count + 1):
+        after = np.zeros(count + 1, dtype=bool)
+        after[(first + width + 1)[ends[first]]] = True
+        if after[count]:
+            return stages
+        if not after.any():
+            break
+        ends = after
+    return count + 1
+
+
+def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) -> int:
+    """A lower bound on the cycles of any split onto these IPUs, computed without examining stages.
+
+    ``choices``: ways of saving memory that stages may take (default: any).
+
+    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take cycles that grow
+    with the work of all stages (`_at_least_with_ramps`).
+    """
+    count = counted_micro_batches(costs, len(ipus))
+    work = costs.cycles.work if costs.training else costs.cycles.forward
+    whole = int(work.sum())
+    if not costs.pipelined:
+        return count * whole
+    fixed = fixed_cycles(costs, ipus, choices)
+    share = -(-whole // len(set(ipus)))
+    if len(set(ipus)) < len(ipus):
+        return count * max(share, int(work.max())) + fixed
+    slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
+    cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
+    ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
+    return ramps + cycles * least_copies(costs, ipus) + fixed
+
+
+def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, training: bool) -> int:
+    """A lower bound on the cycles of a pipeline's work.
+
+    ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
+    stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
+    IPU does all of that. Furthermore, the main part of
+    `ipuscope.profiler.timeline.schedules.training_cycles` is (G - 2K + 2) c, filling and flushing
+    take the work of all stages but the last, and the rest is twice the work of all but the first:
+    in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is longer than
+    c. Inference is analogous.
+    """
+    times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
+    if count >= lost:
+        return max(count * slowest, (count - lost) * slowest + times * whole)
+    # The latter is less the longer the longest stage is: where both are as much is the least.
+    return max(count * slowest, times * count * whole // lost)
+
+
+def _made_again(costs: Costs, choices: Sequence[Choice]) -> np.ndarray:
+    """The least forward cycles that each Block recomputes if other stages follow."""
+    recompute = bool(choices) and all(choice.recompute for choice in choices)
+    if not (costs.training and recompute):
+        return np.zeros(len(costs), dtype=np.int64)
+    least: np.ndarray = np.minimum(costs.cycles.again, costs.cycles.again_end) * costs.goes_back
+    return np.maximum(0, least)
+
+
+def _even_as_can_be(last: np.ndarray, early: np.ndarray, stages: int) -> int:
+    """The least possible work of the largest of this many stages.
+
+    ``early``: the Blocks' work in stages that are followed by others, ``last``: in the last one.
+    """
+    total = [0, *np.cumsum(early).tolist()]
+    behind = [*np.cumsum(last[::-1])[::-1].tolist(), 0]
+    low, high = max(int(last.max()), -(-behind[0] // stages)), total[-1]
+    while low < high:
+        middle = (low + high) // 2
+        at = 0
+        for _ in range(stages - 1):
+            at = bisect_right(total, total[at] + middle) - 1
+        low, high = (low, middle) if behind[at] <= middle else (middle + 1, high)
+    return low
+
+
+def least_bottleneck(
+    costs: Costs,
+    stages: int,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+    *,
+    memory: bool = True,
+    at_least: int = 0,
+) -> int:
+    """The least cycles per micro-batch of the slowest of this many stages, one per IPU; exact.
+
+    ``memory`` False: with unlimited memory. ``at_least``: where to begin the search. Raises
+    ValueError if no split fits.
+    """
+    return table_of_least(costs, stages, choices, together, memory=memory, at_least=at_least)[1]
+
+
+def table_of_least(
+    costs: Costs,
+    stages: int,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+    *,
+    memory: bool = True,
+    at_least: int = 0,
+) -> tuple[IntervalCosts, int]:
+    """`least_bottleneck`, and the costs of all intervals from which it was computed."""
+    tables: list[IntervalCosts] = []
+
+    def try_most(most: int) -> int | None:
+        tables[:] = [interval_costs(costs, range(stages), choices, most, together, memory)]
+        split = least_maximum(tables[0].load, stages)
+        return split[0] if split is not None else None
+
+    work = costs.cycles.work
+    bottleneck = widened(
+        max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
+    )
+    if bottleneck is None:
+        raise ValueError(does_not_fit(costs, stages, choices, together))
+    return tables[0], bottleneck
+
+
+def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
+    """The result of ``try_most`` with an increasing limit, once it finds one.
+
+    ``try_most(most)`` finds the least value that is at most ``most``.
+    """
+    most += most // (4 * _WIDER)
+    while True:
+        least = try_most(most)
+        if least is not None and least <= most:
+            return least
+        if most > end:
+            return None
+        most += most // _WIDER + 1
+
+
+def longest(costs: Costs) -> int:
+    """A bound that no stage's cycles exceed."""
+    count = len(costs)
+    every = np.arange(count)
+    stash = max(
+        int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False)
+    )
+    return 2 * int((costs.cycles.work).sum()) + 4 * stash
+
+
+def _revisiting(
+    costs: Costs,
+    ipus: tuple[int, ...],
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+) -> tuple[int, int, Assignment]:
+    """(least bottleneck with unlimited memory, least bottleneck within the memory, its split)."""
+    splits: list[tuple[int, Assignment]] = []
+
+    def try_most(most: int, memory: bool) -> int | None:
+        best = least_bottleneck_revisiting(costs, ipus, choices, most, together, memory)
+        splits[:] = [best] if best is not None else []
+        return best[0] if best is not None else None
+
+    work = costs.cycles.work
+    start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
+    end = len(ipus) * longest(costs)
+    lead = f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))}"
+    try:
+        free = widened(start, end, lambda most: try_most(most, False))
+    except TooManyWays:
+        return start, start, _somewhere(costs, ipus, together, lead)
+    if free is None:
+        raise ValueError(f"{lead} keeps together the Blocks that must be on one IPU")
+    fewest = fewest_stages(costs, choices, in_company=True)
+    if fewest > len(costs):
+        raise ValueError(f"{lead} fits: a Block alone is more than a tile holds")
+    if fewest > len(ipus):
+        raise ValueError(f"{lead} fits: even with an IPU each they need {fewest} stages")
+    # stages that are longer than any that fits add nothing to what is looked at
+    end = min(end, max(map(ipus.count, ipus)) * _longest_that_fits(costs, choices))
+    least = widened(free, end, lambda most: try_most(most, True))
+    if least is None and fewest > len(set(ipus)):
+        raise ValueError(f"{lead} fits: with a stage each they need {fewest} IPUs or more")
+    if least is None:
+        raise ValueError(f"{lead} fits: all were looked at, or ruled out")
+    found = splits[0][1]
+    if not holds(costs, found):
+        found = _one_that_holds(costs, found, together, choices, least, lead)
+    return free, least, found
+
+
+def _one_that_holds(
+    costs: Costs,
+    like: Assignment,
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+    bottleneck: int,
+    lead: str,
+) -> Assignment:
+    """A split that fits onto the IPUs of ``like``, which does not as tied weights pass some IPUs.
+
+    ``bottleneck``: a lower bound on that of all splits. Raises ValueError where there is none, or
+    where too many would have to be looked at.
+    """
+    table = interval_costs(costs, like.ipus, choices, longest(costs))
+    search = Search(costs, table, like.ipus, together, bottleneck)
+    few = search.few(MOST_APART // len(like.ipus))
+    unknown = LeastUpdate(like, INFINITE, 0)
+    most = MOST_APART // len(like.ipus) if few else _TRIED
+    found = search.run(unknown, most, search.everything, INFINITE).update
+    if found.total < INFINITE:
+        return found.assignment
+    if few:
+        raise ValueError(f"{lead} fits, with the tied weights that pass some of them")
+    raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
+
+
+def _somewhere(
+    costs: Costs, ipus: tuple[int, ...], together: Sequence[Sequence[int]], lead: str
+) -> Assignment:
+    """Where to begin if not all ways onto these IPUs can be looked at.
+
+    The split that was profiled, or one with as much work in each stage. Raises ValueError if that
+    does not fit.
+    """
+    if ipus == costs.ipus and _contiguous(costs):
+        begin = Assignment.of(costs.stage.tolist(), costs.ipus)
+    else:
+        done = np.cumsum(costs.cycles.work) - costs.cycles.work
+        even = np.searchsorted(done, done[-1] * np.arange(len(ipus)) / len(ipus))
+        least = np.arange(len(ipus))
+        starts = np.maximum.accumulate(np.maximum(even - least, 0)) + least
+        begin = Assignment(tuple(np.minimum(starts, len(costs) - len(ipus) + least).tolist()), ipus)
+    if not _kept(costs, begin, together) or not _fits(costs, begin, range(len(ipus))):
+        raise ValueError(f"{lead} was found that fits: there are too many to look at all of them")
+    return begin
+
+
+def _longest_that_fits(costs: Costs, choices: Sequence[Choice]) -> int:
+    """The most cycles of a stage that an IPU may hold, with others or without."""
+    most = 0
+    for choice in choices:
+        table = memory_of_all(costs, choice, in_company=True)
+        fits = table.fullest(0) <= costs.machine.bytes_per_tile
+        early, final = cycles_of_intervals(costs, (choice,), fits.shape[1])
+        for cycles in (*early, final):
+            most = max(most, int(np.where(fits & (cycles < INFINITE), cycles, 0).max(initial=0)))
+    return most
+
+
+def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
+    """The split with the least sum of bottleneck and copies, exactly.
+
+    Considers splits with one stage per IPU.
+    """
+    costs, stages = table.costs, table.stages
+    value, starts = _least_sum(table)
+    if value > table.most:  # a longer bottleneck with shorter copies may be better
+        table = interval_costs(costs, table.ipus, table.choices, value, together)
+        value, starts = _least_sum(table)
+    spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
+    chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
+    own = (Choice.profiled(costs),) * stages
+    return Assignment(starts, tuple(range(stages)), () if chosen == own else chosen)
+
+
+def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
+    """Increase the bottleneck and decrease the copies; the least sum lies on this path."""
+    best, best_starts = INFINITE, tuple[int, ...]()
+    most_link = INFINITE
+    loads = [table.load(k) for k in range(table.stages)]
+    while True:
+        shorter = [np.where(table.link < most_link, load, INFINITE) for load in loads]
+        reached = least_maximum(shorter.__getitem__, table.stages)
+        if reached is None or (best_starts and reached[0] >= best):
+            return best, best_starts
+        slowest = reached[0]
+        within = [np.where(load <= slowest, table.link, INFINITE) for load in loads]
+        links = least_maximum(within.__getitem__, table.stages)
+        assert links is not None  # the split that was just reached is one
+        most_link, starts = links
+        value = slowest + copy_cycles(table.costs, most_link)
+        if value < best:
+            best, best_starts = value, starts
+        if most_link == 0:
+            return best, best_starts
+
+
+def _better_neighbours(
+    costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
+) -> Assignment:
+    """Move cuts by one Block as long as that shortens a weight update and the split fits.
+
+    If evaluation is fast, several neighbouring cuts also move together.
+    """
+    stages = len(assignment.starts)
+    small = len(costs) * stages <= _WHOLE_SCHEDULES
+    exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
+    one_by_one = None if exact else _Totals(costs)
+    moves = [
+        (a, b, step)
+        for a in range(1, stages)
+        for b in range(a, stages if small else a + 1)
+        for step in (-1, 1)
+    ]
+
+    def totals(tried: list[Assignment]) -> list[int]:
+        if one_by_one is not None:
+            return [one_by_one(one) for one in tried]
+        lengths: list[int] = cycles_of_assignments(costs, tried).tolist()
+        return lengths
+
+    def first_better(some: list[_Move]) -> tuple[int, Assignment, int] | None:
+        """The first of some moves that shortens it, where it leads, and what that takes."""
+        ways = [(at, _moved(costs, current, move)) for at, move in enumerate(some)]
+        tried = [(at, one) for at, one in ways if one is not None and _kept(costs, one, together)]
+        lengths = totals([one for _, one in tried])
+        for (at, one), length in zip(tried, lengths, strict=True):
+            first, last, _ = some[at]
+            if length < best and _fits(costs, one, range(first - 1, last + 1)):
+                return at, one, length
+        return None
+
+    current, (best,) = assignment, totals([assignment])
+    at_once = len(moves) if exact else 1
+    for _ in range(len(costs) * stages if small else _ROUNDS):
+        at, before = 0, best
+        while at < len(moves):
+            found = first_better(moves[at : at + at_once])
+            if found is None:
+                at += at_once
+                continue
+            within, current, best = found
+            at += within + 1
+        if best == before:
+            break
+    return current
+
+
+def _moved(costs: Costs, assignment: Assignment, move: _Move) -> Assignment | None:
+    """With some neighbouring cuts moved by a Block; None where that leaves a stage none."""
+    first, last, step = move
+    starts = np.array([*assignment.starts, len(costs)])
+    starts[first : last + 1] += step
+    if (np.diff(starts) <= 0).any():
+        return None
+    return replace(assignment, starts=tuple(starts[:-1].tolist()))
+
+
+class _Totals:
+    """Cycles of a weight update by the closed form, for one stage per IPU.
+
+    Results for stages seen before are reused.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.seen: dict[object, tuple[int, int]] = {}
+
+    def __call__(self, assignment: Assignment) -> int:
+        parts = assignment.parts(self.costs)
+        for k, part in enumerate(parts):
+            if part not in self.seen:
+                self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
+        forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
+        ahead, back = self.costs.cuts.crossing(assignment.starts, assignment.ipus)
+        cuts = [part.last for part in parts[:-1]]
+        link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
+        overhead = self.costs.machine.sync + copy_cycles(self.costs, link)
+        return schedules.training_cycles(forward, backward, self.costs.micro_batches, overhead)
+
+
+def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
+    stage = assignment.stage_of(len(costs))
+    return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
+
+
+def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
+    """Whether these stages fit on their IPUs."""
+    apart = len(set(assignment.ipus)) == len(assignment.ipus)
+    if not apart and len(costs.cuts.ties):  # a tied weight may pass other IPUs than it did
+        return holds(costs, assignment)
+    return holds(costs, assignment, {assignment.ipus[k] for k in stages})
+
+
+def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+    pace = _of_slowest(costs, prediction, least, free) if costs.pipelined else _in_turns(prediction)
+    return [*pace, *_what_moves(costs, prediction)]
+
+
+def _in_turns(prediction: Prediction) -> list[str]:
+    """Of sharded execution: what a micro-batch takes, of which a split changes the second part."""
+    work = int(prediction.stage_cycles.sum())
+    rest = prediction.pipeline_cycle - work
+    return [
+        f"IPUs take turns: a micro-batch takes the work of all stages, {work:,} cycles however even"
+        f" they are, and {rest:,} for copies between IPUs, their syncs and the host"
+    ]
+
+
+def _of_slowest(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+    """Of a pipeline: what the slowest stage takes, and why no split gets lower."""
+    reached = prediction.bottleneck
+    largest = int((costs.cycles.work).argmax())
+    alone = int((costs.cycles.work)[largest])
+    who = (
+        "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
+    )
+    bound = f"no split into as many stages gets below {least:,}"
+    if least == reached:
+        bound = "no split into as many stages gets below that"
+    reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
+    if free < least:
+        reasons.append(
+            f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles"
+        )
+    stages = prediction.assignment.stage_of(len(costs))
+    if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
+        reasons.append(
+            f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
+            " cutting inside it would be the way to get lower"
+        )
+    return reasons
+
+
+def _what_moves(costs: Costs, prediction: Prediction) -> list[str]:
+    """Blocks that get another stage, and stages that get another IPU."""
+    stages = prediction.assignment.stage_of(len(costs))
+    before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
+    if before is None:
+        return []
+    was = before.stage_of(len(costs))
+    moves = [
+        f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b
+    ]
+    if len(before.ipus) == len(prediction.assignment.ipus):
+        pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
+        moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
+    said = f"moves {listed(moves, _MOST_NAMED)}" if moves else "this is the split that was profiled"
+    return [said]
+
+
+def _contiguous(costs: Costs) -> bool:
+    stage = costs.stage.tolist()
+    return stage == sorted(stage) and sorted(set(stage)) == list(range(len(costs.ipus)))

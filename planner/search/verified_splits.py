@@ -1,0 +1,168 @@
+"""The best few splits, each compiled: predictions beside results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.predict.many_splits import assignment_cycles
+from ipuscope.planner.predict.split_text import profiled
+from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
+from ipuscope.profiler.analysis import pace
+from ipuscope.profiler.report import Report, open_report
+
+_ROUNDS = 3  # of moves of a cut by one Block, from the best split
+_IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A candidate and what its compile gave.
+
+    ``cycles`` a weight update (a device iteration in inference); ``fullest``: bytes of the fullest
+    tile of each IPU. Where it did not compile they are 0 and empty, and ``problem`` says why; one
+    that does not fit has them, and a problem too. ``rules``: those of the compiler
+    (`rules_differ`).
+    """
+
+    prediction: Prediction
+    cycles: int = 0
+    fullest: tuple[int, ...] = ()
+    problem: str = ""
+    rules: str = ""
+
+
+def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
+    """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
+
+    Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
+    not among them: it is already compiled.
+    """
+    seen, newest = {best}, {best}
+    for _ in range(_ROUNDS):
+        newest = {near for one in newest for near in _neighbours(one, len(costs))} - seen
+        seen |= newest
+    own = profiled(costs) if costs.measured else None
+    quickest = sorted(seen - {own}, key=lambda one: (assignment_cycles(costs, one), one.starts))
+    chosen: list[Assignment] = []
+    for one in quickest:
+        if len(chosen) == count:
+            break
+        if not what_if(costs, one).problems:
+            chosen.append(one)
+    return chosen
+
+
+def of_profile(report: Report, costs: Costs, ipus: Sequence[int]) -> list[Verified]:
+    """The profiled split and what its compile gave; none if it is onto other IPUs than these."""
+    if not costs.measured or tuple(ipus) != costs.ipus:
+        return []
+    fullest = tuple(int(report.tiles(ipu)["total"].max()) for ipu in range(max(ipus) + 1))
+    over = max(fullest) > costs.machine.bytes_per_tile
+    prediction, cycles = what_if(costs, profiled(costs)), int(pace(report).cycles)
+    problem = "does not fit" if over else ""
+    return [Verified(prediction, cycles, fullest, problem, rules_of(report))]
+
+
+def rules_of(report: Report) -> str:
+    """The compiler's rules that made a profile; empty for an older one, which does not say."""
+    return str(report.meta.get("rules", ""))
+
+
+def rules_differ(before: Report, after: str) -> str:
+    """What a profile says of its rules beside those of another compile; empty: they are the same.
+
+    Costs of other rules differ for their sake, not for a split's.
+    """
+    own = rules_of(before)
+    if own == after:
+        return ""
+    which = f"other rules ({own})" if own else "an older IPUscope, which did not note its rules,"
+    return (
+        f"{before.path} was compiled by {which} than {after or 'an older one'}: compile it again,"
+        " else what is off may be their difference"
+    )
+
+
+def in_order(results: Iterable[Verified]) -> list[Verified]:
+    """Those that run, quickest first, and then the others."""
+    return sorted(results, key=lambda one: (bool(one.problem), one.cycles, one.prediction.total))
+
+
+def verify(
+    costs: Costs,
+    wanted: Sequence[Assignment],
+    script: Sequence[str],
+    kind: str = "training",
+    workers: int | None = None,
+    progress: Callable[[Iterable[Verified], int], Iterable[Verified]] | None = None,
+) -> list[Verified]:
+    """Compile a script once for each split, and say what came: those that run, quickest first.
+
+    ``script``: its path and arguments. ``kind``: "training" or "inference". ``workers``: compiles
+    at a time; default: as many as the machine has processors for. ``progress`` is given what comes
+    and how many there are, and passes it on.
+    """
+    at_once = workers or max(1, min(len(wanted), (os.cpu_count() or 2) // 2))
+    with TemporaryDirectory(prefix="ipu-report-") as folder, ThreadPoolExecutor(at_once) as pool:
+        waiting = [
+            pool.submit(_compiled, costs, one, script, kind, Path(folder) / str(number))
+            for number, one in enumerate(wanted)
+        ]
+        came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
+        results = list(progress(came, len(waiting)) if progress is not None else came)
+    return in_order(results)
+
+
+def _compiled(
+    costs: Costs, assignment: Assignment, script: Sequence[str], kind: str, folder: Path
+) -> Verified:
+    prediction = what_if(costs, assignment)
+    folder.mkdir()
+    file = folder / "placement.json"
+    file.write_text(json.dumps(placement_file(costs, assignment)))
+    options = ["--compile-only", "--profile-dir", str(folder), "--placement", str(file)]
+    # What this process imports from where, its child does too, wherever it was started.
+    here = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.run(
+        [sys.executable, "-c", _IPU_RUN, *options, *script],
+        env={**os.environ, "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+    )
+    profile = folder / kind
+    last = (process.stderr.strip().splitlines() or [f"no {kind} model was compiled"])[-1]
+    if not (profile / "profile.pop").exists():
+        return Verified(prediction, problem=last)
+    with open_report(profile) as report:
+        fullest = tuple(
+            int(report.tiles(ipu)["total"].max()) for ipu in range(report.target.ipus_per_replica)
+        )
+        over = max(fullest) > costs.machine.bytes_per_tile
+        return Verified(
+            prediction,
+            int(pace(report).cycles),
+            fullest[: max(assignment.ipus) + 1],
+            "does not fit" if over else "",
+            rules_of(report),
+        )
+
+
+def _neighbours(assignment: Assignment, blocks: int) -> list[Assignment]:
+    neighbours = []
+    for k in range(1, len(assignment.starts)):
+        for step in (-1, 1):
+            starts = list(assignment.starts)
+            starts[k] += step
+            edges = [*starts, blocks]
+            if edges[k - 1] < edges[k] < edges[k + 1]:
+                neighbours.append(replace(assignment, starts=tuple(starts)))
+    return neighbours

@@ -1,0 +1,93 @@
+"""Transfers between the host and the IPUs, tensor by tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ipuscope.profiler.enums import Purpose
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
+_REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
+_COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
+_STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
+
+
+def host_tensors(report: Report) -> pd.DataFrame:
+    """Tensors that come from the host or go to it, the largest first.
+
+    ``name, way`` ("in", "out"), ``ipu, block, dtype, bytes`` (per micro-batch), ``share`` (of the
+    bytes in that direction).
+    """
+    return report.once("host tensors", lambda: _host_tensors(report))
+
+
+def streaming_steps(report: Report) -> np.ndarray:
+    """Ids of the program steps that load from streaming memory or store there: int64[step]."""
+
+    def made() -> np.ndarray:
+        steps = report.columns_of(records.Step)
+        steps.read("id", "purpose")
+        return steps["id"][np.isin(steps["purpose"], _REMOTE)]
+
+    return report.once("streaming steps", made)
+
+
+def _host_tensors(report: Report) -> pd.DataFrame:
+    steps = _transfers(report)
+    moved = report.moved_tensors
+    frame = _as_moved(report, steps) if len(moved) else _by_names(report, steps)
+    frame = frame.drop_duplicates(["name", "way", "ipu"])
+    whole = frame.groupby("way")["bytes"].transform("sum")
+    frame = frame.assign(share=frame["bytes"] / whole.clip(lower=1))
+    return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+
+
+def _transfers(report: Report) -> pd.DataFrame:
+    """The steps that move tensors from or to the host: ``step, ipu, purpose, name``."""
+    import pandas as pd
+
+    report.columns_of(records.Step).read("id", "ipu", "position", "purpose", "type", "name")
+    moves = report.steps_with("purpose", *_WAYS)
+    rows = np.flatnonzero(moves & report.steps_with("type", records.STREAM_COPY_MID))
+    names = ("step", "ipu", "purpose", "name")
+    return pd.DataFrame({name: report.steps_in_order(name)[rows] for name in names})
+
+
+def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    moved = report.moved_tensors.merge(steps[["step", "purpose", "ipu"]], on="step")
+    variables = report.columns_of(records.Variable)
+    variables.read("tensor", "block", "dtype")
+    named = (variables["tensor"] >= 0) & np.isin(variables["tensor"], moved["tensor"])
+    about = pd.DataFrame({name: variables[name][named] for name in ("tensor", "block", "dtype")})
+    about = about.drop_duplicates("tensor").set_index("tensor")
+    moved = moved.join(about, on="tensor").fillna({"block": -1, "dtype": ""})
+    moved = moved.assign(
+        way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)
+    )
+    return moved[_COLUMNS]
+
+
+def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
+    """Transfers of an older profile, whose steps only record in their names what they move."""
+    import pandas as pd
+
+    variables = report.variables.drop_duplicates("name").set_index("name")
+    rows = []
+    for name, purpose, ipu in zip(steps["name"], steps["purpose"], steps["ipu"], strict=True):
+        for stream in _STREAMS:
+            name = name.removeprefix(stream)
+        for tensor in name.removesuffix("/mid").split(", "):
+            if tensor in variables.index:
+                about = variables.loc[tensor]
+                facts = int(about["block"]), about["dtype"], int(about["bytes"])
+                rows.append((tensor, _WAYS[purpose], ipu, *facts))
+    return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))

@@ -1,0 +1,1 @@
+"""The ``profile.pop`` file: schema, codec, reader, writer, integrity."""

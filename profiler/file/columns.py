@@ -1,0 +1,115 @@
+"""The columns of a table, each read when it is first asked for.
+
+Most questions need few of a large table's columns, and texts cost the most to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from ipuscope.profiler.file import schema
+from ipuscope.profiler.file.reader import Reader
+
+Check = Callable[["Columns", Iterable[str]], None]  # raises where what was just read is wrong
+Lock = AbstractContextManager[Any]
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """Name -> values, an entry a row, in the order of the rows. May be shared between threads.
+
+    All columns are of the rows that the table had when it was first asked for: a file that is being
+    written may get more.
+    """
+
+    def __init__(
+        self, reader: Reader, record: type[Any], check: Check, lock: Lock | None = None
+    ) -> None:
+        """``lock``: the one, reentrant, under which ``check`` asks for columns of other tables."""
+        self._reader, self._record, self._check = reader, record, check
+        self._lock = lock or RLock()
+        self._read: dict[str, np.ndarray] = {}
+        self._coded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._names = tuple(column.name for column in schema.columns(record))
+        self._at_once = reader.completes(record)
+        self._rows = 0 if self._at_once else reader.count(record)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._read:
+            if name not in self._names:
+                raise KeyError(name)
+            self.read(name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return len(self["id"]) if self._at_once else self._rows
+
+    def has(self, name: str) -> bool:
+        """Whether a column is read already, or would be read with all others."""
+        return self._at_once or name in self._read
+
+    def items(self) -> ItemsView[str, np.ndarray]:
+        """All columns; those not yet read are read at once."""
+        self.read()
+        return super().items()
+
+    def coded(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A column of texts: the place of each row's among the distinct ones, and these.
+
+        Many times as quick as the texts of all rows, where the file has them so.
+        """
+        with self._lock:
+            if name not in self._coded:
+                known = None
+                if not self.has(name):
+                    known = self._reader.packed_texts(self._record, name, self._rows)
+                self._coded[name] = known or _distinct(self[name])
+            return self._coded[name]
+
+    def equals(self, name: str, *words: str) -> np.ndarray:
+        """Which rows have one of these texts in a column."""
+        places, known = self.coded(name)
+        return among(words, places, known.tolist())
+
+    def read(self, *names: str) -> None:
+        """Read these columns (default: all) in one go, quicker than one after the other."""
+        wanted = self._names if self._at_once else names or self._names
+        with self._lock:
+            missing = [name for name in wanted if name not in self._read]
+            if not missing:
+                return
+            if self._at_once:
+                self._read.update(self._reader.columns(self._record))
+            else:
+                self._read.update(self._reader.some(self._record, missing, self._rows))
+            try:
+                self._check(self, missing)
+            except BaseException:
+                for name in missing:
+                    self._read.pop(name, None)
+                raise
+
+
+def among(words: Collection[str], places: np.ndarray, known: Iterable[str]) -> np.ndarray:
+    """Which rows have one of these texts: of ``known``, those at the rows' places; -1: none."""
+    wanted: np.ndarray = np.array([*(word in words for word in known), False])
+    return wanted[places]
+
+
+def _distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    import pandas as pd
+
+    places, words = pd.factorize(texts)
+    return places, words

@@ -1,0 +1,140 @@
+"""Columns of large tables as compressed arrays, beside the rows that SQL sees.
+
+Reading a column row by row costs SQLite the walk over the whole table. Where a table has many rows,
+the writer stores its columns once more in `schema.PACKED`, as it publishes: numbers as the
+``vectors`` are stored, texts as the distinct ones and the position of each row's in them. Triggers
+remove a table's packed columns as soon as its rows change, so that the rows stay the only truth;
+`ipu-report doctor` compares both.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from ipuscope.profiler.file import codec, records, schema
+
+NO_VECTOR = -1
+_BETWEEN = "\x1f"  # of texts
+_LEVEL = 3
+
+Part = np.ndarray | Sequence[Any]  # of a column: numbers, or texts
+Packed = tuple[str, str, str, int, bytes, bytes | None]  # a row of `schema.PACKED`
+
+
+class WholeColumns:
+    """The columns of a profile's rows as they were added, to be packed when it is published."""
+
+    def __init__(self) -> None:
+        self._parts: dict[type[Any], list[list[Part]]] = {}
+        self._packed: dict[type[Any], tuple[int, list[Packed]]] = {}  # with the rows of then
+
+    def add(self, record: type[Any], columns: list[Sequence[Any]]) -> None:
+        """Rows that were added, column by column; None where a cell is empty."""
+        known = schema.columns(record)
+        self._parts.setdefault(record, []).append(
+            [_kept(column, cells) for column, cells in zip(known, columns, strict=True)]
+        )
+
+    def store(self, connection: sqlite3.Connection) -> None:
+        """Pack the columns of every large table of a finished profile."""
+        rows = {
+            record: sum(len(columns[0]) for columns in parts)
+            for record, parts in self._parts.items()
+        }
+        large = [record for record in records.STORED if rows.get(record, 0) >= schema.LEAST_PACKED]
+        if large:
+            connection.execute(schema.PACKED)
+        for record in large:
+            # rows are only ever added, so that as many rows are the same rows
+            if self._packed.get(record, (0,))[0] != rows[record]:
+                self._packed[record] = rows[record], list(self._pack(record))
+            connection.executemany(
+                f"INSERT INTO {schema.PACKED_TABLE} VALUES (?, ?, ?, ?, ?, ?)",
+                self._packed[record][1],
+            )
+            for statement in schema.triggers(record):
+                connection.execute(statement)
+
+    def _pack(self, record: type[Any]) -> Iterator[Packed]:
+        order = self._order(record)
+        for number, column in enumerate(schema.columns(record)):
+            parts = [columns[number] for columns in self._parts[record]]
+            words = None
+            if column.kind == "float":
+                continue
+            if column.kind == "str":
+                texts = [text for part in parts for text in part]
+                places = {word: place for place, word in enumerate(dict.fromkeys(texts))}
+                text = _BETWEEN.join(places)
+                if text.count(_BETWEEN) != len(places) - 1:
+                    continue  # a text has the separator in it
+                numbers = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
+                compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
+                words = compressor.compress(text.encode())
+            else:
+                numbers = np.concatenate(parts)
+            coded = codec.encode(numbers if order is None else numbers[order])
+            yield record.table, column.name, coded.dtype, coded.length, coded.data, words
+
+    def _order(self, record: type[Any]) -> np.ndarray | None:
+        """The rows in the order in which they are read; None: that in which they were added."""
+        names = [column.name for column in schema.columns(record)]
+        keys = [name for name in schema.order(record).split(", ") if name != "rowid"]
+        keys = keys or [name for name in names[:1] if name == "id"]  # an integer key is the rowid
+        if not keys:
+            return None
+        columns = [
+            np.concatenate([part[names.index(key)] for part in self._parts[record]]) for key in keys
+        ]
+        return np.lexsort(columns[::-1])
+
+
+def _kept(column: schema.Column, cells: Sequence[Any]) -> Part:
+    if column.kind in ("str", "float"):
+        return cells
+    return np.array([NO_VECTOR if cell is None else cell for cell in cells], dtype=np.int64)
+
+
+def unpack(
+    column: schema.Column, cells: Sequence[Any], rows: int, most_bytes: int
+) -> np.ndarray | None:
+    """A column of ``rows`` rows; None where the cells do not hold one.
+
+    ``cells``: dtype, length, data and words of its row in `schema.PACKED`; ``most_bytes``: of its
+    words.
+    """
+    if column.kind == "str":
+        coded = unpack_texts(cells, rows, most_bytes)
+        return None if coded is None else coded[1][coded[0]]
+    dtype, length, data, words = cells
+    if length != rows or words is not None:
+        return None
+    try:
+        return codec.decode(dtype, length, data, rows)
+    except ValueError:
+        return None
+
+
+def unpack_texts(
+    cells: Sequence[Any], rows: int, most_bytes: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """A column of texts: the place of each row's among the distinct ones, and these."""
+    dtype, length, data, words = cells
+    if length != rows or type(words) is not bytes:
+        return None
+    try:
+        numbers = codec.decode(dtype, length, data, rows)
+        if zstandard.frame_content_size(words) > most_bytes:
+            return None
+        text = zstandard.ZstdDecompressor().decompress(words, allow_extra_data=False).decode()
+    except (ValueError, zstandard.ZstdError):  # UnicodeDecodeError is a ValueError
+        return None
+    distinct = np.array(text.split(_BETWEEN), dtype=object)
+    if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(distinct):
+        return None
+    return numbers, distinct

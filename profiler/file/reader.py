@@ -1,0 +1,596 @@
+"""Reading a profile's tables and vectors with numpy only, trusting nothing in the file.
+
+The file is opened strictly read-only. Its header is checked byte by byte before SQLite sees it;
+views and generated columns in it are never read; lengths are checked before anything is allocated.
+Any problem is a `ProfileError` with the path, the problem and the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import numpy as np
+
+from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.file import codec, legacy_formats, packed_columns, records, schema
+
+# Where a run leaves its profile below a directory, in the order in which they are tried
+# (docs/libpva.md#files-of-a-run).
+NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
+
+MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
+MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
+_NO_VECTOR = -1
+VECTOR_CACHE_BYTES = 1 << 28
+_TOGETHER = 512  # vectors that are decoded at once
+_HEADER_BYTES = 100
+_WAL = 2  # read and write version in the header of a database that keeps a write-ahead log
+_MAGIC = b"SQLite format 3\0"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_FOREIGN = "Give a profile.pop that IPUscope wrote, or the directory of one"
+_DAMAGED = "Run the model again to get a new profile"
+
+# Of each kind of column: what SQLite may give for it, and the dtype it gets.
+_TYPES: dict[str, tuple[set[type], type]] = {
+    "int": ({int}, np.int64),
+    "vector": ({int}, np.int64),
+    "float": ({int, float}, np.float64),
+    "str": ({str}, object),
+}
+
+# Of kinds of columns: their type in SQLite, and what parts the cells of one in a text.
+_PACKED = {"int": ("integer", ","), "vector": ("integer", ","), "str": ("text", "\x1f")}
+
+
+def find_profile(path: str | os.PathLike[str]) -> Path:
+    """The profile at ``path``, a file or a directory. ProfileError where there is none."""
+    place = Path(path)
+    if place.is_dir():
+        for name in NAMES:
+            if (place / name).is_file():
+                return place / name
+        partial = [place / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
+        problem = f"the directory has none of {', '.join(NAMES)}"
+    elif place.exists():
+        return place
+    else:
+        partial = [place.with_name(place.name + schema.PARTIAL_SUFFIX)]
+        problem = "there is no such file"
+    unfinished = [str(file) for file in partial if file.is_file()]
+    if unfinished:
+        raise ProfileError(
+            place, problem, f"A run that did not finish left {unfinished[0]}: open that"
+        )
+    raise ProfileError(place, problem, "To get a profile: ipu-run --profile-dir out script.py")
+
+
+class Reader:
+    """Columns and vectors of one profile. May be shared between threads.
+
+    ``uri``: how SQLite opens what is read, strictly read-only, without a file made beside it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = find_profile(path)
+        self.uri = ""
+        self._lock = threading.RLock()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._vectors: dict[int, np.ndarray] = {}
+        self._vector_bytes = 0
+        self.version, self._keeps_log = _check_header(self.path)
+        self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
+        try:
+            self._connection = self._open()
+            self._tables = self._check_tables()
+            self.meta = self._read_meta()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; closing it again does nothing."""
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- tables ---
+
+    def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1.
+
+        A table that the file's format does not have is empty.
+        """
+        if self.version < records.FIRST_FORMAT.get(record, 1):
+            return {c.name: self._column(record, c, ()) for c in schema.columns(record)}
+        columns = self._stored(record)
+        if self.completes(record):
+            return legacy_formats.completed(record, columns, self._stored)
+        return columns
+
+    def completes(self, record: type[Any]) -> bool:
+        """Whether the file's format lacks some of the table's columns, which are then derived."""
+        if self.version < records.FIRST_FORMAT.get(record, 1):
+            return True
+        return self.version < schema.VERSION and record in records.SINCE_3
+
+    def some(self, record: type[Any], names: Iterable[str], rows: int) -> dict[str, np.ndarray]:
+        """Some columns of a table that the file's format has, of its first ``rows`` rows."""
+        known = {column.name: column for column in self._known(record)}
+        wanted = [known[name] for name in names]
+        columns = self.packed(record, wanted, rows)
+        by_row = [column for column in wanted if column.name not in columns]
+        if by_row:
+            columns |= self._read_columns(record, by_row, rows)
+        if any(len(values) != rows for values in columns.values()):
+            raise self.damaged(f"{record.table} no longer has {rows} rows")
+        return columns
+
+    def packed(
+        self, record: type[Any], columns: Sequence[schema.Column], rows: int
+    ) -> dict[str, np.ndarray]:
+        """Those of these columns that a table of ``rows`` rows has packed (`whole_columns`)."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return {}
+        cells = self._packed_cells(record, [column.name for column in columns])
+        answers = {}
+        for column in columns:
+            if column.name not in cells:
+                continue
+            values = packed_columns.unpack(column, cells[column.name], rows, MAX_VALUE_BYTES)
+            if values is not None:
+                self._check_vectors(record, column, values)
+                answers[column.name] = values
+        return answers
+
+    def packed_texts(
+        self, record: type[Any], name: str, rows: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """A packed column of texts, as `whole_columns.unpack_texts` gives it; None if it is not."""
+        if rows < schema.LEAST_PACKED or schema.PACKED_TABLE not in self._tables:
+            return None
+        cells = self._packed_cells(record, [name])
+        if name not in cells:
+            return None
+        return packed_columns.unpack_texts(cells[name], rows, MAX_VALUE_BYTES)
+
+    def _packed_cells(self, record: type[Any], names: Sequence[str]) -> dict[str, list[Any]]:
+        """dtype, length, data and words of those of these columns that a table has packed."""
+        self._check_columns(record)
+        marks = ",".join("?" * len(names))
+        stored = self._query(
+            f"SELECT name, dtype, length, data, words FROM main.{schema.PACKED_TABLE}"
+            f" WHERE of = ? AND name IN ({marks})",
+            [record.table, *names],
+        )
+        return {name: others for name, *others in stored}
+
+    def packed_amiss(self, record: type[Any]) -> list[str]:
+        """Packed columns of a table that do not say what its rows say."""
+        if schema.PACKED_TABLE not in self._tables or record.table not in self._tables:
+            return []
+        columns, rows = self._known(record), self.count(record)
+        packed = self.packed(record, columns, rows)
+        both = [column for column in columns if column.name in packed]
+        by_row = self._read_columns(record, both, rows) if both else {}
+        return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
+
+    def holds_worked_out(self) -> bool:
+        """Whether there is a table of answers in the file (`schema.WORKED_OUT`)."""
+        if schema.WORKED_OUT_TABLE not in self._tables:
+            return False
+        columns = self._query(f"PRAGMA main.table_xinfo({schema.WORKED_OUT_TABLE})")
+        return {row[1]: row[6] for row in columns} == {"name": 0, "code": 0, "said": 0}
+
+    def worked_out(self, name: str, code: str) -> bytes | None:
+        """What the file says that this code answers; None: nothing whole."""
+        if not self.holds_worked_out():
+            return None
+        rows = self._query(
+            f"SELECT said FROM main.{schema.WORKED_OUT_TABLE} WHERE name = ? AND code = ?"
+            " AND typeof(said) = 'blob'",
+            [name, code],
+        )
+        return rows[0][0] if len(rows) == 1 else None
+
+    def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
+        """As `columns`, but only those that the file's format has."""
+        return self._read_columns(record, self._known(record))
+
+    def _read_columns(
+        self, record: type[Any], columns: Sequence[schema.Column], most: int = -1
+    ) -> dict[str, np.ndarray]:
+        """These columns of the first ``most`` rows (-1: of all)."""
+        self._check_columns(record)
+        if most > 0:
+            packed = self._packed(record, columns, most)
+            if packed is not None:
+                return packed
+        names = ", ".join(column.name for column in columns)
+        rows = self._query(
+            f"SELECT {names} FROM main.{record.table} ORDER BY {schema.order(record)} LIMIT ?",
+            [most],
+        )
+        values: Iterable[tuple[Any, ...]] = (
+            zip(*rows, strict=True) if rows else ((),) * len(columns)
+        )
+        return {
+            column.name: self._column(record, column, cells)
+            for column, cells in zip(columns, values, strict=True)
+        }
+
+    def _packed(
+        self, record: type[Any], columns: Sequence[schema.Column], rows: int
+    ) -> dict[str, np.ndarray] | None:
+        """As `_read_columns`, each column as one text that SQLite puts together.
+
+        A third of the time, and no object a cell. None where a column holds anything that does not
+        come back as it was.
+        """
+        inner, outer, fits = [], [], []
+        for column in columns:
+            kind, separator = _PACKED.get(column.kind, ("", ""))
+            if not kind:
+                return None
+            cell = f"ifnull({column.name}, {_NO_VECTOR})" if column.optional else column.name
+            inner.append(f"{cell} AS {column.name}")
+            outer.append(f"group_concat({column.name}, char({ord(separator)}))")
+            fits.append(f"typeof({column.name}) = '{kind}'")
+        try:
+            # An aggregate of a subquery in order: SQLite keeps the order for group_concat.
+            ((fitting, *texts),) = self._query(
+                f"SELECT sum({' AND '.join(fits)}), {', '.join(outer)} FROM"
+                f" (SELECT {', '.join(inner)} FROM main.{record.table}"
+                f" ORDER BY {schema.order(record)} LIMIT ?)",
+                [rows],
+            )
+        except ProfileError:
+            return None  # longer than a text may be, or no UTF-8: cell by cell says which
+        if fitting != rows:
+            return None
+        answers = {}
+        for column, text in zip(columns, texts, strict=True):
+            _, separator = _PACKED[column.kind]
+            values = (
+                np.array(text.split(separator), dtype=object)
+                if column.kind == "str"
+                else np.fromstring(text, dtype=np.int64, sep=separator)
+            )
+            if len(values) != rows:
+                return None
+            self._check_vectors(record, column, values)
+            answers[column.name] = values
+        return answers
+
+    def _known(self, record: type[Any]) -> tuple[schema.Column, ...]:
+        """Columns that the file's format has."""
+        later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
+        return tuple(column for column in schema.columns(record) if column.name not in later)
+
+    def count(self, record: type[Any]) -> int:
+        """The number of rows of a table."""
+        self._check_columns(record)
+        return int(self._query(f"SELECT count(*) FROM main.{record.table}")[0][0])
+
+    def _column(
+        self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]
+    ) -> np.ndarray:
+        types = set(map(type, cells))
+        if column.optional and type(None) in types:
+            cells = tuple(_NO_VECTOR if cell is None else cell for cell in cells)
+            types.discard(type(None))
+        wanted, dtype = _TYPES[column.kind]
+        if not types <= wanted:
+            wrong = ", ".join(sorted(kind.__name__ for kind in types - wanted))
+            raise self.damaged(
+                f"{record.table}.{column.name} holds {wrong} where {column.kind} belongs"
+            )
+        values: np.ndarray = np.array(cells, dtype=dtype)
+        self._check_vectors(record, column, values)
+        return values
+
+    def _check_vectors(self, record: type[Any], column: schema.Column, values: np.ndarray) -> None:
+        least = _NO_VECTOR if column.optional else 0
+        if column.kind == "vector" and values.min(initial=0) < least:
+            raise self.damaged(f"{record.table}.{column.name} refers to the vector {values.min()}")
+
+    def _check_columns(self, record: type[Any]) -> None:
+        """A table must be a plain table with our columns.
+
+        No view or generated column of the file is ever run.
+        """
+        if record.table not in self._tables:
+            raise self.damaged(f"the table {record.table} is missing")
+        present = {
+            row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")
+        }
+        for column in self._known(record):
+            if present.get(column.name) != 0:
+                raise self.damaged(f"the column {record.table}.{column.name} is missing")
+
+    def text(self, record: type[Any], column: str, id: int) -> str:
+        """A text of one row. ProfileError where the row or its text does not exist."""
+        self._check_columns(record)
+        rows = self._query(f"SELECT {column} FROM main.{record.table} WHERE id = ?", [id])
+        if len(rows) != 1 or not isinstance(rows[0][0], str):
+            raise self.damaged(f"{record.table}.{column} of the row {id} is no text")
+        answer: str = rows[0][0]
+        return answer
+
+    def texts(self, record: type[Any], column: str, ids: list[int]) -> list[str]:
+        """`text` of several rows, in ascending order of these ids, each once."""
+        self._check_columns(record)
+        rows: list[tuple[Any, Any]] = []
+        for at in range(0, len(ids), _TOGETHER):
+            some = ids[at : at + _TOGETHER]
+            marks = ",".join("?" * len(some))
+            rows += self._query(
+                f"SELECT id, {column} FROM main.{record.table} WHERE id IN ({marks}) ORDER BY id",
+                some,
+            )
+        if [id for id, _ in rows] != ids or any(type(text) is not str for _, text in rows):
+            raise self.damaged(f"{record.table}.{column} of some rows is no text")
+        return [text for _, text in rows]
+
+    # -- vectors ---
+
+    def vector(self, id: int, length: int | None = None) -> np.ndarray:
+        """The vector with that id, int64; ProfileError unless it has ``length`` entries."""
+        return self.vectors([id], length)[id]
+
+    def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
+        """Vectors by id, each once; negative ids are left out.
+
+        They are read-only: other readers share them.
+        """
+        wanted = sorted({int(id) for id in ids if id >= 0})
+        with self._lock:
+            answers = {id: self._vectors[id] for id in wanted if id in self._vectors}
+            missing = [id for id in wanted if id not in answers]
+            if length is None:
+                lengths = self._select("id, length", missing)
+                if sum(size for _, size in lengths if isinstance(size, int)) > MAX_ELEMENTS:
+                    raise self.damaged(
+                        f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have"
+                        " more"
+                    )
+            found = self._decoded(self._select("id, dtype, length, data", missing), length)
+            self._cache(found)
+            answers |= found
+        for id in wanted:
+            if id not in answers:
+                raise self.damaged(f"the vector {id} is missing")
+            if length is not None and len(answers[id]) != length:
+                raise self.damaged(
+                    f"the vector {id} has {len(answers[id])} entries instead of {length}"
+                )
+        return answers
+
+    def lengths(self, ids: np.ndarray) -> np.ndarray:
+        """How many entries each of these vectors has, as their rows say: int64."""
+        wanted = np.unique(ids)
+        known = dict(self._select("id, length", wanted.tolist()))
+        said = [known.get(id) for id in wanted.tolist()]
+        if any(type(length) is not int or length < 0 for length in said):
+            raise self.damaged("the length of a vector is missing")
+        of_each: np.ndarray = np.array([*said, 0], dtype=np.int64)[np.searchsorted(wanted, ids)]
+        return of_each
+
+    def matrix(self, ids: list[int], length: int) -> np.ndarray:
+        """Vectors of so many entries, a row each: int64[id, entry]. ``ids``: ascending, each once.
+
+        They are not kept for who asks again.
+        """
+        rows = self._select("id, dtype, length, data", ids)
+        rows.sort()
+        if [row[0] for row in rows] != ids or any(row[2] != length for row in rows):
+            known = self.vectors(ids, length)  # which says what is wrong
+            return np.array([known[id] for id in ids], dtype=np.int64).reshape(-1, length)
+        whole = np.empty((len(ids), length), dtype=np.int64)
+        for at in range(0, len(rows), _TOGETHER):
+            some = rows[at : at + _TOGETHER]
+            try:
+                codec.decode_into(whole[at : at + _TOGETHER], [(row[1], row[3]) for row in some])
+            except ValueError:
+                for row in some:
+                    self._decode(row, length)
+                raise
+        return whole
+
+    def _cache(self, arrays: dict[int, np.ndarray]) -> None:
+        """Keep vectors, if they are not too large."""
+        size = sum(array.nbytes for array in arrays.values())
+        if self._vector_bytes + size > VECTOR_CACHE_BYTES:
+            self._vectors.clear()
+            self._vector_bytes = 0
+        if size <= VECTOR_CACHE_BYTES:
+            self._vectors |= arrays
+            self._vector_bytes += size
+
+    def _select(self, names: str, ids: list[int]) -> list[tuple[Any, ...]]:
+        """Columns of the vectors' table, for some ids."""
+        rows = []
+        for at in range(0, len(ids), 500):
+            some = ids[at : at + 500]
+            marks = ",".join("?" * len(some))
+            rows += self._query(f"SELECT {names} FROM main.vectors WHERE id IN ({marks})", some)
+        return rows
+
+    def _decoded(self, rows: list[tuple[Any, ...]], length: int | None) -> dict[int, np.ndarray]:
+        """Rows of the vectors' table as arrays by id, kept for who asks again."""
+        most = codec.MAX_LENGTH if length is None else length
+        arrays: dict[int, np.ndarray] = {}
+        for at in range(0, len(rows), _TOGETHER):
+            some = rows[at : at + _TOGETHER]
+            try:
+                decoded = codec.decode_all([row[1:] for row in some], most)
+            except ValueError:
+                decoded = [self._decode(row, most) for row in some]  # which says of which it is
+            for (id, *_), array in zip(some, decoded, strict=True):
+                array.flags.writeable = False
+                arrays[id] = array
+        return arrays
+
+    def _decode(self, row: tuple[Any, ...], most: int) -> np.ndarray:
+        id, dtype, size, data = row
+        try:
+            return codec.decode(dtype, size, data, most)
+        except ValueError as error:
+            raise self.damaged(f"the vector {id} is {error}") from error
+
+    # -- errors ---
+
+    def damaged(self, problem: str) -> ProfileError:
+        """The error for impossible content."""
+        return ProfileError(self.path, problem, _DAMAGED)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning, OSError, UnicodeError, OverflowError) as error:
+            raise self.damaged(f"the profile cannot be read ({error})") from error
+
+    # -- opening ---
+
+    def _query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, self._errors():
+            return self._connection.execute(sql, tuple(values)).fetchall()
+
+    def _open(self) -> sqlite3.Connection:
+        with self._errors():
+            if not self.partial or self._keeps_log:
+                # A published profile never changes in place, and our partial files never have a
+                # log: immutable keeps SQLite from looking for journals, and from making any.
+                return self._connect(self.path, "mode=ro&immutable=1")
+            try:
+                connection = self._connect(self.path, "mode=ro")
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+                return connection
+            except sqlite3.Error:
+                return self._recover()
+
+    def _connect(self, path: Path, mode: str) -> sqlite3.Connection:
+        self.uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
+        return _connect(self.uri)
+
+    def _recover(self) -> sqlite3.Connection:
+        """Open a copy of a partial file whose writer died in a commit.
+
+        Its journal is rolled back there, not here.
+        """
+        self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
+        copy = Path(self._scratch.name) / self.path.name
+        shutil.copyfile(self.path, copy)
+        journal = self.path.with_name(self.path.name + "-journal")
+        # A journal that names another file (its last 8 bytes say so) is none of ours; SQLite would
+        # delete that file.
+        if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
+            shutil.copyfile(journal, copy.with_name(journal.name))
+        return self._connect(copy, "mode=rw")
+
+    def _check_tables(self) -> set[str]:
+        rows = self._query(
+            "SELECT name FROM main.sqlite_master WHERE type = 'table' AND rootpage > 0"
+        )
+        tables = {row[0] for row in rows}
+        for name in ("meta", "vectors"):
+            if name not in tables:
+                raise self.damaged(f"the table {name} is missing")
+        for name in tables & {"meta", "vectors", schema.PACKED_TABLE}:
+            if any(row[6] for row in self._query(f"PRAGMA main.table_xinfo({name})")):
+                raise self.damaged(f"the table {name} has columns that do not belong there")
+        return tables
+
+    def _read_meta(self) -> dict[str, Any]:
+        meta = {}
+        for key, value in self._query("SELECT key, value FROM main.meta LIMIT 1000"):
+            try:
+                meta[str(key)] = json.loads(value)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
+        return meta
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    for limit, value in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+    ):
+        connection.setlimit(limit, value)
+    for pragma in (
+        "query_only = ON",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+        "mmap_size = 0",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _check_header(path: Path) -> tuple[int, bool]:
+    """The format's version, and whether the file says that it keeps a log beside it.
+
+    After checks of the first 100 bytes: magic, application id, version, size of the file.
+
+    Source: SQLite's file format, section 1.3.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ProfileError(
+            path, f"the file cannot be read ({error.strerror or error})", _FOREIGN
+        ) from error
+    if not header:
+        raise ProfileError(path, "the file is empty", _DAMAGED)
+    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+        raise ProfileError(
+            path, "this is not a profile (it does not begin like a SQLite database)", _FOREIGN
+        )
+    page_size, pages = struct.unpack_from(">H10xI", header, 16)
+    version, application = struct.unpack_from(">I4xI", header, 60)
+    if application != schema.APPLICATION_ID:
+        raise ProfileError(
+            path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN
+        )
+    if version > schema.VERSION:
+        raise ProfileError(
+            path,
+            f"the profile has format {version}, and this IPUscope reads up to {schema.VERSION}",
+            "Update IPUscope (pip install -U ipuscope)",
+        )
+    if version < 1:
+        raise ProfileError(path, f"the profile has format {version}, which never was", _DAMAGED)
+    expected = (65536 if page_size == 1 else page_size) * pages
+    if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
+        raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
+    return int(version), _WAL in header[18:20]
+
+
+def one_row(reader: Reader, record: type[Any]) -> Any:
+    """The record of a table that has a single row, such as `records.Target`."""
+    columns = reader.columns(record)
+    sizes = {len(values) for values in columns.values()}
+    if sizes != {1}:
+        raise reader.damaged(f"the table {record.table} must have one row, and has {sizes.pop()}")
+    return record(**{name: values.item() for name, values in columns.items()})

@@ -1,0 +1,248 @@
+"""What vectors hold, as rows, for plain SQL and for SQL written for the vendor's files.
+
+Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
+tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
+compact form; the views of `ipuscope.profiler.file.schema` unroll them. Our own reader never uses
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, repeat
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.trace import step_kind, waits_as_syncs
+
+Row = tuple[Any, ...]  # numbers of a table's row: there may be a million
+
+
+def tile_runs(vectors: Sequence[tuple[int, Any]]) -> Iterator[Row]:
+    """Runs of equal, non-zero bytes in vectors over tiles, rows as `records.TileRun` has them.
+
+    ``vectors``: (id, values), in the order of their ids.
+    """
+    filled = sorted((id, np.asarray(values)) for id, values in vectors if len(values))
+    if not filled:
+        return
+    lengths = [len(values) for _, values in filled]
+    values = np.concatenate([values for _, values in filled])
+    begins = np.cumsum(lengths) - lengths
+    borders = np.append(True, values[1:] != values[:-1])
+    borders[begins] = True
+    first = np.flatnonzero(borders)
+    last = np.append(first[1:], len(values)) - 1
+    of = np.repeat(np.arange(len(filled)), lengths)[first]
+    nonzero = np.flatnonzero(values[first])
+    first, last, of = first[nonzero], last[nonzero], of[nonzero]
+    ids = np.array([id for id, _ in filled])
+    columns = (ids[of], first - begins[of], last - begins[of], values[first])
+    yield from zip(*(column.tolist() for column in columns), strict=True)
+
+
+def step_activity(steps: Iterable[records.Step]) -> Iterator[Row]:
+    """Activity of each step, from its vectors over tiles, rows as `records.StepActivity` has them.
+
+    An exchange's tiles are those that receive or send.
+    """
+    # The rows keep their arrays: one object is one content.
+    known: dict[int, tuple[int, int, int, float, float]] = {}
+    totals: dict[int, int] = {id(None): 0}
+    moving: dict[tuple[int, int], int] = {}
+    for step in steps:
+        cycles = step.tile_cycles
+        for moved in (step.bytes_in, step.bytes_out):
+            if moved is not None and id(moved) not in totals:
+                totals[id(moved)] = int(np.sum(moved))
+        received, sent = totals[id(step.bytes_in)], totals[id(step.bytes_out)]
+        number, lasts = index(step.id), index(step.cycles)
+        if cycles is not None:
+            if id(cycles) not in known:
+                known[id(cycles)] = work(np.asarray(cycles))
+            active, first, last, balance, of_active = known[id(cycles)]
+        else:
+            both = id(step.bytes_in), id(step.bytes_out)
+            if both not in moving:
+                moving[both] = _moving_tiles(step)
+            active = moving[both]
+            first, last, balance, of_active = lasts, lasts, 1.0, 1.0
+        yield number, active, first, last, balance, of_active, received, sent
+
+
+def _moving_tiles(step: records.Step) -> int:
+    """Tiles that receive or send."""
+    moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
+    if len({len(one) for one in moves}) > 1:
+        raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
+    return int(np.logical_or.reduce(moves).sum()) if moves else 0
+
+
+def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
+    """How evenly tiles work, from cycles over tiles.
+
+    It gives how many tiles work, the cycles until the first and the last of them has finished, and
+    the mean over the most work, of all tiles and of those that work.
+    """
+    busy = cycles[cycles > 0]
+    most = int(cycles.max(initial=0))
+    if not most:
+        return 0, 0, 0, 1.0, 1.0
+    return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
+
+
+def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[Row]:
+    """The steps of each body in order; a wait's step is an external sync of its IPU.
+
+    Rows as `records.BodyStep` has them.
+    """
+    for body in bodies:
+        steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
+        if body.id in known.waits and not steps and body.ipu in known.external_sync:
+            steps, starts = [known.external_sync[body.ipu]], [0]
+        stops = [*starts[1:], -1][: len(starts)]
+        yield from zip(repeat(body.id), count(), steps, starts, stops)
+
+
+def tasks(trace: records.Trace, known: Known) -> Iterator[Row]:
+    """A trace's tasks in order, with waits as external syncs (`profiler.file.trace.waits_as_syncs`).
+
+    Rows as `records.Task` has them.
+    """
+    columns = _columns(
+        f"trace {trace.id}",
+        trace.task_body,
+        trace.task_ipu,
+        trace.task_micro_batch,
+        trace.task_pipeline_cycle,
+        trace.task_start,
+        trace.task_end,
+    )
+    stays, starts, waited = _waits(columns, known)
+    columns[4] = starts
+    first = 0
+    for position, row in enumerate(zip(*columns, waited, strict=True)):
+        if not stays[position]:
+            continue
+        steps = known.steps_of.get(row[0], 0)
+        yield trace.id, position, first, steps, *row
+        first += steps
+
+
+def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int], list[int]]:
+    """For each task, whether it stays, its start, and how many of its cycles are waiting."""
+    body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
+    alone = np.flatnonzero(~np.isin(body, list(known.beside)))  # one after the other on an IPU
+    alone = alone[np.lexsort((start[alone], ipu[alone]))]
+    syncs = waits_as_syncs(
+        ipu[alone],
+        start[alone],
+        end[alone],
+        np.isin(body[alone], list(known.waits)),
+        np.isin(body[alone], list(known.syncs)),
+    )
+    stays, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
+    stays[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
+    return stays.tolist(), start.tolist(), waited.tolist()
+
+
+def _columns(what: str, *vectors: Any) -> list[list[int]]:
+    columns: list[list[int]] = [np.asarray(vector, np.int64).tolist() for vector in vectors]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(
+            f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries"
+        )
+    return columns
+
+
+@dataclass(slots=True)
+class Known:
+    """Facts about earlier rows that later rows need."""
+
+    steps_of: dict[int, int] = field(default_factory=dict)  # body -> its steps
+    traces: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # -> iterations, their cycles and steps
+    executed: int = 0  # steps of the runs so far
+    external_sync: dict[int, int] = field(default_factory=dict)  # IPU -> its first such step
+    # bodies that are waits, that are external syncs, and that run beside the others
+    waits: set[int] = field(default_factory=set)
+    syncs: set[int] = field(default_factory=set)
+    beside: set[int] = field(default_factory=set)
+
+    def copy(self) -> Known:
+        """An independent copy to return to after an error."""
+        return Known(
+            dict(self.steps_of),
+            dict(self.traces),
+            self.executed,
+            dict(self.external_sync),
+            set(self.waits),
+            set(self.syncs),
+            set(self.beside),
+        )
+
+    def add_steps(self, steps: Iterable[records.Step]) -> None:
+        """Remember the first external sync of each IPU."""
+        for step in steps:
+            if step_kind(step.type, step.purpose) == "external sync":
+                self.external_sync.setdefault(step.ipu, step.id)
+
+    def add_bodies(self, bodies: Iterable[records.Body]) -> None:
+        """Remember the kind and number of steps of each body, a wait's sync included."""
+        for body in bodies:
+            of_kind = {"idle": self.waits, "external sync": self.syncs, records.BESIDE: self.beside}
+            if body.kind in of_kind:
+                of_kind[body.kind].add(body.id)
+            waits = body.kind == "idle" and body.ipu in self.external_sync
+            self.steps_of[body.id] = len(body.steps) or int(waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What is kept beside rows: records, and for large tables their rows as tuples."""
+
+    records: list[Any]
+    tuples: dict[type[Any], list[Row]]
+
+
+NOTHING = Derived([], {})  # for a profile without plain rows
+
+
+def derived(rows: Iterable[Any], known: Known) -> Derived:
+    """The plain rows to keep beside ``rows``, except those of variables.
+
+    The ids of their vectors are known to the writer only.
+
+    ``known`` gains what is among them.
+    """
+    of: dict[type[Any], list[Any]] = {}
+    for row in rows:
+        of.setdefault(type(row), []).append(row)
+    bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
+    known.add_steps(program_steps)
+    known.add_bodies(bodies)
+    plain_rows: list[Any] = []
+    tuples: dict[type[Any], list[Row]] = {
+        records.StepActivity: list(step_activity(program_steps)),
+        records.BodyStep: list(body_steps(bodies, known)),
+        records.Task: [],
+    }
+    for trace in of.get(records.Trace, ()):
+        added = list(tasks(trace, known))
+        tuples[records.Task] += added
+        _, _, first, steps = added[-1][:4] if added else (0, 0, 0, 0)
+        known.traces[trace.id] = trace.iterations, trace.iteration_cycles, first + steps
+    for run in of.get(records.Run, ()):
+        iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
+        for i in range(iterations):
+            start = run.cycle_start + i * cycles
+            plain_rows.append(
+                records.Iteration(run.id, i, run.trace, known.executed + i * steps, start)
+            )
+        known.executed += iterations * steps
+    return Derived(plain_rows, tuples)

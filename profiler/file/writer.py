@@ -1,0 +1,369 @@
+"""Writing a profile: rows go to ``path + ".partial"``, then one rename to ``path``.
+
+The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
+unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches
+it, warns once and goes on without a profile; the profile that was at ``path`` before stays as it
+was. One process at a time writes to a path (`ipuscope.profiler.file.lock`); what a dead one left
+there is cleared.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ipuscope.profiler import kept
+from ipuscope.profiler.errors import ProfileError, ProfileTaken
+from ipuscope.profiler.file import codec, lock, packed_columns, records, schema, seal, sql_rows
+
+_REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
+
+
+class ProfileWriter:
+    """Writes one profile. Usable as a context manager, which closes it.
+
+    Every `add` is one transaction, so that a killed run leaves a partial file with all rows of
+    every finished `add`. Every method raises `ProfileError` when the file cannot be written, and
+    only then (`ProfileTaken` where another process is writing it); TypeError and ValueError mean
+    that a row itself is wrong.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, writer: str = "IPUscope", plain_rows: bool = True
+    ) -> None:
+        """``plain_rows`` False: without the tables that only SQL reads, of which frames need none.
+
+        That takes half the time, for a profile that is read here and thrown away.
+        """
+        self.path = Path(path)
+        self._plain_rows = plain_rows
+        self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
+        self._vectors: dict[bytes, int] = {}
+        self._runs_of: set[int] = set()  # vectors whose runs are stored
+        self._known = sql_rows.Known()
+        self._whole = packed_columns.WholeColumns()
+        self._published = False
+        self._locked = False
+        self._take()
+        try:
+            self._begin(writer)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _begin(self, writer: str) -> None:
+        """Begin an empty profile in the partial file, where a dead process may have left one."""
+        with self._errors():
+            _remove(self.partial)
+            _remove(self._copy)
+            self._connection = sqlite3.connect(
+                self.partial, isolation_level=None, check_same_thread=False
+            )
+        with self._errors():
+            # The partial file has to survive a killed process, not a power cut: no fsync until
+            # `publish`.
+            self._connection.execute("PRAGMA synchronous = OFF")
+            self._connection.execute("PRAGMA cache_spill = OFF")
+            with self._transaction():
+                for statement in schema.statements():
+                    self._connection.execute(statement)
+        with self._errors():
+            self._inode = os.stat(self.partial).st_ino
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        self.meta(
+            format=schema.VERSION,
+            writer=writer,
+            created=created,
+            complete=False,
+            state="compiled",
+            warnings=[],
+        )
+
+    def _take(self) -> None:
+        """Lock the path."""
+        if "\0" in str(self.path):
+            raise ProfileError(
+                self.path, "a path cannot have a NUL in it", "Give another directory"
+            )
+        with self._errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._locked = lock.acquire(self.path)
+        if not self._locked:
+            raise ProfileTaken(
+                self.path,
+                "another process is writing this profile",
+                "Give each of several runs at a time a directory of its own",
+            )
+
+    def _is_own_partial(self) -> bool:
+        """Whether no other writer of this process has begun a newer partial file."""
+        try:
+            return os.stat(self.partial).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _let_go(self) -> None:
+        if self._locked:
+            self._locked = False
+            lock.release(self.path)
+
+    @property
+    def _copy(self) -> Path:
+        return self.path.with_name(self.path.name + ".publishing")
+
+    def meta(self, **values: Any) -> None:
+        """Set entries of the header, anything JSON can hold; an entry set before is replaced."""
+        rows = [(key, json.dumps(value)) for key, value in values.items()]
+        with self._errors(), self._transaction():
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """Store records of any kinds, any number, as one transaction.
+
+        All of them or, after an error, none.
+        """
+        added, known = list(rows), self._known.copy()
+        by_type: dict[type[Any], list[Any]] = {}
+        derived = sql_rows.derived(added, known) if self._plain_rows else sql_rows.NOTHING
+        for row in [*added, *derived.records]:
+            by_type.setdefault(type(row), []).append(row)
+        for kind in by_type:
+            if kind not in records.TABLES:
+                raise TypeError(
+                    f"{kind.__name__} is not a record of ipuscope.profiler.file.records"
+                )
+        vectors = _VectorBatch(self._vectors)
+        columns = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
+        runs = {
+            vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
+        }
+        wanted = runs if self._plain_rows else {}
+        fresh = [(id, values) for id, values in wanted.items() if id not in self._runs_of]
+        tuples = {**derived.tuples, records.TileRun: list(sql_rows.tile_runs(fresh))}
+        with self._errors(), self._transaction():
+            self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
+            for kind, named in columns.items():
+                self._insert(kind, zip(*named, strict=True))
+            for kind, rows_of_kind in tuples.items():
+                self._insert(kind, rows_of_kind)
+        self._vectors.update(vectors.new)
+        self._runs_of.update(runs)
+        self._known = known
+        for kind in columns.keys() & set(records.STORED):
+            self._whole.add(kind, columns[kind])
+
+    def _insert(self, kind: type[Any], rows: Iterable[tuple[Any, ...]]) -> None:
+        marks = ", ".join("?" * len(schema.columns(kind)))
+        self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
+
+    def publish(self, work_out: Callable[[Path], Mapping[str, Any]] | None = None) -> Path:
+        """Put what was added so far at ``path``, complete, in one rename.
+
+        May be called again after more rows. ``work_out``: answers that the file is to hold for
+        those who open it, by name, as JSON can hold them, from the finished profile at the path.
+
+        The copy is on the disk before it takes the place of the old profile, so that even a power
+        cut leaves one of the two.
+        """
+        copy = self._copy
+        with self._errors():
+            try:
+                _remove(copy)
+                target = sqlite3.connect(copy, isolation_level=None)
+                try:
+                    target.execute("PRAGMA synchronous = OFF")
+                    self._connection.backup(target)
+                    target.execute("BEGIN")
+                    self._whole.store(target)
+                    target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                    target.execute(
+                        "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                        (seal.ENTRY, json.dumps(seal.BLANK)),
+                    )
+                    target.execute("COMMIT")
+                finally:
+                    target.close()
+                if work_out is not None:
+                    store_answers(copy, work_out(copy))
+                seal.seal(copy)
+                _fsync(copy)
+                os.replace(copy, self.path)
+            except BaseException:
+                _remove(copy)
+                raise
+        _fsync_directory(self.path.parent)
+        self._published = True
+        return self.path
+
+    def close(self) -> None:
+        """End writing.
+
+        The partial file goes if everything in it was published, and stays otherwise.
+        """
+        self._connection.close()
+        try:
+            if self._published and self._is_own_partial():
+                with self._errors():
+                    _remove(self.partial)
+        finally:
+            self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ProfileError(
+                self.path, f"the profile cannot be written ({error})", _REMEDY
+            ) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._published = False
+
+
+class _VectorBatch:
+    """Assigns ids to vectors, one id per distinct content, and collects the rows of new ones."""
+
+    def __init__(self, known: dict[bytes, int]) -> None:
+        self.known = known
+        self.new: dict[bytes, int] = {}
+        self.rows: list[tuple[int, bytes, str, int, bytes]] = []
+        # Within one `add` the rows keep their arrays alive and unchanged: the same object is the
+        # same content.
+        self._by_object: dict[int, int] = {}
+
+    def id(self, values: Any) -> int:
+        number = self._by_object.get(id(values))
+        if number is None:
+            number = self._by_object[id(values)] = self._by_content(values)
+        return number
+
+    def ids(self, values: Sequence[Any]) -> list[int]:
+        """The ids of several vectors."""
+        known = self._by_object
+        for one in {id(one): one for one in values}.values():
+            self.id(one)
+        return [known[id(one)] for one in values]
+
+    def _by_content(self, values: Any) -> int:
+        array = codec.narrow(np.asarray(values))
+        hashed = blake2b(
+            array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()
+        ).digest()
+        number = self.known.get(hashed, self.new.get(hashed))
+        if number is None:
+            number = self.new[hashed] = len(self.known) + len(self.new)
+            coded = codec.encode_narrow(array)
+            self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
+        return number
+
+
+def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[Sequence[Any]]:
+    """Columns for SQLite: numpy scalars as plain numbers, vectors as ids."""
+    converters: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
+        "int": _integers,
+        "float": _floats,
+        "str": _texts,
+        "vector": vectors.ids,
+    }
+    named = []
+    for column in schema.columns(record):
+        convert = converters[column.kind]
+        values = list(map(operator.attrgetter(column.name), rows))
+        try:
+            named.append(_but_none(convert, values) if column.optional else convert(values))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
+    return named
+
+
+def _but_none(
+    convert: Callable[[Sequence[Any]], Sequence[Any]], values: Sequence[Any]
+) -> Sequence[Any]:
+    """What ``convert`` makes of the values, and None where there is none."""
+    converted = iter(convert([value for value in values if value is not None]))
+    return [None if value is None else next(converted) for value in values]
+
+
+def _integers(values: Sequence[Any]) -> Sequence[int]:
+    return values if set(map(type, values)) <= {int} else list(map(operator.index, values))
+
+
+def _floats(values: Sequence[Any]) -> Sequence[float]:
+    return values if set(map(type, values)) <= {float} else list(map(float, values))
+
+
+def _texts(values: Sequence[Any]) -> Sequence[str]:
+    kinds = set(map(type, values))
+    if kinds <= {str}:
+        return values
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is not text")
+    return list(map(str, values))  # an enum's word
+
+
+def store_answers(path: Path, answers: Mapping[str, Any]) -> None:
+    """Put answers into a finished profile, which lose them as soon as a row changes."""
+    if not answers:
+        return
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        for statement in (schema.WORKED_OUT, *schema.worked_out_triggers()):
+            connection.execute(statement)
+        rows = [(name, kept.source(), kept.as_json(one)) for name, one in answers.items()]
+        connection.executemany(f"INSERT INTO {schema.WORKED_OUT_TABLE} VALUES (?, ?, ?)", rows)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()
+
+
+def _remove(path: Path) -> None:
+    for name in (path, path.with_name(path.name + "-journal")):
+        name.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _fsync_directory(path: Path) -> None:
+    """Make the rename durable where the system allows it; the profile exists either way."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

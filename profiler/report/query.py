@@ -1,0 +1,104 @@
+"""Read-only SQL on a profile, within limits: a stranger's file and a stranger's SQL are data.
+
+A statement runs in a process of its own (`ipuscope.profiler.report.sql_process`), which may only
+read and is ended when it has had its time or its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ipuscope.profiler.file import schema
+from ipuscope.profiler.report import Report, sql_process
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SECONDS = 30
+MEMORY_BYTES = 1 << 30
+ANSWER_BYTES = 1 << 26
+
+
+class QueryError(ValueError):
+    """The reason why a statement gave no answer, in one line."""
+
+
+class QueryTimeout(QueryError):
+    """The statement exceeded its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The rows of a SELECT, and whether there were more than requested."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    cut: bool
+
+    def frame(self) -> pd.DataFrame:
+        """A frame of objects. Columns with the same name get their position, from the second on."""
+        import pandas as pd
+
+        # SQL may name two columns alike, a frame may not.
+        unique = [
+            name if self.names.index(name) == at else f"{name}:{at}"
+            for at, name in enumerate(self.names)
+        ]
+        return pd.DataFrame(list(self.rows), columns=pd.Index(unique), dtype=object)
+
+
+def select(
+    report: Report,
+    sql: str,
+    seconds: int = SECONDS,
+    most_rows: int | None = None,
+    answer_bytes: int = ANSWER_BYTES,
+) -> Answer:
+    """The answer to one SELECT. The profile was opened before, so its header is known to be good.
+
+    ``seconds``: the time it may take; ``most_rows``: rows at the most; ``answer_bytes``: of the
+    rows as JSON. QueryError where it fails, is stopped or selects nothing.
+    """
+    asked = {
+        "uri": report.uri,
+        "sql": sql,
+        "views": _own_views(),
+        "memory": MEMORY_BYTES,
+        "answer": answer_bytes,
+        "rows": most_rows,
+        "seconds": seconds,
+    }
+    answer = _in_a_process(asked, seconds)
+    if "error" in answer:
+        raise QueryError(answer["error"])
+    if not answer["names"]:
+        raise QueryError("this SQL selects nothing")
+    return Answer(tuple(answer["names"]), tuple(map(tuple, answer["rows"])), bool(answer["cut"]))
+
+
+def _in_a_process(asked: dict[str, Any], seconds: int) -> dict[str, Any]:
+    """The answer of `ipuscope.profiler.report.sql_process`, or the reason why there is none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(sql_process.__file__)],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+    except subprocess.TimeoutExpired:
+        raise QueryTimeout(f"it took longer than {seconds} s") from None
+    except ValueError:  # it was ended, and printed nothing
+        return {"error": "it needs more time or memory than a statement may have"}
+
+
+def _own_views() -> list[str]:
+    """The documented views, put before any that the file brings under their names."""
+    return [view.sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1) for view in schema.VIEWS]

@@ -1,0 +1,1 @@
+"""What runs when and what is live when: traces, schedules, liveness."""

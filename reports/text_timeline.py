@@ -1,0 +1,338 @@
+"""The pipeline as text: one row per IPU, one cell per pipeline cycle.
+
+Every character of a cell is an equal part of that pipeline cycle's time and shows the longest
+activity of the IPU in it; waiting shows as dots. Cells are equally wide, whatever their cycles,
+which are in the row beneath. If there are more pipeline cycles than columns, a column stands for
+several, and shows what takes most of the time in which the IPU is busy, or that it waits for more
+than half.
+
+Pure functions from the frames of a `ipuscope.profiler.Report` to styled lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.reports import alike
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Segment = tuple[str, str]  # text and rich style
+Line = tuple[Segment, ...]
+
+MAX_CELL = 12  # columns; wider cells say no more
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An activity of an IPU, and how it is drawn."""
+
+    name: str
+    letter: str
+    style: str
+
+
+IDLE = Activity("waiting", "·", "dim")
+ACTIVITIES = (
+    Activity("forward", "F", "black on bright_blue"),
+    Activity("backward", "B", "black on bright_yellow"),
+    Activity("recompute", "R", "black on yellow"),
+    Activity("weight update", "U", "black on bright_green"),
+    Activity("exchange between IPUs", "x", "magenta"),
+    Activity("sync", "s", "cyan"),
+    Activity("host I/O", "h", "red"),
+    Activity("other work", "o", ""),
+    IDLE,
+)
+_BY_DIRECTION: dict[str, int] = {
+    Direction.FORWARD: 0,
+    Direction.BACKWARD: 1,
+    Direction.RECOMPUTE: 2,
+    Direction.UPDATE: 3,
+}
+_BY_KIND = {
+    "global exchange": 4,
+    "sync": 5,
+    "external sync": 5,
+    "host I/O": 6,
+    records.BESIDE: 6,
+    "idle": 8,
+}
+_OTHER = 7
+
+_ASCII = str.maketrans({"×": "x", "·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Columns of the timeline.
+
+    ``edges`` (cycles, one more than columns) and, for each cell, its first column.
+    """
+
+    edges: np.ndarray
+    cells: np.ndarray
+    width: int  # columns of a cell; 1 where a column stands for several pipeline cycles
+
+
+def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
+    """At most ``columns`` columns for consecutive pipeline cycles without gaps. Units: cycles.
+
+    Equal cells if they fit; otherwise one column for each run of pipeline cycles.
+    """
+    count = len(cycle_start)
+    if count == 0:
+        return Grid(np.zeros(1), np.zeros(0, dtype=np.int64), 1)
+    width = min(MAX_CELL, columns // count)
+    if width >= 1:
+        parts = np.arange(width) / width
+        starts = cycle_start[:, None] + (cycle_end - cycle_start)[:, None] * parts
+        return Grid(np.append(starts.ravel(), cycle_end[-1]), np.arange(count) * width, width)
+    first = np.arange(columns) * count // columns
+    return Grid(
+        np.append(cycle_start[first], cycle_end[-1]).astype(np.float64),
+        np.arange(count) * columns // count,
+        1,
+    )
+
+
+def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """For each column between ``edges``, the task that fills most of it; -1 if there is none.
+
+    ``start`` and ``end`` (cycles) are of tasks of one IPU, sorted, without overlaps.
+    """
+    columns = len(edges) - 1
+    longest = np.full(columns, -1)
+    if not len(start) or not columns:
+        return longest
+    cuts = np.unique(np.concatenate([edges, start, end]))
+    cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
+    task = np.searchsorted(start, cuts[:-1], side="right") - 1
+    column = np.clip(np.searchsorted(edges, cuts[:-1], side="right") - 1, 0, columns - 1)
+    inside = (task >= 0) & (cuts[:-1] < end[task])
+    length, task, column = np.diff(cuts)[inside], task[inside], column[inside]
+    order = np.lexsort((-task, length, column))  # of equal ones, the earlier
+    longest[column[order]] = task[order]  # the last written wins: the longest
+    return longest
+
+
+def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """For each column between ``edges``, the activity with most of its busy time.
+
+    Waiting where that takes more than half. For columns of many tasks each; arguments as for
+    `longest_task`, ``code`` their activities.
+    """
+    columns, waits = len(edges) - 1, ACTIVITIES.index(IDLE)
+    most, busy, found = np.zeros(columns), np.zeros(columns), np.full(columns, waits)
+    for activity_code in np.unique(code[code != waits]):
+        those = np.flatnonzero(code == activity_code)
+        total = np.concatenate([[0], np.cumsum(end[those] - start[those])])
+        at = np.searchsorted(start[those], edges, side="right") - 1
+        begun = those[at.clip(0)]
+        inside = np.minimum(edges - start[begun], end[begun] - start[begun])
+        until = np.where(at >= 0, total[at.clip(0)] + inside, 0)
+        taken = np.diff(until)
+        larger = taken > most
+        found[larger], most[larger] = activity_code, taken[larger]
+        busy += taken
+    return np.where(2 * busy < np.diff(edges), waits, found)
+
+
+def activity(kind: str, direction: str) -> int:
+    """The index into ``ACTIVITIES`` for a task of `Report.tasks`."""
+    if direction in _BY_DIRECTION:
+        return _BY_DIRECTION[direction]
+    return _BY_KIND.get(kind, _OTHER)
+
+
+def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
+    """A row of characters.
+
+    A task's letter, its micro-batch where there is room, and a line to its end.
+    """
+    segments: list[Segment] = []
+    at = 0
+    while at < len(found):
+        last = at
+        what = int(code[found[at]]) if found[at] >= 0 else len(ACTIVITIES) - 1
+        waits = ACTIVITIES[what] is IDLE
+        while last + 1 < len(found) and (found[last + 1] == found[at]):
+            last += 1
+        length, drawn = last + 1 - at, ACTIVITIES[what]
+        body = drawn.letter * length if waits else drawn.letter
+        number = "" if waits or micro_batch[found[at]] < 0 else str(int(micro_batch[found[at]]))
+        if number and length > len(number):
+            body += number
+        fill = drawn.letter if drawn.letter.islower() else "─"
+        segments.append((body.ljust(length, fill), drawn.style))
+        at = last + 1
+    return tuple(_joined(segments))
+
+
+def phase_header(phases: list[str], cells: np.ndarray, columns: int) -> str:
+    """Phases over their columns: ``├─ramp-up─┤├──steady──┤``; "" if none has room for its name."""
+    bounds = [*cells.tolist(), columns]
+    runs: list[tuple[str, int, int]] = []
+    for phase, first, stop in zip(phases, bounds[:-1], bounds[1:], strict=True):
+        if runs and runs[-1][0] == phase:
+            runs[-1] = (phase, runs[-1][1], stop)
+        elif stop > first:
+            runs.append((phase, first, stop))
+    if not any(_has_room(phase, stop - first) for phase, first, stop in runs):
+        return ""
+    return "".join(_bracket(phase, stop - first) for phase, first, stop in runs)
+
+
+def _has_room(name: str, width: int) -> bool:
+    return len(name) <= width - 2
+
+
+def _bracket(name: str, width: int) -> str:
+    """A phase over its columns, without its name where that would have to be cut."""
+    if width < 3:
+        return "│".ljust(width)
+    return "├" + (name if _has_room(name, width) else "").center(width - 2, "─") + "┤"
+
+
+def ruler(cells: np.ndarray, width: int, labels: list[str]) -> str:
+    """Labels at the first columns of their cells, as far as they fit."""
+    if not len(cells):
+        return ""
+    row = [" "] * (int(cells[-1]) + width)
+    free = 0
+    for first, label in zip(cells.tolist(), labels, strict=True):
+        if first >= free and first + len(label) <= len(row):
+            row[first : first + len(label)] = label
+            free = first + len(label) + 1
+    return "".join(row).rstrip()
+
+
+def short(cycles: int) -> str:
+    """Cycles in four characters: 950, 31k, 1.2M."""
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if cycles >= unit:
+            value = cycles / unit
+            return f"{value:.1f}{name}" if value < 9.95 else f"{value:.0f}{name}"
+    return str(cycles)
+
+
+def timeline(
+    tasks: pd.DataFrame,
+    cycles: pd.DataFrame,
+    width: int,
+    unicode: bool = True,
+    shards: int = 1,
+    each: bool = True,
+) -> list[Line]:
+    """A device iteration as lines of at most ``width`` characters.
+
+    ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run,
+    i)`; ``shards``: IPUs that share the tensors of a stage, which are one row. Unless ``each``,
+    equal lanes of many IPUs are one.
+    """
+    start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
+    if not len(cycles):
+        return [(("no run was profiled: nothing to draw", ""),)]
+    times = f" × {shards}" if shards > 1 else ""
+    most = tasks["ipu"].max()
+    folds = not each and tasks["ipu"].nunique() > alike.FEW
+    longest_name = f"IPU {most}-{most}, {most} more" if folds else f"IPU {most}"
+    label = max(len("slowest"), len(f"{longest_name}{times}")) + 1
+    drawn = grid(start, end, max(8, width - label))
+    columns = len(drawn.edges) - 1
+    header = phase_header(cycles["phase"].tolist(), drawn.cells, columns)
+    lines: list[Line] = [
+        *([(("".ljust(label), ""), (header, "dim"))] if header else []),
+        (
+            ("cycle".ljust(label), "dim"),
+            (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim"),
+        ),
+    ]
+    seen: set[int] = set()
+    lanes: dict[int, list[Line]] = {}
+    beside = tasks["kind"] == records.BESIDE
+    for (ipu, _), tasks_of_lane in tasks.groupby(["ipu", beside]):
+        pairs = zip(
+            tasks_of_lane["kind"].tolist(), tasks_of_lane["direction"].tolist(), strict=True
+        )
+        code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
+        begin, stop = (tasks_of_lane[name].to_numpy(np.int64) for name in ("start", "end"))
+        batch = tasks_of_lane["micro_batch"].to_numpy()
+        if len(cycles) > columns:  # a column is many tasks: of none of them in particular
+            code, longest = most_of(begin, stop, code, drawn.edges), np.arange(columns)
+            batch = np.full(columns, -1)
+        else:
+            longest = longest_task(begin, stop, drawn.edges)
+        seen.update(code[longest[longest >= 0]].tolist())
+        lanes.setdefault(int(str(ipu)), []).append(lane(longest, code, batch))
+    ipus = list(lanes)
+    keys = [tuple(lanes[ipu]) if folds else ipu for ipu in ipus]
+    for members in alike.groups(keys):
+        drawn_once = lanes[ipus[members[0]]]
+        names = [f"IPU {alike.spans([ipus[at] for at in members])}{times}", *["  I/O"] * 8]
+        lines += [
+            ((name.ljust(label), ""), *one) for name, one in zip(names, drawn_once, strict=False)
+        ]
+    if folds:
+        lines.append(((f"Equal lanes are one: --each prints all {len(ipus)}.", "dim"),))
+    lengths = [short(int(c)) for c in end - start]
+    if len(cycles) <= columns:
+        slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]
+        lines.append(
+            (("slowest".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, slowest), "dim"))
+        )
+    if drawn.width > max(map(len, lengths)):
+        lines.append(
+            (("cycles".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, lengths), "dim"))
+        )
+    lines += [(), *legend(sorted(seen), width)]
+    return (
+        lines
+        if unicode
+        else [tuple((words.translate(_ASCII), style) for words, style in line) for line in lines]
+    )
+
+
+def legend(codes: Iterable[int], width: int) -> list[Line]:
+    """The meaning of the letters that occur."""
+    lines: list[list[Segment]] = [[]]
+    used = 0
+    for code in codes:
+        one = ACTIVITIES[code]
+        entry = f" {one.name}   "
+        if used and used + 1 + len(entry.rstrip()) > width:
+            lines.append([])
+            used = 0
+        lines[-1] += [(one.letter, one.style), (entry, "")]
+        used += 1 + len(entry)
+    return [(*line[:-1], (line[-1][0].rstrip(), line[-1][1])) for line in lines if line]
+
+
+def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
+    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters.
+
+    Rounding never loses the total.
+    """
+    edges = np.rint(np.cumsum([0.0, *(share for *_, share in shares)]) * width).astype(int)
+    return tuple(
+        (letter * int(count), style)
+        for (letter, style, _), count in zip(shares, np.diff(edges), strict=True)
+        if count > 0
+    )
+
+
+def _joined(segments: list[Segment]) -> list[Segment]:
+    joined: list[Segment] = []
+    for words, style in segments:
+        if joined and joined[-1][1] == style and style == IDLE.style:
+            joined[-1] = (joined[-1][0] + words, style)
+        else:
+            joined.append((words, style))
+    return joined

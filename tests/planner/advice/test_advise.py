@@ -1,0 +1,281 @@
+"""Predicted gains of levers, compared with a compile that applies `ipu-run --with`'s changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ipu_exec
+from examples.models import build, split
+from ipu_exec.options import LEVERS_VARIABLE
+from ipuscope.planner.advice import Advice, Basis, Levers, advise, advise_on, basis_of
+from ipuscope.planner.insights import insights
+from ipuscope.planner.insights.lever_gains import gain
+from ipuscope.planner.levers.phased import PhasedBasis
+from ipuscope.planner.predict.memory_verdict import Verdict
+from ipuscope.profiler import Report, analysis, open_report
+from ipuscope.profiler.enums import Role
+
+# What an estimate's compile may be of it; docs/advice.md#estimates has what they are.
+LEAST, MOST, BYTES = 0.75, 1.5, 0.25
+
+
+class Wide(nn.Module):
+    """Two wide layers that return a large output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(512, 1024), nn.Linear(1024, 512)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with ipu_exec.Block("one"):
+            x = torch.relu(self.one(x))
+        with ipu_exec.Block("two"):
+            x = self.two(x)
+            return x, nn.functional.mse_loss(x, target)
+
+
+def wide(folder: Path) -> Report:
+    model = Wide()
+    options = _options(folder).replicationFactor(2)
+    options.setExecutionStrategy(
+        ipu_exec.PipelinedExecution(ipu_exec.Stage("one").ipu(0), ipu_exec.Stage("two").ipu(1))
+    )
+    return _compiled(model, options, (torch.zeros(8 * 4 * 2, 512), torch.zeros(8 * 4 * 2, 512)))
+
+
+def gpt(folder: Path) -> Report:
+    example = build("gpt2-small", tiny=True)
+    options = _options(folder).setExecutionStrategy(split(example, 2))
+    return _compiled(example.module, options, example.inputs(4))
+
+
+def _options(folder: Path) -> ipu_exec.Options:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
+    options.showCompilationProgressBar(False).outputMode(ipu_exec.OutputMode.All)
+    options.Training.gradientAccumulation(4)
+    return options
+
+
+def _compiled(
+    model: nn.Module, options: ipu_exec.Options, inputs: tuple[torch.Tensor, ...]
+) -> Report:
+    optimizer = ipu_exec.optim.AdamW(model.parameters(), lr=0.1)
+    ipu_exec.trainingModel(model, options, optimizer).compile(*inputs)
+    return open_report(options.profiling().directory / "training")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The profile of `wide`, unchanged."""
+    return wide(tmp_path_factory.mktemp("wide"))
+
+
+def held(one: Advice, report: Report) -> None:
+    """Check a compile against its prediction: within a hundredth, or within an estimate's error."""
+    obtained = analysis.pace(report).samples_per_second
+    fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in range(2))
+    if one.estimate:
+        assert LEAST < obtained / one.samples_per_second < MOST, one
+        assert fullest == pytest.approx(one.fullest, rel=BYTES), one
+    else:
+        assert obtained == pytest.approx(one.samples_per_second, rel=0.01), one
+        assert fullest == pytest.approx(one.fullest, rel=0.1), one
+
+
+@pytest.mark.parametrize("compiled", [wide, gpt])
+def test_an_advice_is_what_its_compile_obtains(
+    compiled: Callable[[Path], Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advised = advise(compiled(tmp_path / "before"))
+    assert advised.together is not None
+    assert len(advised.single) > 3
+    now = advised.present.samples_per_second
+    assert now == pytest.approx(
+        analysis.pace(open_report(tmp_path / "before" / "training")).samples_per_second, rel=0.01
+    )
+    assert advised.together.samples_per_second >= advised.single[0].samples_per_second > now
+    for number, one in enumerate((advised.together, *advised.single)):
+        assert one.gain == pytest.approx(one.samples_per_second / now)
+        assert len(one.code) == len(one.levers.pulled)
+        if one.levers.split is None:
+            monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
+            held(one, compiled(tmp_path / str(number)))
+
+
+class Layers(nn.Module):
+    """Four layers, each a Block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for number, layer in enumerate(self.layers):
+            with ipu_exec.Block(f"L{number}"):
+                x = torch.relu(layer(x))
+        with ipu_exec.Block("loss"):
+            return x, nn.functional.mse_loss(x, target)
+
+
+def _phases(kind: str) -> ipu_exec.IStrategy:
+    names = [f"L{number}" for number in range(4)]
+    if kind == "serial":
+        everywhere = ipu_exec.SerialPhasedExecution(*names[:3], ipu_exec.Stage("L3", "loss"))
+        return everywhere.setTensorsLiveness(ipu_exec.Liveness.OffChipAfterEachPhase)
+    stages = [ipu_exec.Stage(name) for name in names[:3]] + [ipu_exec.Stage("L3", "loss")]
+    if kind == "parallel":
+        return ipu_exec.ParallelPhasedExecution(*(ipu_exec.Phase(stage) for stage in stages))
+    pairs = [(stages[0].ipu(0), stages[1].ipu(1)), (stages[2].ipu(0), stages[3].ipu(1))]
+    return ipu_exec.PipelinedExecution(*(ipu_exec.Phase(*pair) for pair in pairs))
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel", "pipelined", "over I/O tiles"])
+def test_phases_are_advised_on_and_obtain_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(folder: Path) -> Report:
+        torch.manual_seed(0)
+        options = _options(folder).setExecutionStrategy(_phases(kind))
+        if kind == "over I/O tiles":
+            over = ipu_exec.TensorLocationSettings().useIOTilesToLoad().useIOTilesToStore()
+            locations = options.TensorLocations.numIOTiles(32).setActivationLocation(over)
+            locations.setWeightLocation(over)
+        return _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+
+    before = compiled(tmp_path / "before")
+    basis = basis_of(before)
+    assert basis.cycles_with(Levers()) == analysis.pace(before).cycles
+    advised = advise(before)
+    pulled = {one.levers.pulled for one in advised.single}
+    assert {("half",), ("micro_batch",), ("micro_batches",)} <= pulled
+    assert not {("split",), ("recompute",), ("state",)} & pulled
+    assert advised.together is not None
+    exact = next(one for one in advised.single if one.levers.pulled == ("micro_batches",))
+    shown = {one.code: one.gain_cycles for one in insights(before)}
+    for one in (*advised.single, advised.together):
+        assert shown[one.code] == gain(one, advised.present)
+    for number, one in enumerate((advised.together, exact)):
+        monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
+        obtained = analysis.pace(compiled(tmp_path / str(number))).samples_per_second
+        if one.estimate:
+            assert LEAST < obtained / one.samples_per_second < MOST
+        else:
+            assert obtained == pytest.approx(one.samples_per_second)
+
+
+def test_the_insights_on_phases_name_what_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what would be quicker but does not fit, what lacks least room."""
+    options = _options(tmp_path).setExecutionStrategy(_phases("serial"))
+    report = _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+    held = PhasedBasis.memory_with
+
+    def much_a_sample(basis: PhasedBasis, levers: Levers) -> tuple[Verdict, ...]:
+        more = 100_000 * max(0, levers.micro_batch - basis.micro_batch)
+        return tuple(replace(one, nbytes=one.nbytes + more) for one in held(basis, levers))
+
+    monkeypatch.setattr(PhasedBasis, "memory_with", much_a_sample)
+    assert not [one for one in advise(report).single if one.levers.micro_batch]
+    (one,) = (one for one in insights(report) if "does not fit" in one.title)
+    assert one.title == "micro-batch of 16 would be quicker, but does not fit"
+    assert "IPU 0: does not fit by" in one.detail
+    assert not one.gain_cycles
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Four layers and a loss of which one IPU has all but the last."""
+    folder = tmp_path_factory.mktemp("uneven")
+    stages = ipu_exec.Stage("L0", "L1", "L2", "L3").ipu(0), ipu_exec.Stage("loss").ipu(1)
+    options = _options(folder).setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    return _compiled(Layers(), options, (torch.zeros(8 * 4, 128), torch.zeros(8 * 4, 128)))
+
+
+@pytest.mark.parametrize("seed", [3, 15, 19, 28, 37, 39])
+def test_together_is_never_slower_than_a_lever_alone(uneven: Report, seed: int) -> None:
+    """Over random costs, on tiles so full that what helps one lever leaves no room for another."""
+    random = np.random.default_rng(seed)
+    basis = Basis.of(uneven)
+    costs, cycles, memory = basis.costs, basis.costs.cycles, basis.costs.memory
+    longer = 10 ** random.uniform(0, 2, len(costs))
+    share = random.dirichlet(np.ones(len(costs))) * costs.machine.bytes_per_tile
+    held = np.rint(share[:, None] * random.uniform(0.1, 0.9)).astype(np.int64)
+    larger = 10 ** random.uniform(1.3, 2.8)
+
+    def times(values: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
+        product: np.ndarray = np.rint(values * factor).astype(np.int64)
+        return product
+
+    changed = replace(
+        costs,
+        cycles=replace(
+            cycles,
+            forward=times(cycles.forward, longer),
+            backward=times(cycles.backward, longer),
+        ),
+        memory=replace(
+            memory,
+            always=memory.always + held,
+            peak=times(memory.peak, larger),
+            peak_of_backward=times(memory.peak_of_backward, larger),
+            saved=times(memory.saved, larger),
+        ),
+        measured=False,
+    )
+    advised = advise_on(replace(basis, costs=changed, _estimates={}))
+    assert advised.together is not None
+    assert advised.together.samples_per_second >= advised.single[0].samples_per_second
+    assert any(one.levers.split is not None for one in (advised.together, *advised.single))
+
+
+def test_the_limit_of_samples_is_kept(report: Report) -> None:
+    advised = advise(report, samples=64)
+    assert advised.present.samples == 64
+    assert advised.together is not None
+    assert all(one.samples <= 64 for one in (advised.together, *advised.single))
+    assert not advised.together.levers.micro_batches
+    free = advise(report)
+    assert free.together is not None
+    assert free.together.samples > 64
+
+
+def test_what_gains_nothing_is_not_advised(report: Report) -> None:
+    advised = advise(report)
+    now = advised.present.samples_per_second
+    assert all(one.samples_per_second > now for one in advised.single)
+    assert all(not one.problems for one in advised.single)
+    named = [one.levers.pulled for one in advised.single]
+    assert len(set(named)) == len(named)
+
+
+def test_memory_decides_with_speed(report: Report) -> None:
+    """A micro-batch that would be faster but does not fit is not advised."""
+    basis = Basis.of(report)
+    most = max(one.levers.micro_batch for one in advise_on(basis).single)
+    assert most > 8
+    memory, machine = basis.costs.memory, basis.costs.machine
+    # so much that the present is too close to call, and any more does not fit
+    filler = int(1.03 * machine.bytes_per_tile) - 30_000
+    full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
+    tight = replace(basis, costs=replace(full, measured=False), _estimates={})
+    assert max((one.levers.micro_batch for one in advise_on(tight).single), default=0) < most
+
+
+def test_half_precision_is_no_lever_of_a_model_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LEVERS_VARIABLE, "half,outputs=loss")
+    halved = wide(tmp_path)
+    weights = halved.variables[halved.variables["role"] == Role.WEIGHT]
+    assert set(weights["dtype"]) == {"float16"}
+    advised = advise(halved)
+    every = (*advised.single, *([advised.together] if advised.together else []))
+    assert not any(one.levers.half or one.levers.outputs for one in every)

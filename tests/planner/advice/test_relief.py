@@ -1,0 +1,102 @@
+"""Advice that frees memory of a tile, compared with compiles that follow it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+import ipu_exec
+from benchmarks.rebalance.random_costs import random_costs
+from ipu_exec.options import LEVERS_VARIABLE
+from ipuscope.planner.advice import Basis, relief
+from ipuscope.planner.advice.relief import _moves as moved_blocks
+from ipuscope.planner.insights import insights
+from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.profiler import Report, open_report
+from tests.models import Mlp
+
+
+def compiled(folder: Path, ipus: list[int]) -> tuple[Report, str]:
+    """Compile five layers of 4,096 on the given IPUs; returns the profile and any error message."""
+    model = Mlp([4096] * 6, ipus)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(4)
+    optimizer = ipu_exec.optim.AdamW(model.parameters())
+    executor = ipu_exec.trainingModel(model, options, optimizer)
+    inputs = torch.zeros(16, 4096), torch.zeros(16, 4096)
+    said = ""
+    try:
+        executor.compile(*inputs)
+    except ipu_exec.OutOfMemoryError as error:
+        said = error.message
+    return open_report(folder / "training"), said
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
+    return compiled(tmp_path_factory.mktemp("over"), [0, 0, 0, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def over(refused: tuple[Report, str]) -> Report:
+    return refused[0]
+
+
+def test_the_error_says_what_frees_most(refused: tuple[Report, str]) -> None:
+    report, said = refused
+    assert "What frees most of that tile:" in said
+    assert relief(report)[0].command in said
+
+
+@pytest.mark.parametrize(
+    ("ipu", "expected"),
+    [
+        (0, {"Block B to stage 1": (0, 1, 5)}),
+        (1, {"Block C to stage 0": (0, 3, 5), "Block E to stage 2": (0, 2, 4)}),
+        (2, {"Block F to stage 1": (0, 2, 6)}),
+    ],
+)
+def test_blocks_move_to_neighbouring_stages(ipu: int, expected: dict[str, tuple[int, ...]]) -> None:
+    costs = replace(random_costs(np.random.default_rng(0), 7, 4, stages=3), names=tuple("ABCDEFG"))
+    basis = SimpleNamespace(costs=costs, present=Assignment((0, 2, 5), (0, 1, 2)))
+    moves = moved_blocks(cast(Basis, basis), ipu)
+    assert {words: split.starts for words, split in moves} == expected
+
+
+def fullest(report: Report, ipu: int) -> int:
+    return int(report.tiles(ipu)["total"].max())
+
+
+def test_what_frees_most_comes_first(over: Report) -> None:
+    freed = relief(over)
+    assert over.meta["state"] == "out of memory"
+    assert [one.freed for one in freed] == sorted((one.freed for one in freed), reverse=True)
+    assert len(freed) >= 3
+    assert all(one.command.startswith(("ipu-run --with", "ipu-report")) for one in freed)
+    first = insights(over)[0]
+    assert "overflow" in first.title
+    assert freed[0].title in first.code[0]
+    assert freed[0].command in first.code[0]
+
+
+@pytest.mark.parametrize("what", ["optimiser state off chip", "Block L3 to stage 1"])
+def test_a_compile_frees_what_was_said(
+    over: Report, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = (one for one in relief(over) if one.title == what)
+    moved = what.startswith("Block")
+    if not moved:
+        monkeypatch.setenv(LEVERS_VARIABLE, one.command.split()[2])
+    after, _ = compiled(tmp_path, [0, 0, 0, 1, 1] if moved else [0, 0, 0, 0, 1])
+    assert fullest(over, 0) - fullest(after, 0) == pytest.approx(one.freed, rel=0.2)
+    if one.fits == "fits":
+        assert after.meta["state"] != "out of memory"
+    if moved:
+        assert one.where == "/rebalance?starts=0,3"
+        assert one.command.endswith("--assign 3-2")
