@@ -20,6 +20,8 @@ from typing import Any
 
 import zstandard
 
+import ipuscope
+
 MOST_BYTES = 512 << 20  # of everything that is kept; the longest unused goes first
 MOST_OF_ONE = 64 << 20  # unpacked
 MOST_OF_ANSWER = 1 << 23  # of one that a file holds, unpacked
@@ -40,10 +42,11 @@ def directory() -> Path:
 @cache
 def code() -> str:
     """A digest of the code that computes the results: sizes and times of its files."""
-    here = Path(__file__).parents[1]
+    here = Path(ipuscope.__file__).parents[1]
     digest = _digest()
-    for package in ("profiler", "planner", "viewer", "reports", "ipu_exec"):
-        for file in sorted((here / package).rglob("*.py")):
+    packages = ("profiler", "planner", "viewer", "reports")
+    for folder in (*(Path("ipuscope", package) for package in packages), Path("ipu_exec")):
+        for file in sorted((here / folder).rglob("*.py")):
             state = file.stat()
             words = f"{file.relative_to(here)} {state.st_size} {state.st_mtime_ns}\n"
             digest.update(words.encode())

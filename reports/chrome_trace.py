@@ -143,7 +143,7 @@ def events(report: Report, run: int | None, iteration: int | None, steps: bool) 
 
 
 def _host(report: Report) -> Iterator[Event]:
-    """The host's activity, one track per thread, on the IPUs' timeline (`profiler.analysis.host_clock`)."""
+    """The host's activity, one track per thread, on the IPUs' timeline (`host_clock`)."""
     lanes = host_lanes(report)
     numbers: dict[tuple[int, int], int] = {}
     for row in lanes.to_dict("records"):

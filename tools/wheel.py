@@ -60,9 +60,8 @@ import numpy as np
 import pandas as pd
 
 import ipu_exec as poptorch
-from ipuscope import profiler
-from ipuscope.profiler import ProfileError, Report
 from ipuscope.planner import rebalance
+from ipuscope.profiler import ProfileError, Report, open_report
 
 
 def slowest(report: Report) -> str:
@@ -77,7 +76,7 @@ def fullest_tile(report: Report) -> int:
 
 def prediction(path: str) -> int:
     try:
-        with ipuscope.profiler.open_report(path) as report:
+        with open_report(path) as report:
             costs = rebalance.Costs.from_report(report)
             return rebalance.best_split(costs, 2).prediction.total
     except ProfileError as error:

@@ -38,7 +38,7 @@ _AXIS = 150  # pixels of an axis and its name
 def create_sweep_app(
     runs: pd.DataFrame, name: str, opener: Opener, guard: guards.Guard | None = None
 ) -> Dash:
-    """The viewer of runs (`planner.mappings.sweep_runs.read`). ``name``: the sweep's folder, for the heading."""
+    """The viewer of runs (`sweep_runs.read`). ``name``: the sweep's folder, for the heading."""
     settings = settings_of(runs)
     failed = int((runs["problem"] != "").sum())
     said = f"{len(runs)} runs of {', '.join(settings)}"

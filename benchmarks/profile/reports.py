@@ -114,8 +114,8 @@ def _section(profiles: dict[str, Path], times: int) -> list[str]:
         " and, where that is a fifth less, a second time; the ratio and the exponent are of the"
         f" largest over the smallest, nothing kept; in bold where it is over {WANTED:.0f}."
         " A profile of 16,384 steps or more holds what takes long to work out, insights for one"
-        " (`ipuscope.planner.worked_out`): they are those of the code that is measured, as a profile has"
-        " them that it writes, and `write` above has what that costs."
+        " (`ipuscope.planner.worked_out`): they are those of the code that is measured, as a"
+        " profile has them that it writes, and `write` above has what that costs."
         f" `rebalance` searches over all stages; `query` is `{SQL}`.",
         "",
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",

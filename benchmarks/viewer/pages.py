@@ -86,11 +86,11 @@ def section(profiles: dict[str, Path]) -> list[str]:
         f" after that, the least of {_ROUNDS} rounds, and the kilobytes of the answer. In bold: a"
         f" first time over {WANTED} times that of the first profile; times up to"
         f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. What other"
-        " pages show is worked out while the first one is read (`ipuscope.viewer.answers`): mostly it is the"
-        " second number that a user waits for. A profile of"
+        " pages show is worked out while the first one is read (`ipuscope.viewer.answers`): mostly"
+        " it is the second number that a user waits for. A profile of"
         " 16,384 steps or more"
-        " holds what takes long to work out (`ipuscope.planner.worked_out`), as the code that is measured"
-        " writes it. What is over that then is mostly the reading of more: there are"
+        " holds what takes long to work out (`ipuscope.planner.worked_out`), as the code that is"
+        " measured writes it. What is over that then is mostly the reading of more: there are"
         f" {_sizes(profiles)}.",
         "",
         f"| page: what | {' | '.join(heads)} |",

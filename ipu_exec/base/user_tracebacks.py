@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+import ipuscope
 from ipu_exec.errors import Error
 from ipuscope.profiler import ProfileError
 
@@ -21,8 +22,8 @@ VARIABLE = "IPUSCOPE_TRACEBACK"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _OURS = tuple(
-    os.fspath(Path(__file__).parent.parent / name) + os.sep
-    for name in ("ipu_exec", "profiler", "ipuscope")
+    os.fspath(folder) + os.sep
+    for folder in (Path(__file__).parents[1], Path(ipuscope.__file__).parent)
 )
 _TORCH = os.fspath(Path(torch.__file__).parent) + os.sep
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 PREFIX = "[${rank}] "
 SECONDS_TO_END = 5  # that the others have when one has failed, until they are killed
-_CHILD = "import sys; from ipu_exec.commands.run import run_instance; sys.exit(run_instance(sys.argv[1:]))"
+_CHILD = (
+    "import sys; from ipu_exec.commands.run import run_instance;"
+    " sys.exit(run_instance(sys.argv[1:]))"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A model and its inputs with levers pulled (`ipu_exec.script_levers`), for a compile and nothing else."""
+"""A model and its inputs with levers pulled (`script_levers`), for a compile and nothing else."""
 
 from __future__ import annotations
 

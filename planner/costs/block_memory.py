@@ -302,7 +302,7 @@ def _piece_of(ids: np.ndarray, pieces: Pieces) -> np.ndarray:
 
 
 def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
-    """Code that Blocks call and share, from the compiler (`ipu_exec.compiler.memory.tile_memory.Code`).
+    """Code that Blocks call and share, from the compiler (`compiler.memory.tile_memory.Code`).
 
     Bytes of calls on each tile, int64[Block]; and the code that Blocks have in common: which
     Blocks, the ids of its variables, and those of the same code on further IPUs.

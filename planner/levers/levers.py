@@ -115,7 +115,7 @@ class Basis:
 
     @classmethod
     def of(cls, report: Report) -> Basis:
-        """Of a model without Blocks as if one were around all of it (`planner.costs.without_blocks`).
+        """Of a model without Blocks as if one were around it (`planner.costs.without_blocks`).
 
         ValueError where the profile has no costs to predict from (`Costs.from_report`).
         """

@@ -351,7 +351,7 @@ def _least(stages: int, training: bool) -> int:
 
 
 def host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
-    """The IPUs that wait for the host together, as `profiler.timeline.schedules.Costs` takes them."""
+    """The IPUs that wait for the host together, as `schedules.Costs` takes them."""
     if costs.streams.sync == "alone":
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()

@@ -9,7 +9,7 @@ from ipuscope.profiler.timeline.tile_usage import CODE, Overflow, WorstTile, con
 
 
 def overflows(report: Report) -> list[Overflow]:
-    """The worst tile of each IPU of a replica that does not fit (`profiler.timeline.tile_usage.worst_tile`)."""
+    """The worst tile of each IPU of a replica that does not fit (`tile_usage.worst_tile`)."""
     overflowing = []
     target = report.target
     for ipu in range(target.ipus_per_replica):

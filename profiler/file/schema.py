@@ -333,13 +333,13 @@ def statements() -> list[str]:
 
 _HEAD = f"""# The format of profile.pop
 
-<!-- Written by `python -m ipuscope.profiler.file.schema > docs/pop-format.md`: edit profiler/file/schema.py. -->
+<!-- Written by `python -m ipuscope.profiler.file.schema > docs/pop-format.md`. -->
 
 A `profile.pop` is a SQLite database (`application_id` 0x{APPLICATION_ID:08X}, `user_version`
-{VERSION}): any tool that reads SQLite reads it, `ipuscope.profiler.open_report` gives it as pandas frames.
-One table per dataclass of `profiler/file/records.py`, one column per field. Cycles are tile clock
-cycles, bytes are bytes, times on the host are microseconds since the epoch. References to other
-tables are ids, -1 where there is none.
+{VERSION}): any tool that reads SQLite reads it, `ipuscope.profiler.open_report` gives it as pandas
+frames. One table per dataclass of `profiler/file/records.py`, one column per field. Cycles are
+tile clock cycles, bytes are bytes, times on the host are microseconds since the epoch. References
+to other tables are ids, -1 where there is none.
 
 Format 2 added the plain tables at the end, which hold again, as rows, what SQL cannot see in
 compressed vectors: the views need them, `profiler` does not. Format 3 added columns by which

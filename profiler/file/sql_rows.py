@@ -109,7 +109,7 @@ def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[Row]:
 
 
 def tasks(trace: records.Trace, known: Known) -> Iterator[Row]:
-    """A trace's tasks in order, with waits as external syncs (`profiler.file.trace.waits_as_syncs`).
+    """A trace's tasks in order, with waits as external syncs (`trace.waits_as_syncs`).
 
     Rows as `records.Task` has them.
     """

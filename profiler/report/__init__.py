@@ -943,7 +943,7 @@ class Report:
         return self._keep(("memory", ipu), make)
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
-        """`profiler.timeline.tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
+        """`tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
         known = self._keep("held kinds", lambda: held_memory.kinds(self))
         if known is not None and ipu in known:
             return known[ipu]

@@ -2,7 +2,8 @@
 
 Format 2 added the plain tables (`ipuscope.profiler.file.sql_rows`). Format 3 added the columns that
 say what bodies, steps and variables are for, which `ipuscope.profiler.file.legacy_formats` derives
-from the names in older formats. Nothing else has changed, so our reader reads all formats and only SQL needs the
+from the names in older formats. Nothing else has changed, so
+our reader reads all formats and only SQL needs the
 newest.
 """
 

@@ -1,4 +1,4 @@
-"""One SELECT in a process of its own: `profiler.report.query` starts this file and reads what it prints.
+"""One SELECT in a process of its own: `query` starts this file and reads what it prints.
 
 Run by its path (``python -I -S sql_process.py``), so it imports nothing of ours. SQLite's own
 limits do not reach into a single function call (``instr`` on two long texts takes hours), so that

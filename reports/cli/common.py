@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ipuscope.waiting import PATIENCE, waiting
+from ipuscope.waiting import PATIENCE as PATIENCE
+from ipuscope.waiting import waiting as waiting
 from ipuscope.words import one_line as one_line
 from ipuscope.words import positive as positive
 

@@ -170,9 +170,9 @@ def test_meta_options_and_target(report):
 
 def test_importing_loads_neither_pandas_nor_torch_and_opening_is_quick(path):
     code = (
-        "import sys, time, profiler; start = time.perf_counter(); report ="
-        " ipuscope.profiler.open_report(sys.argv[1])\nreport.meta; print(time.perf_counter() - start,"
-        " 'pandas' in sys.modules, 'torch' in sys.modules)"
+        "import sys, time\nfrom ipuscope.profiler import open_report\n"
+        "start = time.perf_counter(); report = open_report(sys.argv[1])\nreport.meta\n"
+        "print(time.perf_counter() - start, 'pandas' in sys.modules, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, check=True

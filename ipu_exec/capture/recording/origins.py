@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 class SourceLine(NamedTuple):

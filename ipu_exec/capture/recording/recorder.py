@@ -368,7 +368,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def stand_in(self, aten: str, inputs: Sequence[int], outputs: Sequence[torch.Tensor]) -> int:
-        """Append an operator that stands for others (`ipu_exec.capture.layers.repeats`); gives its id."""
+        """Append an operator that stands for others (`capture.layers.repeats`); gives its id."""
         origin, number = self._origin(), len(self.graph.ops)
         values = tuple(self.value(tensor, number) for tensor in outputs)
         refs = tuple(map(ValueRef, inputs))

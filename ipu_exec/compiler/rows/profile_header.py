@@ -16,6 +16,7 @@ from ipu_exec.graph import OpNode
 from ipu_exec.lowering.measured import class_of, confidence
 from ipu_exec.lowering.operator_info import packet
 from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.timeline import schedules
 from ipuscope.profiler.timeline.schedules import BACKWARD, FORWARD
 
 
@@ -52,10 +53,10 @@ def header(executable: Executable) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def rules() -> str:
     """Which rules compile: a digest of the sources that decide about cycles and bytes."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    sources = [*root.glob("*.py"), *(root.parent / "profiler").glob("schedules.py")]
-    for room in ("capture", "compiler", "lowering"):
-        sources += (root / room).glob("*.py")
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    sources = [*root.glob("*.py"), Path(schedules.__file__)]
+    for room in ("base", "capture", "compiler", "lowering"):
+        sources += (root / room).rglob("*.py")
     for source in sorted(sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+import ipuscope
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.errors import Error
 from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_apart
@@ -219,8 +220,8 @@ def _check_header(name: str, header: Any) -> None:
 def fingerprint() -> str:
     """A digest of the compiler's sources, so that other compilers' executables are refused."""
     digest = hashlib.sha256(torch.__version__.encode())
-    root = Path(__file__).parents[1]
-    for source in sorted([*root.rglob("*.py"), *(root.parent / "profiler").glob("*.py")]):
+    engine, rest = Path(__file__).parents[2], Path(ipuscope.__file__).parent
+    for source in sorted([*engine.rglob("*.py"), *(rest / "profiler").rglob("*.py")]):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 

@@ -24,11 +24,13 @@ import numpy as np
 import torch
 
 # Where the classes of a compiled program are. Nothing else is imported for a file.
-PACKAGES = (
+PACKAGES = (  # all their modules
     "ipu_exec.compiler",
     "ipu_exec.lowering",
-    "ipuscope.planner.rebalance",
-)  # all their modules
+    "ipuscope.planner.costs",
+    "ipuscope.planner.predict",
+    "ipuscope.planner.search",
+)
 MODULES = (
     "ipu_exec.graph",
     "ipu_exec.enums",
@@ -281,9 +283,11 @@ def _listed(said: Any, length: int | None = None) -> list[Any]:
 def _classes() -> dict[str, type]:
     """Dataclasses and enumerations of `MODULES` and `PACKAGES` by their full names."""
     within = [
-        f"{package}.{module.name}"
+        module.name
         for package in PACKAGES
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
+        for module in pkgutil.walk_packages(
+            importlib.import_module(package).__path__, f"{package}."
+        )
     ]
     classes = {}
     for name in (*MODULES, *within):

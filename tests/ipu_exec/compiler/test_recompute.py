@@ -1,4 +1,4 @@
-"""What is stashed for the backward, what is recomputed, and when (ipu_exec.compiler.placement.recompute)."""
+"""What is stashed for the backward, what is recomputed, and when (compiler.placement.recompute)."""
 
 from __future__ import annotations
 
