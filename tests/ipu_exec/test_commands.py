@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ipuscope.waiting import EVERY_VARIABLE
 from tests.paths import ROOT
 
 
@@ -21,6 +22,7 @@ def command(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (*before, ROOT))),
         "OMP_NUM_THREADS": "1",
+        EVERY_VARIABLE: "600",  # a busy machine adds no lines
     }
     words = [sys.executable, "-m", "ipuscope.commands", name, *argv]
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
