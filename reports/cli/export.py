@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         if form not in ("csv", "parquet") or args.table in _OF_RUN:
             common.check_iteration(report, args.which_run or 0, args.iteration or 0)
         try:
-            with common.working(f"writing {args.output}"):
+            with common.waiting(f"writing {args.output}"):
                 rows = _write(report, args, form)
         except OSError as error:
             raise common.CommandError(
