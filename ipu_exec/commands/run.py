@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, prog: str) -> int:
         wanted = launching.wanted(args) if args.instances is not None else None
         if args.sweep:
             return sweeps.sweep(args, [*program.words, *args.args])
-        _set_environment(args, program, [prog, *(sys.argv[1:] if argv is None else argv)])
+        _set_environment(args, program)
     except OSError as error:
         return _refused(prog, f"{args.script} cannot be read: {error.strerror}")
     except (ValueError, Error) as error:
@@ -145,9 +145,9 @@ def _named(args: argparse.Namespace) -> list[str]:
     return ["-m", args.module[0]]
 
 
-def _set_environment(args: argparse.Namespace, program: Program, command: list[str]) -> None:
+def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
-    made = {"command": command, "num_ipus": args.num_ipus or 0}
+    made = {"command": args.command, "num_ipus": args.num_ipus or 0}
     os.environ[COMMAND_VARIABLE] = json.dumps(made)
     if args.profile_dir is not None:
         _writable(args.profile_dir)
