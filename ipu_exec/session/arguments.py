@@ -74,8 +74,9 @@ def bind(
 
 
 def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    method = isinstance(forward, MethodType)
-    return _of_method(forward.__func__) if method else inspect.signature(forward)
+    if not isinstance(forward, MethodType):
+        return inspect.signature(forward)
+    return _of_method(forward.__func__)
 
 
 @lru_cache(maxsize=16)  # it takes longer than some models
