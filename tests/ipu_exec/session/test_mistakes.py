@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ipu_exec as poptorch
 from ipu_exec.session.leftovers import warn_of_leftovers
+from ipuscope.waiting import EVERY_VARIABLE
 from tests.ipu_exec.test_run import ipu_run, write
 
 
@@ -112,7 +113,7 @@ def test_training_on_the_host_is_told_at_its_first_backward(
     tmp_path: Path, asked: tuple[str, ...]
 ) -> None:
     write(tmp_path / "train.py", UNWRAPPED)
-    process = ipu_run(*asked, "train.py", cwd=tmp_path)
+    process = ipu_run(*asked, "train.py", cwd=tmp_path, **{EVERY_VARIABLE: "600"})
     first = process.stderr.splitlines()[0]
     assert first.startswith("ipu-run: warning: train.py:7: loss.backward() runs on the host")
     assert process.stderr.count("ipu-run: warning:") == 1
