@@ -7,6 +7,7 @@ before their parents, and of the ``stringTable`` that holds their names.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def write(profile: str | os.PathLike[str], above: str | os.PathLike[str] = "") -
             partial.write_bytes(content)
             os.replace(partial, path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             raise ProfileError(
                 path,
                 f"it cannot be written ({error})",
