@@ -17,13 +17,14 @@ _WORDS = (
 )
 
 
-def without_torch_compile(model: Any) -> Any:
+def without_torch_compile(model: torch.nn.Module) -> torch.nn.Module:
     """The module that `torch.compile` wrapped; any other as it is. Warns of compiled parts too."""
     if isinstance(model, torch.nn.Module) and any(map(_is_compiled, model.modules())):
         frame = users_frame()
         if frame is not None:
             warnings.warn_explicit(_WORDS, UserWarning, frame.f_code.co_filename, frame.f_lineno)
-    return model._orig_mod if _is_compiled(model) else model
+    compiled: Any = model
+    return compiled._orig_mod if _is_compiled(model) else model
 
 
 def not_compiled_by_torch() -> contextlib.AbstractContextManager[object]:
