@@ -32,6 +32,7 @@ from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
+    COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
     LENIENT_VARIABLE,
@@ -150,6 +151,8 @@ def _named(args: argparse.Namespace) -> list[str]:
 
 def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    made = {"command": args.command, "num_ipus": args.num_ipus or 0}
+    os.environ[COMMAND_VARIABLE] = json.dumps(made)
     if args.profile_dir is not None:
         _writable(args.profile_dir)
     if args.target is not None:

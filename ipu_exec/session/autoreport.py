@@ -25,6 +25,7 @@ from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
+from ipu_exec.session.provenance import provenance
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info
@@ -71,6 +72,7 @@ class ProfileSession:
                 model=options.model_name or model,
                 torch=torch.__version__,
                 python=platform.python_version(),
+                made=provenance(),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )
