@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ipu_exec.base.stand_in import STAND_IN_VARIABLE, stand_in
 from ipu_exec.base.structures import learn
 from ipu_exec.enums import SharingStrategy
-from ipu_exec.errors import Error, UsageError
+from ipu_exec.errors import Error, UsageError, warn_once
 
 logger = logging.getLogger("ipu_exec")
 
@@ -67,10 +67,7 @@ class AsynchronousDataAccessor:
                 "AsynchronousDataAccessor: buffer_size is a whole number above 0, not"
                 f" {buffer_size!r}"
             )
-        if not isinstance(sharing_strategy, SharingStrategy):
-            raise UsageError(
-                f"AsynchronousDataAccessor: {sharing_strategy!r} is none of SharingStrategy"
-            )
+        sharing_strategy = strategy_of(sharing_strategy)
         self._dataset = dataset
         self._epoch = 0  # whose items are taken; those of earlier ones are thrown away
         self._begun = False  # whether an item of it was taken
@@ -103,7 +100,7 @@ class AsynchronousDataAccessor:
                 " and functions of it at the top of a module, or use SharingStrategy.Fork"
             ) from error
         logger.debug("AsynchronousDataAccessor worker process: %s", self._worker.pid)
-        self._closer = weakref.finalize(self, _end, self._worker, self._items)
+        self._closer = weakref.finalize(self, _end, os.getpid(), self._worker, self._items)
         atexit.register(self._closer)  # before multiprocessing waits for its processes
         try:
             self._first = self._next_of_queue()
@@ -168,7 +165,9 @@ def _method(strategy: SharingStrategy) -> str:
     return "fork" if strategy is SharingStrategy.Fork else "forkserver"
 
 
-def _end(worker: Any, items: Any) -> None:
+def _end(owner: int, worker: Any, items: Any) -> None:
+    if os.getpid() != owner:  # a forked child: the worker is its parent's
+        return
     worker.terminate()
     worker.join(5)
     if worker.is_alive():
@@ -283,6 +282,19 @@ def _put(items: Any, message: tuple[int, int, Any], wanted: Synchronized[int]) -
             _check_parent()
             if wanted.value > message[0]:
                 return  # nobody wants this epoch any more
+
+
+def strategy_of(given: object) -> SharingStrategy:
+    """The strategy, or the one of that name or value (as of a YAML file).
+
+    ForkServer, with a warning, for anything else: PopTorch takes whatever it is given.
+    """
+    for strategy in SharingStrategy:
+        if given in (strategy, strategy.name, strategy.value):
+            return strategy
+    names = ", ".join(strategy.name for strategy in SharingStrategy)
+    warn_once(f"sharing_strategy {given!r} is none of {names}: ForkServer is taken")
+    return SharingStrategy.ForkServer
 
 
 def _wait(wanted: Synchronized[int], epoch: int) -> None:

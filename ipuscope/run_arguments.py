@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 
 from ipuscope import __version__
@@ -52,6 +53,7 @@ def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.
     """
     parser = run_parser(prog)
     args = parser.parse_args(argv)
+    args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
     _check(parser, args)
     try:
         _check_plan(args)

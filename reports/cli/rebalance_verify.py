@@ -176,11 +176,12 @@ def quickest_compiled(
         rules_differ,
         verify,
     )
+    from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.tables import say
 
     proposed = split.prediction.assignment
     wanted = candidates(costs, proposed, count)
-    compiled = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    compiled = verify(costs, wanted, script, Provenance.of(report), progress=_progress)
     splits = in_order([*of_profile(report, costs, proposed.ipus), *compiled])
     runs = [one for one in splits if not one.problem]
     if not runs:

@@ -24,6 +24,7 @@ from ipu_exec import (
     Options,
     SharingStrategy,
 )
+from ipu_exec.accessor import strategy_of
 from ipu_exec.errors import warn_once
 from tests import forked
 from tests.paths import ROOT
@@ -267,6 +268,18 @@ def test_batches_are_made_by_another_process_and_an_iteration_can_be_broken_off(
         assert [int(value) for value in accessor] == list(range(10))
 
 
+def test_a_forked_child_leaves_the_process_that_loads_to_its_parent() -> None:
+    import os
+
+    with closing(AsynchronousDataAccessor(Numbers(4), buffer_size=2)) as accessor:
+        child = os.fork()
+        if not child:
+            accessor.terminate()  # as the end of Python does
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [int(value) for value in accessor] == list(range(4))
+
+
 def test_one_epoch_at_a_time_where_it_is_not_to_load_indefinitely() -> None:
     with closing(AsynchronousDataAccessor(Numbers(5), load_indefinitely=False)) as accessor:
         assert [int(value) for value in accessor] == list(range(5))
@@ -370,15 +383,19 @@ def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> 
     ("make", "says"),
     [
         (lambda: AsynchronousDataAccessor(Numbers(1), buffer_size=0), "buffer_size"),
-        (
-            lambda: AsynchronousDataAccessor(Numbers(1), sharing_strategy="fork"),
-            "none of SharingStrategy",
-        ),
     ],
 )
 def test_wrong_arguments_of_asynchronous_loading_are_errors(make: Any, says: str) -> None:
     with pytest.raises(Error, match=says):
         make()
+
+
+def test_a_sharing_strategy_may_be_named_and_an_unknown_one_warns() -> None:
+    """As of a YAML file; PopTorch takes whatever it is given."""
+    names = ("Fork", "fork", SharingStrategy.Fork)
+    assert {strategy_of(one) for one in names} == {SharingStrategy.Fork}
+    with pytest.warns(UserWarning, match="'mmap' is none of SharedMemory, FileSystem"):
+        assert strategy_of("mmap") is SharingStrategy.ForkServer
 
 
 @pytest.mark.slow
