@@ -42,7 +42,7 @@ from ipu_exec.base.optimiser_attributes import (
 )
 from ipu_exec.base.replica_groups import GroupedParameter
 from ipu_exec.base.structures import learn
-from ipu_exec.base.user_tracebacks import without_our_frames
+from ipu_exec.base.user_tracebacks import users_frame, without_our_frames
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.unchanged import tensors_unchanged
@@ -76,9 +76,11 @@ from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.first_call import FirstCall, Taker
+from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
+from ipu_exec.session.torch_compile import not_compiled_by_torch, without_torch_compile
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
     is_wrapped,
@@ -171,6 +173,7 @@ class PoplarExecutor:
         kind = "trainingModel" if training else "inferenceModel"
         if isinstance(model, PoplarExecutor):
             model = model.model
+        model = without_torch_compile(model)
         _check_wrapped(kind, model, options)
         original = user_model if user_model is not None else model
         if training and self._wraps_a_copy and is_wrapped(original):
@@ -256,6 +259,7 @@ class PoplarExecutor:
             in_modes(self._modes),
             keeping_what_is_saved(self._executable.graph.mutates),
             substituted(),
+            not_compiled_by_torch(),
             nullcontext() if self._rng is None else self._own_random_numbers(),
             PathWatch(self._model, self._executable.contents) as followed,
         ):
@@ -432,7 +436,7 @@ class PoplarExecutor:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Compile if necessary. Returns the inputs with the defaults of ``forward``."""
-        bound = arguments.bind(self._model, args, kwargs)
+        bound = arguments.bind(self._model, args, kwargs, self._training)
         learn((bound.args, bound.kwargs))
         groupings = grouping.resolve(
             self._model, self.per_replica_params, self._plan.total_replicas
@@ -453,9 +457,15 @@ class PoplarExecutor:
             self._drop_executable()
         self._meet(inputs)
         if self._executable is None:
+            if self._training and self._wraps_a_copy:
+                warn_of_leftovers(users_frame(), self._model)
             self._give_away(streamed, named)
         if self._executable is None:
-            self._compile(streamed, named)
+            try:
+                self._compile(streamed, named)
+            except Exception as error:
+                arguments.in_the_users_numbers(error, bound, self._plan.factor)
+                raise
             self._inputs, self._state = inputs, state
         return streamed, named
 
@@ -529,6 +539,7 @@ class PoplarExecutor:
             on_ipu(),
             in_modes(modes),
             substituted(),
+            not_compiled_by_torch(),
             tensors_unchanged(self._model),
             refusing(not self._options._values["lenient"]),
             _hooked(),
@@ -1220,6 +1231,9 @@ def _own_options(given: Options | None, training: bool) -> Options:
 def _check_wrapped(kind: str, model: Any, options: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+    moved = [name for name, one in model.named_parameters() if one.device.type == "cuda"]
+    if moved:
+        raise UsageError(f"{kind}: the weight {moved[0]} is on a GPU. {arguments.NO_GPU}")
     if options is not None and not isinstance(options, Options):
         raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
 
