@@ -103,7 +103,7 @@ class AsynchronousDataAccessor:
                 " and functions of it at the top of a module, or use SharingStrategy.Fork"
             ) from error
         logger.debug("AsynchronousDataAccessor worker process: %s", self._worker.pid)
-        self._closer = weakref.finalize(self, _end, self._worker, self._items)
+        self._closer = weakref.finalize(self, _end, os.getpid(), self._worker, self._items)
         atexit.register(self._closer)  # before multiprocessing waits for its processes
         try:
             self._first = self._next_of_queue()
@@ -168,7 +168,9 @@ def _method(strategy: SharingStrategy) -> str:
     return "fork" if strategy is SharingStrategy.Fork else "forkserver"
 
 
-def _end(worker: Any, items: Any) -> None:
+def _end(owner: int, worker: Any, items: Any) -> None:
+    if os.getpid() != owner:  # a forked child: the worker is its parent's
+        return
     worker.terminate()
     worker.join(5)
     if worker.is_alive():

@@ -53,6 +53,7 @@ PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
+COMMAND_VARIABLE = "IPUSCOPE_COMMAND"  # JSON: the words of ipu-run, for the profile
 LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
 DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model

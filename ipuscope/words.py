@@ -59,3 +59,10 @@ def _with_suggestion(message: str) -> str:
     if near is None:
         return message
     return message.replace(match.group(), f"there is no {word!r}: did you mean {near!r}?")
+
+
+def positive(words: str) -> int:
+    """An argparse type: a whole number of at least 1."""
+    if not words.isdecimal() or not int(words):
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
+    return int(words)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ipuscope.planner.advice import basis_of, search
 from ipuscope.planner.costs import known_memory, known_ties
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights, kept_insights
@@ -70,7 +69,6 @@ def worked_out(report: Report) -> dict[str, Any]:
         found[known_memory.NAME] = known_memory.plain(Costs.from_report(report).memory)
         found |= known_ties.worked_out(report) | profiled_split.worked_out(report)
     with suppress(ValueError):  # ... or phases that a file does not say
-        found |= search.worked_out(basis_of(report))
         found[known_split.NAME] = known_split.plain(known_split.known_split(report))
     return found
 

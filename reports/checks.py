@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ipuscope.planner.levers.compile_again import compile_again
+from ipuscope.planner.predict.what_if import placement_file
+from ipuscope.profiler.provenance import Provenance
 
 if TYPE_CHECKING:
-    from ipuscope.planner.advice import Basis, Levers
-
-
-PLACEMENT = "placement.json"  # beside a compile's profiles, where its split is another
+    from ipuscope.planner.advice import Allowed, Basis, Levers
 
 
 @dataclass(frozen=True)
@@ -43,36 +40,18 @@ class Script:
     kind: str  # "training" or "inference"
 
     def compiled(self, name: str, levers: Levers, basis: Basis) -> Outcome:
-        """Compile with the levers applied; the profile goes to the subfolder ``name``."""
-        here = self.folder / name
-        here.mkdir(parents=True, exist_ok=True)
-        options = ["--with", levers.argument] if levers.argument else ["--compile-only"]
-        if levers.split is not None:
-            options += ["--placement", str(_placement(here, levers, basis))]
-        process = _ipu_run("--profile-dir", str(here), *options, self.path, *self.arguments)
-        profile = here / self.kind / "profile.pop"
-        if not profile.is_file():
-            lines = process.stderr.strip().splitlines()
-            return Outcome(0.0, 0, False, lines[-1] if lines else "it compiled no model", None)
-        return _outcome(profile)
+        """Compile as the profile was made, with the levers applied, into the subfolder ``name``."""
+        made = Provenance.of(basis.report)
+        stages = None if levers.split is None else _placement(levers, basis)
+        script, folder = (self.path, *self.arguments), self.folder / name
+        profile, why = compile_again(script, folder, made, self.kind, levers.argument, stages)
+        return _outcome(profile) if profile else Outcome(0.0, 0, False, why, None)
 
 
-def _placement(folder: Path, levers: Levers, basis: Basis) -> Path:
-    """A placement file of the split, with stages saving memory as the levers say."""
-    from ipuscope.planner.predict.what_if import placement_file
-
-    path = folder / PLACEMENT
-    content = placement_file(basis.costs_with(levers), basis.assignment_with(levers))
-    path.write_text(json.dumps(content, indent=1))
-    return path
-
-
-def _ipu_run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run `ipu-run` in a child that imports the same packages as this process."""
-    here = os.pathsep.join([path for path in sys.path if path])
-    command = [sys.executable, "-m", "ipu_exec.commands.run", *words]
-    environment = {**os.environ, "PYTHONPATH": here}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+def _placement(levers: Levers, basis: Basis) -> dict[str, Any]:
+    """The placement of the split, with stages saving memory as the levers say."""
+    costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
+    return placement_file(costs, assignment, sets_accumulation=False)
 
 
 def _outcome(path: Path) -> Outcome:
@@ -100,7 +79,7 @@ class Step:
     outcome: Outcome
 
 
-def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]:
+def search(script: Script, first: Step, allowed: Allowed, rounds: int) -> list[Step]:
     """Search onwards from the best compile: advise on its profile, compile the advice, and repeat.
 
     A profile in another precision or with another micro-batch has the costs that were only
@@ -118,7 +97,7 @@ def search(script: Script, first: Step, samples: int, rounds: int) -> list[Step]
             break
         with open_report(last.outcome.path) as compiled:
             basis = basis_of(compiled)
-            advised = advise_on(basis, samples)
+            advised = advise_on(basis, allowed)
             best = advised.together or next(iter(advised.single), None)
             if best is None or best.samples_per_second <= _most(steps):
                 break

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -302,29 +301,27 @@ def _themed(draw: Callable[[Theme], go.Figure | Drawing]) -> dict[str, go.Figure
 
 
 def _ops(report: Report) -> Section:
-    ops = report.ops.sort_values("cycles", ascending=False).head(_TOP_OPS)
+    ops = analysis.operators(report).head(_TOP_OPS)
     rows = [
         (
             row.name,
             row.direction,
             str(row.stage),
-            row.block_name,
             f"{row.cycles:,}",
-            f"{row.flops:,}",
-            _source(row),
+            f"{row.executions:,}",
+            f"{row.total_cycles:,}",
+            units.percent(row.share),
+            row.source,
         )
         for row in units.rows_of(ops)
     ]
-    heads = ("operator", "direction", "stage", "Block", "cycles", "FLOPs", "source")
+    heads = ("operator", "for", "stage", "cycles", "times", "total", "share", "source")
     return Section(
         "Operators",
-        f"The {len(rows)} with the most cycles, of {len(report.ops):,}.",
+        f"The {len(rows)} with the most cycles {analysis.turn(report)}, of {len(report.ops):,}."
+        " Total: cycles of one execution times executions; share: of all operators' totals.",
         table=(heads, rows),
     )
-
-
-def _source(row: Any) -> str:
-    return f"{row.file}:{row.line}" if row.file else ""
 
 
 def _about(report: Report) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ipu_exec.commands.poprun import _parser as poprun_parser
-from ipu_exec.commands.run import _parser as run_parser
+from ipuscope.poprun import poprun_parser
 from ipuscope.reports.cli import make_parser
+from ipuscope.run_arguments import run_parser
 
 ROOT = Path(__file__).parent.parent
 

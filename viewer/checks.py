@@ -14,6 +14,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.planner.search.verified_splits import Verified, candidates, verify
+from ipuscope.profiler.provenance import Provenance
 
 COUNT = 4  # splits of a check
 _log = logging.getLogger(__name__)
@@ -48,22 +49,22 @@ class Checks:
         with self._lock:
             return self._now
 
-    def begin(self, costs: Costs, shown: Assignment, kind: str) -> None:
+    def begin(self, costs: Costs, shown: Assignment, made: Provenance) -> None:
         """Compile ``shown`` and the quickest splits near it, unless a check is already running.
 
-        ``kind`` is "training" or "inference".
+        ``made``: how the profile of the costs was made; the compiles repeat its settings.
         """
         with self._lock:
             if self._now.running or not self.script:
                 return
             self._now = Check(running=True)
-        threading.Thread(target=self._run, args=(costs, shown, kind), daemon=True).start()
+        threading.Thread(target=self._run, args=(costs, shown, made), daemon=True).start()
 
-    def _run(self, costs: Costs, shown: Assignment, kind: str) -> None:
+    def _run(self, costs: Costs, shown: Assignment, made: Provenance) -> None:
         try:
             wanted = chosen(costs, shown)
             if wanted:
-                verified = verify(costs, wanted, self.script, kind, progress=self._progress)
+                verified = verify(costs, wanted, self.script, made, progress=self._progress)
                 self._becomes(running=False, found=tuple(verified))
             else:
                 self._becomes(running=False, problem="no split near this one fits: none to compile")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import torch
@@ -28,10 +27,3 @@ def check_tensor(place: str, *values: Any) -> None:
     for value in values:
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
-
-
-def count(words: str) -> int:
-    """The integer value of an option; Error unless it is above 0."""
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
-    return int(words)

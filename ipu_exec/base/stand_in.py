@@ -5,7 +5,8 @@
 ``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names when the
 script imports Lightning; nothing does so before.
 
-``ipu-run`` asks for it in a script's process, and the environment in those that load its data.
+``ipu-run`` asks for it in a script's process. Processes that the script starts, by whatever means,
+find the names in the directory ``for_children``, by PYTHONPATH and ``sys.path``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ipu_exec.base import on_import
 
 # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
 STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"
+_FOR_CHILDREN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "for_children")
 _STANDS_FOR = {
     "poptorch": "ipu_exec",
     "popart": "ipu_exec.popart",
@@ -40,9 +42,10 @@ def stand_in() -> None:
 
     Each module is registered under both, so that its classes exist only once.
 
-    The environment makes processes that load data do so too.
+    The environment makes processes that this one starts do so too.
     """
     os.environ[STAND_IN_VARIABLE] = "1"
+    _for_children()
     for theirs, ours in _STANDS_FOR.items():
         if importlib.util.find_spec(ours) is None:
             continue
@@ -54,6 +57,28 @@ def stand_in() -> None:
     if importlib.util.find_spec("poptorch_geometric") is not None:
         on_import.after("torch_geometric", _with_poptorch_geometric)
     _stand_in_for_lightning()
+
+
+def _for_children() -> None:
+    """Put the directory on the paths: PYTHONPATH for new interpreters, ``sys.path`` for the rest.
+
+    multiprocessing gives its children this process's ``sys.path`` in place of their own. The
+    script's directory comes before it, as it comes before installed packages.
+    """
+    if _FOR_CHILDREN not in sys.path:
+        sys.path.insert(1, _FOR_CHILDREN)
+    before = os.environ.get("PYTHONPATH", "")
+    if _FOR_CHILDREN not in before.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [before]), _FOR_CHILDREN])
+
+
+def stand_in_for(name: str) -> None:
+    """`stand_in`, for a module of ``for_children`` that is being imported by that name."""
+    stub = sys.modules[name]
+    stand_in()
+    if sys.modules[name] is stub:  # answered when it is imported
+        del sys.modules[name]
+        importlib.import_module(name)
 
 
 def _with_poptorch_geometric() -> None:

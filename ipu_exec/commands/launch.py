@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ipu_exec.base.checks import count
 from ipu_exec.errors import Error, UsageError
 from ipu_exec.instances import IPUS_VARIABLE, REPLICAS_VARIABLE
 
@@ -68,39 +67,6 @@ class Wanted:
                 f"{self.hosts} hosts need a place to meet: --rdzv-endpoint HOST:PORT, the same on"
                 " each"
             )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--instances``, ``--replicas`` and torchrun's options for several hosts."""
-    group = parser.add_argument_group("several instances of the script")
-    group.add_argument(
-        "--instances", type=count, metavar="I", help="processes of the script, on all hosts"
-    )
-    group.add_argument(
-        "--replicas", type=count, metavar="R", help="of all instances (default: one each)"
-    )
-    group.add_argument(
-        "--ipus-per-replica", type=count, default=1, metavar="K", help="told to the script"
-    )
-    group = parser.add_argument_group("instances on several hosts (torchrun's options)")
-    add_rendezvous(group)
-
-
-def add_rendezvous(group: argparse._ActionsContainer) -> None:
-    """Torchrun's options for several hosts, by its names."""
-
-    def add(name: str, **settings: object) -> None:
-        group.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **settings)  # type: ignore[arg-type]
-
-    add("nnodes", type=count, default=1, metavar="H", help="hosts; run this on each of them")
-    add("node-rank", type=int, metavar="N", help="which of them this is (static rendezvous)")
-    add("rdzv-backend", default="", metavar="NAME", help="c10d (default), static, etcd-v2")
-    add("rdzv-endpoint", default="", metavar="HOST:PORT", help="where the hosts meet")
-    add("rdzv-id", default="", metavar="ID", help="the same on each host")
-    add("rdzv-conf", default="", metavar="K=V,...", help="settings of the rendezvous")
-    add("master-addr", default="", metavar="HOST", help="of host 0 (static rendezvous)")
-    add("master-port", type=int, metavar="PORT", help="of host 0 (static rendezvous)")
-    add("local-addr", metavar="HOST", help="this host, as the others reach it")
 
 
 def wanted(args: argparse.Namespace) -> Wanted:

@@ -17,6 +17,7 @@ from ipu_exec.errors import Error
 from ipu_exec.options import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
 from ipuscope.profiler.timeline import schedules
+from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
 if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
@@ -56,7 +57,8 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
             if modules and len(costs) < ipus:
                 raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
             try:
-                split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
+                with waiting(f"ipu-run: the quickest split onto {ipus} IPUs"):
+                    split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
             except ValueError as error:
                 near = nearest_in_words(costs, range(ipus), levers=True)
                 raise Error(
@@ -129,18 +131,49 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
     command = [sys.executable, "-c", child, "--compile-only", "--profile-dir", folder]
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join([path for path in sys.path if path])
-    environment = {**os.environ, "PYTHONPATH": here, PROPOSE_VARIABLE: str(ipus)}
-    process = subprocess.run(
-        [*command, *program.words, *arguments], env=environment, capture_output=True, text=True
-    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": here,
+        PROPOSE_VARIABLE: str(ipus),
+        EVERY_VARIABLE: "1",
+    }
+    words = f"ipu-run: the costs of {program}'s Blocks"
+    with (
+        waiting(words) as say,
+        subprocess.Popen(
+            [*command, *program.words, *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        say("running the script up to its first model")
+        stderr = _relayed(process, say)
     for kind in ("training", "inference"):
         path = os.path.join(folder, kind)
         if os.path.isdir(path):
             return path
-    if NOTHING_WRAPPED in process.stderr:
+    if NOTHING_WRAPPED in stderr:
         raise Error(f"--num-ipus {ipus}: {program} {NOTHING_WRAPPED}")
-    why = _last_words(process.stderr) or "it compiled no model"
+    why = _last_words(stderr) or "it compiled no model"
     raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {why}")
+
+
+def _relayed(process: subprocess.Popen[str], say: Say) -> str:
+    """What a compile writes to standard error; its progress, and what `ipu-run` says, goes on."""
+    lines = []
+    assert process.stderr is not None
+    for line in process.stderr:
+        progress = PROGRESS_LINE.fullmatch(line.rstrip())
+        if progress is not None:
+            say(progress.group(1))
+            continue
+        lines.append(line)
+        if line.startswith("ipu-run: warning:"):
+            print(line, end="", file=sys.stderr)
+    return "".join(lines)
 
 
 def _last_words(stderr: str) -> str:

@@ -12,7 +12,6 @@ import argparse
 import atexit
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -22,7 +21,6 @@ from types import TracebackType
 from typing import NoReturn
 
 from ipu_exec import machine
-from ipu_exec.base.checks import count
 from ipu_exec.base.stand_in import stand_in
 from ipu_exec.base.user_tracebacks import hide
 from ipu_exec.commands import launch as launching
@@ -32,6 +30,7 @@ from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
+    COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
     LENIENT_VARIABLE,
@@ -40,54 +39,37 @@ from ipu_exec.options import (
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
-from ipu_exec.planning import arguments as plans
 from ipu_exec.planning import sweep as sweeps
 from ipu_exec.script_levers import parse as parse_levers
-from ipuscope import __version__
-from ipuscope.help_text import HelpText
-from ipuscope.words import Parser
+from ipuscope.commands import INTERRUPTED, interrupted
+from ipuscope.run_arguments import parse
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
 
-_EXAMPLES = """examples:
-  ipu-run train.py --epochs 3
-  ipu-run --profile-dir out train.py --epochs 3  and write out/training/profile.pop
-  ipu-run --target bow train.py                  on Bow IPUs rather than mk2
-  ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
-  ipu-run --with half,micro-batch=8 --profile-dir out train.py     the same with levers pulled
-  ipu-run --placement placement.json train.py           with the stages that rebalance proposed
-  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
-                                                        (of its layers, where it names none)
-  ipu-run --plan 16 --write plan.json train.py          the best mapping onto 16 IPUs
-  ipu-run -m pytest tests                               a module, as python -m runs it
-  ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
-then: ipu-report summary out/training"""
-
 
 def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
+    """Read the command line and `run` it; ``prog`` is the command's name in error messages."""
+    return run(parse(argv, prog), prog)
+
+
+def run(args: argparse.Namespace, prog: str) -> int:
     """Run a script; 1 where it raised, or wrapped no model though something of one was asked for.
 
     A ``SystemExit`` of the script goes through, but for one that says all is well where it is not.
-
-    ``prog`` is the command's name in error messages.
     """
-    parser = _parser(prog)
-    args = parser.parse_args(argv)
-    _check(parser, args)
     if args.module is not None:
         stand_in()  # finding a module imports the packages that it lies in
     try:
         program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
-        plans.check(args)
         if args.sweep:
             return sweeps.sweep(args, [*program.words, *args.args])
         _set_environment(args, program)
     except OSError as error:
-        parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
+        return _refused(prog, f"{args.script} cannot be read: {error.strerror}")
     except (ValueError, Error) as error:
-        parser.exit(2, f"{prog}: error: {error}\n")
+        return _refused(prog, str(error))
     if args.plan is not None:
         from ipu_exec.planning.commands import plan_instead
 
@@ -99,7 +81,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     try:
         return launching.launch(wanted, program.words, args.args)
     except Error as error:
-        parser.exit(2, f"{prog}: error: {error}\n")
+        return _refused(prog, str(error))
+
+
+def _refused(prog: str, why: str) -> int:
+    print(f"{prog}: error: {why}", file=sys.stderr)
+    return 2
 
 
 def _of_a_model(args: argparse.Namespace) -> bool:
@@ -124,11 +111,8 @@ def run_instance(argv: Sequence[str]) -> int:
     stand_in()
     named = 2 if argv[0] == "-m" else 1
     program = read(list(argv[:named]))
-    try:
-        status = run_program(program, argv[named:], _wait_for_the_end)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return _leave(status)
+    status = run_program(program, argv[named:], _wait_for_the_end)
+    return status if status == INTERRUPTED else _leave(status)
 
 
 def _leave(status: int) -> NoReturn:
@@ -153,105 +137,6 @@ def _wait_for_the_end(error: BaseException) -> None:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=prog,
-        description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
-        epilog=_EXAMPLES,
-        formatter_class=HelpText,
-    )
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"%(prog)s {__version__}",
-        help="print the version and end",
-    )
-    parser.add_argument(
-        "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
-    )
-    # its name of before, after the vendor's engine option
-    parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
-    )
-    parser.add_argument(
-        "--placement",
-        metavar="FILE",
-        help="take the stages from this file (ipu-report rebalance -o), not from the script",
-    )
-    parser.add_argument(
-        "--num-ipus",
-        type=count,
-        metavar="N",
-        help=(
-            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
-            " it names none: the script is compiled once for their costs (it runs up to its first"
-            " model twice)"
-        ),
-    )
-    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
-    parser.add_argument(
-        "--compile-only",
-        action="store_true",
-        help=(
-            "end when the first model is compiled and its profile written: no numbers are computed"
-        ),
-    )
-    parser.add_argument(
-        "--with",
-        dest="levers",
-        metavar="LEVERS",
-        help=(
-            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
-            " weight update), recompute=yes|no, outputs=all|final|loss,"
-            " state=on-chip|off-chip|in-parts, with commas between"
-        ),
-    )
-    parser.add_argument(
-        "--lenient",
-        action="store_true",
-        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
-    )
-    sweeps.add_arguments(parser)
-    plans.add_arguments(parser)
-    launching.add_arguments(parser)
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="MODULE",
-        help="run a module, as python -m does; the words behind it are its own",
-    )
-    parser.add_argument("script", nargs="?", help="the Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
-    return parser
-
-
-def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with 2 if options cannot be combined."""
-    if args.script is None and not args.module:
-        parser.error("say what to run: a script, or -m and a module")
-    if args.ipus is not None:
-        parser.error(
-            "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
-            f" {args.ipus} for a count (and ipu-report rebalance --stage-ipus 0,1,2,0)"
-        )
-    if args.num_ipus is not None and args.placement is not None:
-        parser.error(
-            "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
-        )
-    if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
-        parser.error("--plan goes without --instances, --placement and --num-ipus")
-    alone = [name for name in plans.OF_A_PLAN if getattr(args, name)]
-    if args.plan is None and alone:
-        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N")
-    if args.replicas is not None and args.instances is None:
-        parser.error(
-            "--replicas counts those of all instances: say --instances too, or set"
-            " Options.replicationFactor in the script"
-        )
-
-
 def _named(args: argparse.Namespace) -> list[str]:
     """The words that name the program; its own arguments follow them."""
     if args.module is None:
@@ -262,6 +147,8 @@ def _named(args: argparse.Namespace) -> list[str]:
 
 def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    made = {"command": args.command, "num_ipus": args.num_ipus or 0}
+    os.environ[COMMAND_VARIABLE] = json.dumps(made)
     if args.profile_dir is not None:
         _writable(args.profile_dir)
     if args.target is not None:
@@ -318,6 +205,8 @@ def run_program(
     except SystemExit as end:
         if end.code or not _wrapped_nothing(asked):
             raise
+    except KeyboardInterrupt as error:
+        return interrupted("ipu-run", _where(error, program.file))
     except Exception as error:
         if before_traceback is not None:
             before_traceback(error)
@@ -336,6 +225,12 @@ def _wrapped_nothing(asked: bool) -> bool:
     executor = sys.modules.get("ipu_exec.session.executor")
     wrapped = executor is not None and executor.PoplarExecutor.any_wrapped
     return (asked or "torch" in sys.modules) and not wrapped
+
+
+def _where(error: BaseException, script: str) -> str:
+    """`` at FILE:LINE``, the line of the script that was running."""
+    trace = _within(error.__traceback__, script)
+    return f" at {script}:{trace.tb_lineno}" if trace is not None else ""
 
 
 def _within(trace: TracebackType | None, script: str) -> TracebackType | None:

@@ -17,7 +17,6 @@ from typing import NoReturn, TextIO
 from rich.console import Console
 
 from ipu_exec.errors import Error
-from ipu_exec.planning.arguments import numbers
 from ipu_exec.planning.first_call_plan import Asked, plan_call
 from ipu_exec.planning.terminal import as_csv, as_json, progress, show
 from ipu_exec.session.executor import PoplarExecutor
@@ -25,6 +24,7 @@ from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Plan, save
 from ipuscope.planner.mappings.compile_search import INTERRUPTED
 from ipuscope.planner.mappings.question import parse_seconds
+from ipuscope.run_arguments import numbers
 
 _WIDE = 160  # columns of a table that goes to no terminal
 
@@ -116,9 +116,8 @@ def _planned(
     out: TextIO,
     ending: _Ending,
 ) -> Plan:
-    console = Console(stderr=True)
     try:
-        with progress(console) as told:
+        with progress() as told:
             best_plan = plan_call(call, asked, told)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)

@@ -22,22 +22,6 @@ from ipu_exec.script_levers import parse
 _IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
-    parser.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
-        metavar="NAME=V,V",
-        help=(
-            "compile with each of these values, as --with takes them (micro-batch=1,2,4), or of an"
-            " option (Training.gradientAccumulation=16,64); several make every combination, each"
-            " with a profile below --profile-dir, where runs.csv (and runs.parquet, with pyarrow)"
-            " has a row of each"
-        ),
-    )
-
-
 def sweep(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Compile every combination; 1 where one failed. Error where a combination makes no sense."""
     settings = [_values(said) for said in args.sweep]

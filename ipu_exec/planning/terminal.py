@@ -11,7 +11,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ipuscope.planner.mappings import Candidate, Plan
@@ -20,6 +19,7 @@ from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
 from ipuscope.planner.mappings.plan_words import kib, latency, table
 from ipuscope.profiler.units import count, per_second
+from ipuscope.waiting import waiting
 
 SHOWN = 10  # rows
 _LINE = 100  # columns of a sentence, wherever it goes
@@ -31,24 +31,18 @@ _COLUMNS = (
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Callable[[News], None]]:
-    """A bar of compiles with the best so far; it yields a function that receives the news."""
-    columns = (
-        TextColumn("Planning"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("capture", total=None)
+def progress() -> Iterator[Callable[[News], None]]:
+    """The compiles with the best so far on stderr; it yields a function that receives the news."""
+    with waiting("Planning") as say:
+        say("capture")
 
         def told(news: News) -> None:
             best = news.best
-            said = news.what
+            what = news.what
             if best is not None:
-                said = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
-            bar.update(task, completed=news.done, total=news.wanted, description=said)
+                what = f"best so far {per_second(best.rate)} samples/s: {best.mapping}"
+            part = news.done / news.wanted if news.wanted else None
+            say(f"{news.done} of {news.wanted} {what}", part)
 
         yield told
 

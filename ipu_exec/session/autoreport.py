@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ipu_exec.compiler.rows.profile_header import header
 from ipu_exec.compiler.rows.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
+from ipu_exec.session.provenance import provenance
 from ipuscope.profiler import ProfileError, ProfileTaken, ProfileWriter, pvti
 from ipuscope.profiler.file import records
 from ipuscope.profiler.pva import debug_info
@@ -63,7 +64,7 @@ class ProfileSession:
         if not self._wanted.enabled:
             return
         over = executable.overflow
-        try:
+        with self._or_none():
             self._writer = _writer(self._wanted.directory, folder)
             self.path = self._writer.path
             self._writer.meta(
@@ -71,6 +72,7 @@ class ProfileSession:
                 model=options.model_name or model,
                 torch=torch.__version__,
                 python=platform.python_version(),
+                made=provenance(),
                 instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )
@@ -78,35 +80,28 @@ class ProfileSession:
                 self._writer.add(batch)
             if over is not None:
                 self._publish(self._writer)
-        except ProfileError as error:
-            self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
         """Add a run if it is among the first ones, which are kept.
 
         The profile at ``path`` is then complete.
         """
-        if (
-            self._writer is None
-            or not self._wanted.execution
-            or self._runs >= self._wanted.run_count
-        ):
+        writer = self._own_writer()
+        if writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
             return
         cycles = self._executable.cycles_per_call
         begin = self._runs * cycles + self._executable.timeline.schedule.head
         run = records.Run(self._runs, f"run {self._runs}", 0, begin, host_start_us, host_end_us)
         self._runs += 1
-        try:
-            self._writer.add([run])
-            self._writer.meta(state="executed")
-            self._add_host_events()
-            self._publish(self._writer)
+        with self._or_none():
+            writer.add([run])
+            writer.meta(state="executed")
+            self._add_host_events(writer)
+            self._publish(writer)
             # What the host does goes on: its events are added when the session is closed.
             if self._runs >= self._wanted.run_count and not pvti.recorder.channels:
-                self._writer.close()
                 self._writer = None
-        except ProfileError as error:
-            self._give_up(error)
+                writer.close()
 
     def _publish(self, writer: ProfileWriter) -> None:
         """Write the profile to ``path``, with its operator information beside it if requested."""
@@ -124,49 +119,51 @@ class ProfileSession:
             self._answers = {known: answers(path)}
         return self._answers[known]
 
-    def _add_host_events(self) -> None:
+    def _add_host_events(self, writer: ProfileWriter) -> None:
         """Add the events that ``libpvti`` recorded in this process since the last time."""
-        if self._writer is None:
-            return
         events, values = (
             pvti.recorder.events[self._host[0] :],
             pvti.recorder.values[self._host[1] :],
         )
         if events or values:
-            self._writer.add([*events, *values])
+            writer.add([*events, *values])
             self._host = self._host[0] + len(events), self._host[1] + len(values)
 
     def publish(self) -> Path | None:
         """Write the current state to ``path``: after an explicit compile, without a run."""
-        if self._writer is not None:
-            try:
-                self._publish(self._writer)
-            except ProfileError as error:
-                self._give_up(error)
+        writer = self._own_writer()
+        if writer is not None:
+            with self._or_none():
+                self._publish(writer)
         return self.path
 
     def close(self) -> None:
         """Publish what is not published yet, and close the file."""
-        if self._writer is None:
+        writer = self._own_writer()
+        if writer is None:
             return
-        try:
-            self._add_host_events()
-        except ProfileError as error:
-            self._give_up(error)
-            return
-        writer, self._writer = self._writer, None
-        try:
+        with self._or_none():
+            self._add_host_events(writer)
             self._publish(writer)
+            self._writer = None
             writer.close()
-        except ProfileError as error:
-            self._give_up(error)
 
-    def _give_up(self, error: ProfileError) -> None:
-        writer, self._writer, self.path = self._writer, None, None
-        if writer is not None:
-            with suppress(ProfileError):
-                writer.close()
-        warnings.warn(f"no profile is written: {error}", stacklevel=3)
+    def _own_writer(self) -> ProfileWriter | None:
+        """The open writer, if this process opened it: the profile is not a forked child's."""
+        return self._writer if self._writer is not None and self._writer.is_own else None
+
+    @contextmanager
+    def _or_none(self) -> Iterator[None]:
+        """Continue without a profile, after one warning, whatever goes wrong with it."""
+        try:
+            yield
+        except Exception as error:
+            writer, self._writer, self.path = self._writer, None, None
+            if writer is not None:
+                with suppress(Exception):
+                    writer.close()
+            said = error if isinstance(error, ProfileError) else f"{type(error).__name__}: {error}"
+            warnings.warn(f"no profile is written: {said}", stacklevel=4)
 
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:

@@ -88,6 +88,7 @@ from ipu_exec.session.wrapped_model import (
     wrap,
 )
 from ipuscope.profiler.enums import Role
+from ipuscope.waiting import waiting
 
 if TYPE_CHECKING:
     from ipu_exec.numerics.anchors import Anchor, Watch
@@ -251,7 +252,8 @@ class PoplarExecutor:
         on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
         settled = in_modes(self._modes)
         random_numbers = self._own_random_numbers()
-        around = (self._on_device(), on_ipu(), on_named, settled, keeping, substituted())
+        shown = self._shown_at_first()
+        around = (shown, self._on_device(), on_ipu(), on_named, settled, keeping, substituted())
         with ExitStack() as entered:
             for one in (*around, random_numbers):
                 entered.enter_context(one)
@@ -285,6 +287,12 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
+
+    def _shown_at_first(self) -> AbstractContextManager[object]:
+        """Inside, standard error says what lasts: in one call, for that of the others is alike."""
+        if self._ran:
+            return nullcontext()
+        return waiting(f"{self._report_folder}: the numbers of the first call, by PyTorch")
 
     def _write_optimiser_state(self) -> None:
         """Write the optimiser state that was loaded since the last call to the device."""
@@ -490,7 +498,6 @@ class PoplarExecutor:
         with (
             gc_pause.paused(),
             _progress(self._options.compilation_progress_bar) as progress,
-            self._being_captured(modes, groupings),
         ):
             for_whom = (
                 self._model,
@@ -501,14 +508,14 @@ class PoplarExecutor:
                 self._training,
                 progress,
             )
-            try:
-                executable = compile_step(*for_whom, contents, groupings)
-            except ContentError:
-                contents = read_contents(self._model, positional, named, self._training)
-                executable = compile_step(*for_whom, contents, groupings)
-            progress(1.0, "done")
-        self._compilation_seconds = time.perf_counter() - start
-        with gc_pause.paused():
+            with self._being_captured(modes, groupings):
+                try:
+                    executable = compile_step(*for_whom, contents, groupings)
+                except ContentError:
+                    contents = read_contents(self._model, positional, named, self._training)
+                    executable = compile_step(*for_whom, contents, groupings)
+            self._compilation_seconds = time.perf_counter() - start
+            progress(1.0, "profile")
             self._take(executable)
         self._modes = modes
 
@@ -1291,22 +1298,14 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Progress]:
-    """A progress bar 'Graph compilation: 100%' on stderr.
+    """A progress bar 'Graph compilation' on stderr, and a line at the end, as of PopTorch.
 
     Yields a function that takes the completed part (0 to 1) and the current activity.
     """
     if not shown:
         yield lambda part, what: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("Graph compilation: {task.percentage:3.0f}%"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda part, what: bar.update(task, completed=part, description=what)
+    start = time.perf_counter()
+    with waiting("Graph compilation") as say:
+        yield lambda part, what: say(what, part)
+    print(f"Graph compilation: 100% ({time.perf_counter() - start:.1f} s)", file=sys.stderr)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
-from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.levers.levers import STATES, Basis, Levers, code, title
@@ -15,24 +14,42 @@ from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.planner.search.tied_weights import back_home
-from ipuscope.profiler.file import from_json
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import schedules
 
-MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
+MORE = 32  # times as many samples a weight update, where more are allowed without a number
 _MORE_MICRO_BATCHES = 4
 _RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # farther off, an estimate says little
 _A_DOUBLING = (
     0.03  # that twice the samples a weight update have to gain at the least: learning pays
 )
-_LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
+LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
 # How far estimates are off at the most, of the gain and of a tile (docs/advice.md#estimates).
 _DOUBT_OF_PRECISION = 0.2
 _DOUBT_OF_SIZE = 0.4
 _DOUBT_OF_MEMORY = 0.12
 _FEW_STAGES = 16  # up to which another split is looked for
-NAME = "advice"  # name of the answer
 _ROUNDS = 3  # of settings for a split, and a split for the settings
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an advice may change of the training itself.
+
+    ``half``: the precision. ``samples``: the most of a weight update, over all replicas; 0: as many
+    as now, cut into other micro-batches.
+    """
+
+    half: bool = False
+    samples: int = 0
+
+
+KEEP = Allowed()
+
+
+def anything(basis: Basis) -> Allowed:
+    """Half precision, and up to `MORE` times the samples of a weight update."""
+    return Allowed(True, MORE * basis.costs.samples * basis.costs.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -75,36 +92,23 @@ class Advised:
     together: Advice | None
 
 
-def advise(report: Report, samples: int = 0, splits: bool = True) -> Advised:
+def advise(report: Report, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
     """What to change, ranked by predicted samples a second under the memory.
 
-    ``samples``: most of a weight update (0: `MORE` times the present). ``splits``: other splits
-    are looked for. ValueError where the profile has no costs to predict from.
+    ``allowed``: what may change of the training; by default its samples a weight update and its
+    precision stay. ``splits``: other splits are looked for. ValueError where the profile has no
+    costs to predict from.
     """
-    known = report.once("known advice", lambda: _known(report)) if not samples and splits else None
-    return known or advise_on(basis_of(report), samples, splits)
+    return advise_on(basis_of(report), allowed, splits)
 
 
-def _known(report: Report) -> Advised | None:
-    """What the file holds of `advise`, unless something else is asked for."""
-    said = report.worked_out(NAME)
-    return None if said is None else _read(said)
-
-
-def advise_on(basis: Basis, samples: int = 0, splits: bool = True) -> Advised:
+def advise_on(basis: Basis, allowed: Allowed = KEEP, splits: bool = True) -> Advised:
     """`advise` for a profile that was already read: worked out once for the report."""
-    limit = samples or MORE * basis.costs.samples * basis.costs.micro_batches
     splits = splits and _usual_splits(basis)
     if basis.can_split and basis.costs is not Costs.from_report(basis.report):
-        return _advise_on(basis, limit, splits)
-    name = f"advice on at most {limit} samples, splits: {splits}"
-
-    def make() -> Advised:
-        as_usual = not samples and splits == _usual_splits(basis)
-        known = _known(basis.report) if as_usual else None
-        return known or _advise_on(basis, limit, splits)
-
-    return basis.report.once(name, make)
+        return _advise_on(basis, allowed, splits)
+    name = f"advice with {allowed}, splits: {splits}"
+    return basis.report.once(name, lambda: _advise_on(basis, allowed, splits))
 
 
 def _usual_splits(basis: Basis) -> bool:
@@ -112,29 +116,15 @@ def _usual_splits(basis: Basis) -> bool:
     return len(set(basis.present.ipus)) <= _FEW_STAGES
 
 
-def worked_out(basis: Basis) -> dict[str, Any]:
-    """`advise_on` as a profile holds it (`ipuscope.planner.worked_out`), by its name there."""
-    return {NAME: asdict(advise_on(basis))}
-
-
-def _read(said: Any) -> Advised | None:
-    """From JSON; None where it is not what was written."""
-    try:
-        advised: Advised = from_json.read(Advised, said)
-    except (ValueError, TypeError):
-        return None
-    return advised
-
-
-def _advise_on(basis: Basis, limit: int, splits: bool) -> Advised:
+def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
-    levers = [*_single(basis, limit), *_splits(basis, splits)]
+    levers = [*_single(basis, allowed), *_splits(basis, splits)]
     alone = [
-        predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + _LEAST_GAIN)
+        predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
     single = _best_of_each([one for one in alone if _gains(one, now)])
-    best = _together(basis, limit, splits and bool(now), single)
+    best = _together(basis, allowed, splits and bool(now), single)
     together = predicted(basis, best, now)
     most = single[0].samples_per_second if single else 0.0
     several = len(best.pulled) > 1 and together.samples_per_second >= most
@@ -172,10 +162,9 @@ def too_large(basis: Basis, known: Sequence[str] = ()) -> Advice | None:
 
     ``known``: names of levers that are left out.
     """
-    limit = MORE * basis.costs.samples * basis.costs.micro_batches
     now = basis.outlook(Levers()).samples_per_second
-    others = (one for one in _single(basis, limit) if not {*one.pulled} & {*known})
-    quicker = [one for one in others if _speed(basis, one) > now * (1 + _LEAST_GAIN)]
+    others = (one for one in _single(basis, anything(basis)) if not {*one.pulled} & {*known})
+    quicker = [one for one in others if _speed(basis, one) > now * (1 + LEAST_GAIN)]
     refused = [predicted(basis, one, now) for one in quicker if not basis.fits(one)]
     return min(refused, key=lambda one: one.fullest, default=None)
 
@@ -199,7 +188,7 @@ def _memory(ipus: Sequence[Verdict], other_size: bool) -> str:
 
 
 def _gains(advice: Advice, now: float) -> bool:
-    return not advice.problems and advice.samples_per_second > now * (1 + _LEAST_GAIN)
+    return not advice.problems and advice.samples_per_second > now * (1 + LEAST_GAIN)
 
 
 def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
@@ -214,14 +203,15 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 # -- settings of each lever ---
 
 
-def _micro_batches(basis: Basis, limit: int, stages: int = 0) -> list[int]:
-    """Numbers of micro-batches a weight update: the least that is legal, and more.
+def _least(basis: Basis, stages: int = 0) -> int:
+    """The fewest micro-batches that a pipeline of these stages takes (0: of the present's)."""
+    stages, costs = stages or len(basis.present.starts), basis.costs
+    return schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
 
-    ``stages``: how many there are (0: the present).
-    """
-    costs = basis.costs
-    stages = stages or len(basis.present.starts)
-    least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+
+def _counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
+    """Numbers of micro-batches a weight update: the least that is legal, and more."""
+    costs, least = basis.costs, _least(basis, stages)
     most = max(costs.micro_batches, limit // costs.samples)
     more = [costs.micro_batches * 2, costs.micro_batches * _MORE_MICRO_BATCHES]
     wanted = {number for number in more if least <= number <= most}
@@ -229,11 +219,36 @@ def _micro_batches(basis: Basis, limit: int, stages: int = 0) -> list[int]:
 
 
 def _sizes(basis: Basis, limit: int) -> list[int]:
-    """Micro-batch sizes in samples, except the present one."""
+    """Micro-batch sizes in samples, except the present one, with as many micro-batches."""
     others = basis.costs.samples // basis.micro_batch
     sizes = [basis.micro_batch * ratio for ratio in _RATIOS]
     most = limit // max(1, others * basis.costs.micro_batches)  # 0: a file that contradicts itself
     return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
+
+
+def _cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
+    """Other sizes of micro-batches, and how many of them have the present's samples."""
+    samples = basis.micro_batch * basis.costs.micro_batches
+    near = [basis.micro_batch * ratio for ratio in (_RATIOS[0], _RATIOS[-1])]
+    least, cuts = _least(basis, stages), []
+    for size in range(1, samples + 1):
+        other = size != basis.micro_batch and near[0] <= size <= near[1]
+        if other and samples % size == 0 and samples // size >= least:
+            cuts.append((size, samples // size))
+    return cuts
+
+
+def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int, int]]:
+    """What is tried of a micro-batch's size and of how many there are; 0: as now."""
+    batches = [(0, 0), *_cuts(basis, stages)]
+    if allowed.samples:
+        others = basis.costs.samples // basis.micro_batch
+        for size in (0, *_sizes(basis, allowed.samples)):
+            samples = (size or basis.micro_batch) * others
+            counts = _counts(basis, allowed.samples, stages)
+            fitting = [count for count in counts if count * samples <= allowed.samples]
+            batches.append((size, max(fitting, default=0)))
+    return list(dict.fromkeys(batches))
 
 
 def _recomputations(basis: Basis) -> list[bool | None]:
@@ -260,11 +275,13 @@ def _outputs(basis: Basis) -> list[str]:
     return ["", *final, *(["loss"] if basis.returned else [])]
 
 
-def _single(basis: Basis, limit: int) -> Iterator[Levers]:
-    if basis.sizes.halves:
+def _single(basis: Basis, allowed: Allowed) -> Iterator[Levers]:
+    if basis.sizes.halves and allowed.half:
         yield Levers(half=True)
-    yield from (Levers(micro_batch=size) for size in _sizes(basis, limit))
-    yield from (Levers(micro_batches=number) for number in _micro_batches(basis, limit))
+    yield from (Levers(micro_batch=size, micro_batches=count) for size, count in _cuts(basis))
+    if allowed.samples:
+        yield from (Levers(micro_batch=size) for size in _sizes(basis, allowed.samples))
+        yield from (Levers(micro_batches=count) for count in _counts(basis, allowed.samples))
     yield from (Levers(recompute=way) for way in _recomputations(basis)[1:])
     yield from (Levers(outputs=outputs) for outputs in _outputs(basis)[1:])
     yield from (Levers(state=state) for state in _states(basis)[1:])
@@ -293,7 +310,7 @@ def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[
 # -- all together ---
 
 
-def _together(basis: Basis, limit: int, splits: bool, single: Sequence[Advice]) -> Levers:
+def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Advice]) -> Levers:
     """The quickest combination that fits, never slower than the best of the ``single`` levers.
 
     Looked for from the present, from the best other split, and from the best single lever, which is
@@ -301,50 +318,50 @@ def _together(basis: Basis, limit: int, splits: bool, single: Sequence[Advice]) 
     """
     by_split = [one.levers for one in single if one.levers.split is not None]
     starts = dict.fromkeys((Levers(), *by_split[:1], *(one.levers for one in single[:1])))
-    found = [_climbed(basis, limit, splits, start) for start in starts]
+    found = [_climbed(basis, allowed, splits, start) for start in starts]
     best = max(found, key=lambda one: _worth(basis, one))
     least = single[0].samples_per_second if single else 0.0
     if _rate(basis, best) < least:  # more samples a weight update, which that lever takes alone
         best = max(found, key=lambda one: _rate(basis, one))
     for name in best.pulled:  # what adds nothing beside the others is left as it is
         fewer = best.without(name)
-        if _rate(basis, fewer) >= max(least, _rate(basis, best) / (1 + _LEAST_GAIN)):
+        if _rate(basis, fewer) >= max(least, _rate(basis, best) / (1 + LEAST_GAIN)):
             best = fewer
     return best
 
 
-def _climbed(basis: Basis, limit: int, splits: bool, held: Levers) -> Levers:
+def _climbed(basis: Basis, allowed: Allowed, splits: bool, held: Levers) -> Levers:
     """All other settings beside the ``held``, then the split for them, while either gains."""
-    best = _best_beside(basis, limit, held)
+    best = _best_beside(basis, allowed, held)
     for _ in range(_ROUNDS if basis.can_split else 0):
         costs = basis.costs_with(best)
         others = [replace(best, split=one) for one in other_splits(costs, basis.present, splits)]
         other = max(others, key=lambda one: _worth(basis, one), default=best)
-        if _worth(basis, other) <= _worth(basis, best) * (1 + _LEAST_GAIN):
+        if _worth(basis, other) <= _worth(basis, best) * (1 + LEAST_GAIN):
             return best
-        best = _best_beside(basis, limit, replace(held, split=other.split))
+        best = _best_beside(basis, allowed, replace(held, split=other.split))
     return best
 
 
-def _best_beside(basis: Basis, limit: int, held: Levers) -> Levers:
+def _best_beside(basis: Basis, allowed: Allowed, held: Levers) -> Levers:
     """The best of all settings that are not ``held``.
 
-    Of micro-batches and outputs only the most and the fewest: they never cost memory.
+    Of outputs only the fewest: they never cost memory.
     """
-    costs = basis.costs
-    others = costs.samples // basis.micro_batch
-    precisions = [False, True] if basis.sizes.halves and not held.half else [held.half]
-    sizes = [held.micro_batch] if held.micro_batch else [0, *_sizes(basis, limit)]
+    halves = basis.sizes.halves and allowed.half and not held.half
+    precisions = [False, True] if halves else [held.half]
+    batches = _batches(basis, allowed, len((held.split or basis.present).starts))
+    if held.micro_batch:
+        batches = [one for one in batches if one[0] == held.micro_batch]
+    if held.micro_batches:
+        batches = [one for one in batches if one[1] == held.micro_batches]
+    batches = batches or [(held.micro_batch, held.micro_batches)]
     ways = _recomputations(basis) if held.recompute is None else [held.recompute]
     states = [held.state] if held.state else _states(basis)
     outputs = held.outputs or _outputs(basis)[-1]
-    numbers = _micro_batches(basis, limit, len((held.split or basis.present).starts))
     ranked: list[tuple[float, Levers]] = []
-    for half, size, again, state in product(precisions, sizes, ways, states):
-        samples = (size or basis.micro_batch) * others
-        fitting = [number for number in numbers if number * samples <= limit]
-        number = held.micro_batches or max(fitting, default=0)
-        levers = Levers(half, size, number, again, outputs, state, held.split)
+    for half, (size, count), again, state in product(precisions, batches, ways, states):
+        levers = Levers(half, size, count, again, outputs, state, held.split)
         ranked.append((_speed(basis, levers) * _worth_of_samples(basis, levers), levers))
     # Most first: what is not worth more than what fits is never asked whether it fits.
     least = _worth(basis, held)

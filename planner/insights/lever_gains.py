@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ipuscope.planner.advice import Advice, Advised, Basis, Levers, Outlook, advise_on, too_large
+from ipuscope.planner.advice import (
+    Advice,
+    Advised,
+    Basis,
+    Levers,
+    Outlook,
+    advise_on,
+    anything,
+    too_large,
+)
 from ipuscope.planner.insights.cycles import WORK
 from ipuscope.planner.insights.finding import Insight, Waits
 from ipuscope.planner.predict.memory_verdict import Answer
@@ -20,24 +29,33 @@ _ON_LINKS = ("copy between IPUs", "host I/O")
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
     """The gain of each lever that has no other insight, and of all together.
 
-    Gains are cycles of a weight update with the present number of samples.
+    Gains are cycles on the present number of samples. Single levers may change the training (their
+    sentences say so); all together keep its samples and its precision.
     """
     if present.problems:
         return
-    advised = advise_on(basis)
+    advised = advise_on(basis, anything(basis))
     for one in advised.single:
-        (name,) = one.levers.pulled
-        if not basis.can_split or name not in _ELSEWHERE:
+        if not basis.can_split or not {*one.levers.pulled} <= {*_ELSEWHERE}:
             yield _single(basis, one, advised.present)
     if not basis.can_split:
         yield from _refused(basis, advised)
-    if advised.together is not None:
-        yield _together(basis, advised.together, advised.present)
+    keeping = advise_on(basis).together  # what a user may take without a thought for the training
+    if keeping is not None:
+        yield _together(basis, keeping, advised.present)
 
 
 def gain(one: Advice, present: Advice) -> int:
     """Cycles saved on the samples of one present weight update."""
     return present.cycles - round(one.cycles * present.samples / max(1, one.samples))
+
+
+def training_changes(one: Advice, present: Advice) -> str:
+    """What an advice changes of the training itself; "" if it computes the same updates."""
+    changes = ["half precision"] if one.levers.half else []
+    if one.samples != present.samples:
+        changes.append(f"{one.samples:,} samples an update instead of {present.samples:,}")
+    return ", ".join(changes)
 
 
 def _change(levers: Levers) -> dict[str, str]:
@@ -53,6 +71,8 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
     title, detail, waits = _words(basis, one)
     estimate = " (an estimate)" if one.estimate else ""
     cycles = gain(one, present)
+    changed = training_changes(one, present)
+    detail += f" This changes the training: {changed}." if changed else ""
     return Insight(
         title,
         f"{detail} The same samples take {cycles:,} cycles less{estimate}.",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -13,14 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ipuscope.planner.costs.profile_costs import Costs
+from ipuscope.planner.levers.compile_again import compile_again
 from ipuscope.planner.predict.many_splits import assignment_cycles
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
 from ipuscope.profiler.analysis import pace
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report, open_report
 
 _ROUNDS = 3  # of moves of a cut by one Block, from the best split
-_IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -101,20 +99,21 @@ def verify(
     costs: Costs,
     wanted: Sequence[Assignment],
     script: Sequence[str],
-    kind: str = "training",
+    made: Provenance,
     workers: int | None = None,
     progress: Callable[[Iterable[Verified], int], Iterable[Verified]] | None = None,
 ) -> list[Verified]:
     """Compile a script once for each split, and say what came: those that run, quickest first.
 
-    ``script``: its path and arguments. ``kind``: "training" or "inference". ``workers``: compiles
-    at a time; default: as many as the machine has processors for. ``progress`` is given what comes
-    and how many there are, and passes it on.
+    ``script``: its path and arguments. ``made``: how the profile of the costs was made: each
+    compile repeats its settings. ``workers``: compiles at a time; default: as many as the machine
+    has processors for. ``progress`` is given what comes and how many there are, and passes it on.
     """
+    kind = "training" if costs.training else "inference"
     at_once = workers or max(1, min(len(wanted), (os.cpu_count() or 2) // 2))
     with TemporaryDirectory(prefix="ipu-report-") as folder, ThreadPoolExecutor(at_once) as pool:
         waiting = [
-            pool.submit(_compiled, costs, one, script, kind, Path(folder) / str(number))
+            pool.submit(_compiled, costs, one, script, kind, Path(folder) / str(number), made)
             for number, one in enumerate(wanted)
         ]
         came: Iterable[Verified] = (future.result() for future in as_completed(waiting))
@@ -123,25 +122,19 @@ def verify(
 
 
 def _compiled(
-    costs: Costs, assignment: Assignment, script: Sequence[str], kind: str, folder: Path
+    costs: Costs,
+    assignment: Assignment,
+    script: Sequence[str],
+    kind: str,
+    folder: Path,
+    made: Provenance,
 ) -> Verified:
     prediction = what_if(costs, assignment)
-    folder.mkdir()
-    file = folder / "placement.json"
-    file.write_text(json.dumps(placement_file(costs, assignment)))
-    options = ["--compile-only", "--profile-dir", str(folder), "--placement", str(file)]
-    # What this process imports from where, its child does too, wherever it was started.
-    here = os.pathsep.join(path for path in sys.path if path)
-    process = subprocess.run(
-        [sys.executable, "-c", _IPU_RUN, *options, *script],
-        env={**os.environ, "PYTHONPATH": here},
-        capture_output=True,
-        text=True,
-    )
-    profile = folder / kind
-    last = (process.stderr.strip().splitlines() or [f"no {kind} model was compiled"])[-1]
-    if not (profile / "profile.pop").exists():
-        return Verified(prediction, problem=last)
+    # where --num-ipus cut a call's samples into micro-batches, it does so again
+    stages = placement_file(costs, assignment, "proposed" not in made.placement)
+    profile, why = compile_again(script, folder, made, kind, placement=stages)
+    if profile is None:
+        return Verified(prediction, problem=why)
     with open_report(profile) as report:
         fullest = tuple(
             int(report.tiles(ipu)["total"].max()) for ipu in range(report.target.ipus_per_replica)

@@ -11,6 +11,7 @@ import numpy as np
 from ipuscope.profiler import units
 from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
+from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
@@ -23,23 +24,33 @@ if TYPE_CHECKING:
 def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     """Operators of two reports matched by name and direction.
 
-    ``name, direction, stage_a, stage_b, cycles_a, cycles_b, difference, ratio``, the largest
-    differences first; None where a report has none.
+    ``name, direction``, of each side ``stage, cycles`` (one execution), ``executions`` and
+    ``total_cycles`` (of a weight update, `executed_ops`), and ``difference`` and ``ratio`` of the
+    totals, the largest differences first; None where a report has none. Where the updates have
+    different numbers of samples, totals are per sample, as fractions.
     """
     import pandas as pd
 
     keys = ["name", "direction"]
     sides = []
+    per_sample = _samples(a) != _samples(b)
     for report in (a, b):
-        ops = report.ops.assign(number=report.ops.groupby(keys).cumcount())
-        sides.append(ops[[*keys, "number", "stage", "cycles"]])
+        ops = report.ops.join(executed_ops(report))
+        if per_sample:
+            ops["total_cycles"] = ops["total_cycles"] / max(1, _samples(report))
+        ops["number"] = ops.groupby(keys).cumcount()
+        sides.append(ops[[*keys, "number", "stage", "cycles", "executions", "total_cycles"]])
     both = pd.merge(sides[0], sides[1], on=[*keys, "number"], how="outer", suffixes=("_a", "_b"))
-    spent = {side: both[f"cycles_{side}"].fillna(0).astype(np.int64) for side in "ab"}
-    ratio = both["cycles_b"] / both["cycles_a"].where(both["cycles_a"] > 0)
-    for name in ("stage_a", "stage_b", "cycles_a", "cycles_b"):
-        both[name] = _or_none(both[name].astype("Int64"))
-    both["difference"] = spent["b"] - spent["a"]
-    both["ratio"] = _or_none(ratio)
+    before, after = both["total_cycles_a"], both["total_cycles_b"]
+    both["difference"] = after.fillna(0) - before.fillna(0)
+    both["ratio"] = _or_none(after / before.where(before > 0))
+    kind: Any = "Float64" if per_sample else "Int64"
+    for name in ("stage", "cycles", "executions", "total_cycles"):
+        for side in "ab":
+            of_side = both[f"{name}_{side}"].astype(kind if name == "total_cycles" else "Int64")
+            both[f"{name}_{side}"] = _or_none(of_side)
+    if not per_sample:
+        both["difference"] = both["difference"].astype(np.int64)
     order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
     return both.drop(columns="number").iloc[order].reset_index(drop=True)
 
@@ -193,7 +204,7 @@ _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     ("mean stage", "cycles", lambda r: _stage(r, "mean")),
     ("waiting", "share", _waiting),
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
-    ("operators' cycles, each once", "cycles", lambda r: float(r.ops["cycles"].sum())),
+    ("operators' cycles", "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
     ("IPUs", "count", lambda r: float(r.target.num_ipus)),
     ("program steps", "count", lambda r: float(r.columns_of(records.Step).rows)),
     ("variables", "count", lambda r: float(r.columns_of(records.Variable).rows)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ipuscope.profiler import held
-from ipuscope.profiler.enums import Direction, Role
+from ipuscope.profiler.enums import Direction, Purpose, Role
 from ipuscope.profiler.held import FLOAT, INT, TEXT
 from ipuscope.profiler.report import Report
 
@@ -21,12 +21,13 @@ MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
 BY_ATEN = "operators by ATen"  # name of the answer
+_SUMMED = ("total_cycles", "share", "recompute_cycles", "flops", "exchanged")
 _OF_GROUPS = {
     "aten": TEXT,
     "operators": INT,
-    "cycles": INT,
+    "executions": INT,
+    **dict.fromkeys(_SUMMED, INT),
     "share": FLOAT,
-    "flops": INT,
     "exchanged": FLOAT,
 }
 _SINGLE = ("float32", "float64")
@@ -34,24 +35,26 @@ _HALF = ("float16", "bfloat16")
 
 
 def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataFrame:
-    """`Report.ops` with columns from their steps, the most cycles first.
+    """`Report.ops` with columns from their steps, the most cycles of a weight update first.
 
-    ``stages``: of these only (None: all).
-    ``share`` (of all operators' cycles, each once), ``flops_per_cycle``, ``exchanged`` (bytes
+    ``stages``: of these only (None: all). ``cycles``, ``flops`` and what follows are of one
+    execution, but for the columns of `executed_ops` and ``share``: of all operators'
+    ``total_cycles``. ``flops_per_cycle``, ``exchanged`` (bytes
     received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
     cycles; None without any), ``tiles`` (active in its widest step), ``lost_cycles`` (compute
     cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
     every = report.ops
     ops = every if stages is None else every[every["stage"].isin(stages)]
-    steps = _steps_of(report, ops)
+    steps, executed = _steps_of(report, ops), executed_ops(report)
     compute = steps[steps["kind"] == "compute"]
     even = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
     spent = compute["cycles"].groupby(compute["op"]).sum()
     balance = (even / spent.clip(lower=1)).reindex(ops.index)
     frame = ops.assign(
         id=ops.index,
-        share=ops["cycles"] / max(1, int(every["cycles"].sum())),
+        **executed.reindex(ops.index),
+        share=executed["total_cycles"].reindex(ops.index) / max(1, executed["total_cycles"].sum()),
         flops_per_cycle=ops["flops"] / ops["cycles"].clip(lower=1),
         exchanged=steps.groupby("op")["bytes_in"].sum().reindex(ops.index).fillna(0),
         balance=balance.astype(object).where(balance.notna(), None),
@@ -63,7 +66,33 @@ def operators(report: Report, stages: Collection[int] | None = None) -> pd.DataF
         ],
     )
     frame = frame.join(_roofline(report, ops, steps))
-    return frame.sort_values("cycles", ascending=False, kind="stable")
+    return frame.sort_values(["total_cycles", "cycles"], ascending=False, kind="stable")
+
+
+def executed_ops(report: Report) -> pd.DataFrame:
+    """What operators take in a weight update (a device iteration), by id, from the executed trace.
+
+    int64: ``executions``; ``total_cycles`` of all of them; ``recompute_cycles`` of running again
+    for the backward pass, which is not in either. Reading and writing the stash is in none, waiting
+    neither. All 0 where the profile has no schedule.
+    """
+    of_step, ops = report.program_steps().set_index("step"), report.ops[[]]
+    if not len(report.runs):
+        return ops.assign(executions=0, total_cycles=0, recompute_cycles=0)
+    spent = report.spent(0, range(report.target.ipus_per_replica), 0)
+    ran = spent.step >= 0
+    about = of_step[["op", "purpose", "direction", "times"]].reindex(spent.step[ran])
+    own = (about["op"] >= 0) & (about["purpose"] == Purpose.OPERATOR)
+    again = about["direction"] == Direction.RECOMPUTE
+    rows = about.assign(cycles=spent.cycles[ran], count=spent.count[ran] // about["times"])
+    first, second = rows[own & ~again].groupby("op"), rows[own & again].groupby("op")
+    columns = {
+        "executions": first["count"].max(),  # of its steps: each body that has one has all
+        "total_cycles": first["cycles"].sum(),
+        "recompute_cycles": second["cycles"].sum(),
+    }
+    of_ops = {name: of.reindex(ops.index).fillna(0) for name, of in columns.items()}
+    return ops.assign(**of_ops).astype(np.int64)
 
 
 def named(operators: pd.DataFrame, by: str) -> pd.Series[str]:
@@ -72,22 +101,17 @@ def named(operators: pd.DataFrame, by: str) -> pd.Series[str]:
 
 
 def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Operators summed by one of their columns, most cycles first.
+    """Operators summed by one of their columns, most cycles of a weight update first.
 
-    That column, ``operators`` (how many), ``cycles, share, flops`` and ``exchanged``.
+    That column, ``operators`` (how many), ``executions, total_cycles, share, recompute_cycles``,
+    and ``flops`` and ``exchanged`` of all executions.
     """
-    table = (
-        operators.assign(**{by: named(operators, by)})
-        .groupby(by, as_index=False, sort=False)
-        .agg(
-            operators=("cycles", "size"),
-            cycles=("cycles", "sum"),
-            share=("share", "sum"),
-            flops=("flops", "sum"),
-            exchanged=("exchanged", "sum"),
-        )
-    )
-    return table.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    times = operators["executions"]
+    all_times = {name: operators[name] * times for name in ("flops", "exchanged")}
+    rows = operators.assign(**{by: named(operators, by)}, operators=1, **all_times)
+    sums = ["operators", "executions", *_SUMMED]
+    table = rows.groupby(by, as_index=False, sort=False)[sums].sum()
+    return table.sort_values("total_cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def by_aten(report: Report) -> pd.DataFrame:
@@ -112,9 +136,10 @@ def _sound(columns: Mapping[str, np.ndarray]) -> bool:
 
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:
-    """The steps that these operators run once, as often as their body runs them: `_OF_STEPS`."""
+    """The steps of one execution of these operators, as often as their body runs them."""
     steps = report.program_steps()
-    chosen = ((steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)).to_numpy()
+    own = (steps["op"] >= 0) & (steps["purpose"] == Purpose.OPERATOR)
+    chosen = (own & (steps["direction"] != Direction.RECOMPUTE)).to_numpy()
     if len(ops) < len(report.ops):
         chosen = chosen & steps["op"].isin(ops.index).to_numpy()
     rows = np.flatnonzero(chosen)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def release(path: Path) -> None:
         if not own_lock.users:
             del _held[lock]
             # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
-            Path(lock).unlink(missing_ok=True)
+            with suppress(OSError):  # the directory may be gone, or no longer ours to write
+                os.unlink(lock)
             os.close(own_lock.descriptor)
 
 

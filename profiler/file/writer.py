@@ -14,7 +14,7 @@ import operator
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +27,18 @@ from ipuscope.profiler.errors import ProfileError, ProfileTaken
 from ipuscope.profiler.file import codec, lock, packed_columns, records, schema, seal, sql_rows
 
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
+_GONE = (
+    "its directory was removed, replaced or made read-only while it was being written",
+    "Leave the directory alone until the run ends; the run itself does not need it",
+)
+_REPLACED = (
+    "another model of this process began a profile there",
+    "Give each model a directory, or a name with Options.modelName",
+)
+_OF_PARENT = (
+    "the process that this one was forked from writes it",
+    "Make the model in the process that runs it",
+)
 
 
 class ProfileWriter:
@@ -36,6 +48,9 @@ class ProfileWriter:
     every finished `add`. Every method raises `ProfileError` when the file cannot be written, and
     only then (`ProfileTaken` where another process is writing it); TypeError and ValueError mean
     that a row itself is wrong.
+
+    ``path`` is absolute, so that a script may change its working directory. A writer belongs to
+    the process that made it: in a forked child, `close` leaves the file to the parent.
     """
 
     def __init__(
@@ -45,7 +60,12 @@ class ProfileWriter:
 
         That takes half the time, for a profile that is read here and thrown away.
         """
-        self.path = Path(path)
+        try:
+            self.path = Path(os.path.abspath(path))
+        except FileNotFoundError as error:
+            raise ProfileError(path, "the working directory was removed", _REMEDY) from error
+        self._process = os.getpid()
+        self._inode = -1
         self._plain_rows = plain_rows
         self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
@@ -104,6 +124,11 @@ class ProfileWriter:
                 "another process is writing this profile",
                 "Give each of several runs at a time a directory of its own",
             )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made the writer; a forked child did not."""
+        return self._process == os.getpid()
 
     def _is_own_partial(self) -> bool:
         """Whether no other writer of this process has begun a newer partial file."""
@@ -210,7 +235,10 @@ class ProfileWriter:
 
         The partial file goes if everything in it was published, and stays otherwise.
         """
-        self._connection.close()
+        if not self.is_own:
+            return
+        with suppress(sqlite3.Error):
+            self._connection.close()
         try:
             if self._published and self._is_own_partial():
                 with self._errors():
@@ -226,12 +254,20 @@ class ProfileWriter:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        if not self.is_own:
+            raise ProfileError(self.path, *_OF_PARENT)
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise ProfileError(
-                self.path, f"the profile cannot be written ({error})", _REMEDY
-            ) from error
+            raise ProfileError(self.path, *self._cause(error)) from error
+
+    def _cause(self, error: Exception) -> tuple[str, str]:
+        """The problem and the way out: SQLite only says that the database is read-only."""
+        if self._inode >= 0 and not os.access(self.path.parent, os.W_OK | os.X_OK):
+            return _GONE
+        if self._inode >= 0 and not self._is_own_partial():
+            return _REPLACED if self.partial.is_file() else _GONE
+        return f"the profile cannot be written ({error})", _REMEDY
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

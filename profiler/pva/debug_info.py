@@ -7,6 +7,7 @@ before their parents, and of the ``stringTable`` that holds their names.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def write(profile: str | os.PathLike[str]) -> Path:
         partial.write_bytes(cbor2.dumps(contents(report)))
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise ProfileError(
             path, f"it cannot be written ({error})", "Free some space or choose another directory"
         ) from error

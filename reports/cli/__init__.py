@@ -175,5 +175,3 @@ def _run(args: argparse.Namespace) -> int:
         _write_nothing_more()
         print(f"ipu-report: error: the output ends here: {error.strerror}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130

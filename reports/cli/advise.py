@@ -1,7 +1,8 @@
 """What to change so that the model runs faster, over all levers, with the lines to write.
 
-Precision, micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies
-and the split: each alone, and all together, ranked by predicted samples a second under the memory.
+Micro-batch, accumulation, recomputation, outputs returned, where optimiser state lies and the
+split: each alone, and all together, ranked by predicted samples a second under the memory. The
+samples of a weight update and the precision stay as they are unless --allow names them.
 '~' marks estimates, '±' what they may be off. --check SCRIPT compiles the script with each of them
 and says what came, then advises on what was compiled until nothing gains. The script stays as it
 is.
@@ -20,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 from ipuscope.reports.cli import common
 
 if TYPE_CHECKING:
-    from ipuscope.planner.advice import Advice, Advised, Basis
+    from ipuscope.planner.advice import Advice, Advised, Allowed, Basis
     from ipuscope.profiler import Report
     from ipuscope.reports.checks import Outcome, Script, Step
     from ipuscope.reports.tables import Lines, Page, Table
 
+_CHANGES = ("half", "samples")  # of the training, that --allow takes
 _ADVICE = "advice"  # folders of what --check compiled, numbered as printed
 HELP = "what to change, over all levers, with the gain and the lines to write"
 EXAMPLES = """  ipu-report advise demo/training
-  ipu-report advise --samples 512 demo/training        at most so many samples a weight update
+  ipu-report advise --allow half,samples demo/training     precision and samples may change
   ipu-report advise demo/training --check train.py --epochs 3      compile each advice
   ipu-report advise -o tried demo/training --check train.py        and keep their profiles
   ipu-report advise --json demo/training | jq '.[0].advice[0].code'
@@ -39,11 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ipu-report advise`."""
     common.add_profile(parser)
     parser.add_argument(
+        "--allow",
+        default="",
+        metavar="CHANGES",
+        help="what may change of the training: half (the precision), samples (up to 32 times as"
+        " many a weight update), or both: half,samples. Without, both stay as they are",
+    )
+    parser.add_argument(
         "--samples",
         type=common.positive,
         default=0,
         metavar="N",
-        help="most samples of a weight update (default: 32 times as many as now)",
+        help="allow up to N samples a weight update",
     )
     common.add_top(parser, 8)
     parser.add_argument(
@@ -101,21 +110,24 @@ def _writable(folder: Path | None) -> None:
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     from ipuscope.planner.advice import advise_on, basis_of
+    from ipuscope.planner.advice.search import LEAST_GAIN
     from ipuscope.reports.tables import Page, say
 
     try:
         basis = basis_of(report)
-        advised = advise_on(basis, args.samples)
+        allowed = _allowed(basis, args)
+        advised = advise_on(basis, allowed)
     except ValueError as error:
         raise common.CommandError(str(error)) from error
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     advices = every[: common.top(args)]
     now = _now(basis, advised)
+    more = _with_everything(basis, advised, allowed)
     if not advices:
-        words = "No lever that is known gains anything: the model runs as fast as it can so."
-        return Page(str(report.path), (_table(advices), say(now), say(words)))
+        words = f"No lever gains {LEAST_GAIN:.1%} or more by the costs of this profile."
+        return Page(str(report.path), (_table(advices), say(now), say(words), *more))
     if args.check is None:
-        lines = (say(now), *_lines(advices))
+        lines = (say(now), *more, *_lines(advices))
         return Page(str(report.path), (_table(advices), *lines))
     outcomes, steps = _checked(report, args, basis, advices)
     failed.append(_most(steps, outcomes) <= _present(advised))
@@ -125,6 +137,46 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
     errors = [say(words) for words in _errors(advices, outcomes)]
     lines = (say(now), *_lines(advices), *errors, *_verdict(args, basis, advised, steps))
     return Page(str(report.path), (*tables, *lines))
+
+
+def _allowed(basis: Basis, args: argparse.Namespace) -> Allowed:
+    """What may change of the training, as the options say."""
+    from ipuscope.planner.advice import Allowed, anything
+
+    names = [name for name in (part.strip() for part in args.allow.split(",")) if name]
+    for name in names:
+        if name not in _CHANGES:
+            raise common.CommandError(
+                f"--allow {name!r}: there are {' and '.join(_CHANGES)}", common.USAGE
+            )
+    most = anything(basis).samples if "samples" in names else 0
+    return Allowed("half" in names, args.samples or most)
+
+
+def _with_everything(basis: Basis, advised: Advised, allowed: Allowed) -> list[Lines]:
+    """What the best is where the training may change too; nothing if it is no better."""
+    from ipuscope.planner.advice import advise_on, anything
+    from ipuscope.planner.insights.lever_gains import training_changes
+    from ipuscope.reports.tables import say
+
+    everything = anything(basis)
+    if allowed == everything:
+        return []
+    best = _best(advise_on(basis, everything))
+    here = _best(advised)
+    changes = training_changes(best, advised.present) if best else ""
+    if best is None or not changes or (here and here.gain >= best.gain):
+        return []
+    return [
+        say(
+            f"The training stays as it is. With other training ({changes}) the best would be"
+            f" {_rate(best)} samples a second: --allow half,samples shows it."
+        )
+    ]
+
+
+def _best(advised: Advised) -> Advice | None:
+    return advised.together or next(iter(advised.single), None)
 
 
 def _present(advised: Advised) -> float:
@@ -153,7 +205,6 @@ def _now(basis: Basis, advised: Advised) -> str:
 def _checked(
     report: Report, args: argparse.Namespace, basis: Basis, advices: list[Advice]
 ) -> tuple[list[Outcome], list[Step]]:
-    from ipuscope.planner.advice.search import MORE
     from ipuscope.reports.checks import Script, Step, search
 
     with tempfile.TemporaryDirectory(prefix="ipu-report-") as scratch:
@@ -171,8 +222,7 @@ def _checked(
             best, outcome = advices[0], outcomes[0]
         name = _folder(advices.index(best) + 1)
         first = Step(name, best.levers, best.title, best.samples_per_second, outcome)
-        limit = args.samples or MORE * basis.costs.samples * basis.costs.micro_batches
-        return outcomes, search(script, first, limit, args.rounds)
+        return outcomes, search(script, first, _allowed(basis, args), args.rounds)
 
 
 def _folder(number: int) -> str:
@@ -284,7 +334,7 @@ def _split(step: Step, folder: Path | None) -> str:
 
 
 def _placement(step: Step, folder: Path) -> Path:
-    from ipuscope.reports.checks import PLACEMENT
+    from ipuscope.planner.levers.compile_again import PLACEMENT
 
     return folder / step.name / PLACEMENT
 
@@ -322,7 +372,7 @@ def _verdict(
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
     rate, now = best.outcome.samples_per_second, _present(advised)
     if rate <= now:
-        return [say("Nothing that was compiled is faster than the profile.")]
+        return [say("None of the compiles in the table is faster than the profile.")]
     times = f", {rate / now:.2f} times the profile's {_per_second(now)}" if now else ""
     said = f"The fastest that was compiled takes {_per_second(rate)} samples a second{times}"
     if best is steps[0]:

@@ -7,13 +7,14 @@ import glob
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ipuscope.waiting import PATIENCE as PATIENCE
+from ipuscope.waiting import waiting as waiting
 from ipuscope.words import one_line as one_line
+from ipuscope.words import positive as positive
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,6 @@ MOST_DIRECTORIES, MOST_BELOW = (
     20_000,
     100,
 )  # looked into, and profiles, of a directory that is given
-PATIENCE = 1.0  # seconds of work until a terminal is told
 LEAST_WIDTH = 40  # columns that --width takes
 _A_FEW = 500  # directories between two words of how many there were
 # Exit codes.
@@ -182,13 +182,6 @@ def count(words: str) -> int:
     return int(words)
 
 
-def positive(words: str) -> int:
-    """An argparse type: a whole number of at least 1."""
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
-    return int(words)
-
-
 def whole_numbers(option: str, words: str) -> tuple[int, ...]:
     """Parse comma-separated whole numbers. Raises CommandError with the name of the option."""
     parts = [part.strip() for part in words.split(",")]
@@ -234,7 +227,7 @@ def _all_below(directory: Path) -> list[Path]:
     """Every profile below a directory. CommandError where it is too large to be what was meant."""
     found: list[Path] = []
     many = ""
-    with working(f"looking for profiles below {directory}") as say:
+    with waiting(f"looking for profiles below {directory}") as say:
         for number, here in enumerate(_walked(directory), 1):
             found += here
             if number % _A_FEW == 0:
@@ -265,45 +258,6 @@ def _walked(directory: Path) -> Iterator[list[Path]]:
     for here, folders, files in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield [Path(here) / "profile.pop"] if "profile.pop" in files else []
-
-
-@contextmanager
-def working(words: str, after: float | None = PATIENCE) -> Iterator[Callable[[str], None]]:
-    """Words on standard error while this lasts, if that is a terminal; what is called adds to them.
-
-    They are shown by the first call, or ``after`` so many seconds (None: never without a call):
-    what is quick passes without a flicker.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    if not console.is_terminal:
-        yield lambda more: None
-        return
-    status = console.status(one_line(words))
-    one_at_a_time, ended = threading.Lock(), threading.Event()
-
-    def show() -> None:
-        with one_at_a_time:
-            if not ended.is_set():
-                status.start()
-
-    def say(more: str) -> None:
-        status.update(one_line(f"{words}: {more}"))
-        show()
-
-    timer = threading.Timer(after, show) if after is not None else None
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
-    try:
-        yield say
-    finally:
-        if timer is not None:
-            timer.cancel()
-        with one_at_a_time:
-            ended.set()
-            status.stop()
 
 
 def find_one(pattern: str) -> Path:
@@ -342,7 +296,7 @@ def each_profile(
     pages = []
     errors = []
     paths = find_profiles(args.profiles)
-    with working("working", None if says_itself else PATIENCE) as say:
+    with waiting("working", None if says_itself else PATIENCE) as say:
         for number, path in enumerate(paths, 1):
             if len(paths) > 1:
                 say(f"{number} of {len(paths)}, {path}")

@@ -95,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
             ),
         )
         people = args.form == "text"
+        each = "a sample" if waits["cycles_a"].dtype == float else analysis.turn(report, other)
         differ = ops[ops["difference"] != 0] if people else ops
         operators = Table(
             "operators",
@@ -102,14 +103,13 @@ def run(args: argparse.Namespace) -> int:
             (
                 Column("name", "operator", text),
                 Column("direction", "for", text),
-                Column("cycles_a", "cycles A", _cycles),
-                Column("cycles_b", "cycles B", _cycles),
+                Column("total_cycles_a", "cycles A", _cycles),
+                Column("total_cycles_b", "cycles B", _cycles),
                 Column("difference", "B - A"),
             ),
-            "operators, the largest differences first",
+            f"operators: cycles of {each}, the largest differences first",
             most=common.top(args),
         )
-        each = "a sample" if waits["cycles_a"].dtype == float else "the whole"
         came_from = Table(
             "waits",
             waits,
@@ -147,8 +147,8 @@ def _apart(reasons: dict[str, str]) -> Iterator[str]:
         yield f"{what[:1].upper()}{what[1:]} cannot be compared: {why}."
 
 
-def _cycles(value: int | None) -> str:
-    return "none" if value is None else f"{value:,}"
+def _cycles(value: float | None) -> str:
+    return "none" if value is None else f"{value:,.0f}"
 
 
 def _share(value: float) -> str:

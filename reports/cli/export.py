@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         if form not in ("csv", "parquet") or args.table in _OF_RUN:
             common.check_iteration(report, args.which_run or 0, args.iteration or 0)
         try:
-            with common.working(f"writing {args.output}"):
+            with common.waiting(f"writing {args.output}"):
                 rows = _write(report, args, form)
         except OSError as error:
             raise common.CommandError(
@@ -166,6 +166,10 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
 def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:
     if args.table == "pipeline_cycles":
         return report.pipeline_cycles(args.which_run or 0, args.iteration or 0)
+    if args.table == "ops":
+        from ipuscope.profiler.analysis import operators
+
+        return operators(report).drop(columns="id").sort_index()
     member: Any = getattr(report, args.table)
     if args.table in ("steps", "tasks"):
         member = member(args.which_run or 0, iteration=args.iteration)

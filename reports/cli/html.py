@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.reports.html import write_html
 
         try:
-            with common.working(f"drawing {args.output}"):
+            with common.waiting(f"drawing {args.output}"):
                 write_html(report, args.output)
         except OSError as error:
             raise common.CommandError(

@@ -1,10 +1,13 @@
-"""The operators of the model, the most expensive first. Cycles are of one execution.
+"""The operators of the model, the most expensive in a weight update first.
 
-A name is the module's path and what it does. "balance": the mean over the slowest tile while it
-computes. "of peak": its FLOPs against what the matrix units of all tiles could do in its cycles.
-"bound": what would limit it if all went perfectly, its FLOPs (compute) or the bytes its tiles
-receive (exchange). '*' marks cycles that a generic guess stood in for: nobody has lowered that
-operator (CONTRIBUTING.md says how to).
+"cycles" are of one execution, "times" says how many executions a weight update (or a device
+iteration) has, "total" is both together and "share" its part of all operators' totals. "again":
+what the update spends to recompute it for the backward pass, beside its total.
+
+A name is the module's path and what it does. "of peak": its FLOPs against what the matrix units of
+all tiles could do in its cycles; --json has what bounds it, its balance over tiles and more. '*'
+marks cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md
+says how to).
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ EXAMPLES = """  ipu-report ops demo/training
   ipu-report ops --csv demo/training > ops.csv         with source lines, plans and all
 """
 
-_SORT = ("cycles", "flops", "name")
+_SORT = {"total": "total_cycles", "cycles": "cycles", "flops": "flops", "name": "name"}
 
 # Of ipuscope.profiler.enums.Direction, which would load numpy for --help.
-DIRECTIONS = ("forward", "backward", "recompute", "update")
+DIRECTIONS = ("forward", "backward", "update")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
-        "--sort", choices=_SORT, default="cycles", help="column to sort by (default: cycles)"
+        "--sort", choices=[*_SORT], default="total", help="column to sort by (default: total)"
     )
     parser.add_argument("--name", metavar="WORDS", help="only operators whose name contains this")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
             raise common.CommandError(
                 f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}"
             )
-        frame = frame.sort_values(args.sort, ascending=args.sort == "name", kind="stable")
+        by = _SORT[args.sort]
+        frame = frame.sort_values(by, ascending=by == "name", kind="stable")
         frame = frame.rename_axis("op").reset_index()
         shown = frame.assign(
             said=[
@@ -83,9 +87,11 @@ def run(args: argparse.Namespace) -> int:
             Column("direction", "for", text),
             Column("stage", "stage", identity),
             Column("cycles", "cycles"),
-            Column("balance", "balance", percent),
+            Column("executions", "times"),
+            Column("total_cycles", "total"),
+            Column("share", "share", percent),
+            Column("recompute_cycles", "again"),
             Column("utilisation", "of peak", percent),
-            Column("bound", "bound", text),
         )
         form = shown if args.form == "text" else frame
         return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))

@@ -5,11 +5,12 @@ Of a profile that is there already, or (``--verify N``) of splits that are compi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipuscope.reports.cli import common
+from ipuscope.waiting import waiting
 
 if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
@@ -175,11 +176,12 @@ def quickest_compiled(
         rules_differ,
         verify,
     )
+    from ipuscope.profiler.provenance import Provenance
     from ipuscope.reports.tables import say
 
     proposed = split.prediction.assignment
     wanted = candidates(costs, proposed, count)
-    compiled = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
+    compiled = verify(costs, wanted, script, Provenance.of(report), progress=_progress)
     splits = in_order([*of_profile(report, costs, proposed.ipus), *compiled])
     runs = [one for one in splits if not one.problem]
     if not runs:
@@ -199,15 +201,12 @@ def quickest_compiled(
     return chosen, (*table, say(f"{differ}.")) if differ else table
 
 
-def _progress(came: Iterable[Verified], count: int) -> Iterable[Verified]:
-    """A progress bar on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return came
-    return track(came, "compiling", count, console=console, transient=True)
+def _progress(came: Iterable[Verified], count: int) -> Iterator[Verified]:
+    """What came, one after another, while standard error says how many."""
+    with waiting("compiling") as say:
+        for number, one in enumerate(came, 1):
+            yield one
+            say(f"{number} of {count}", number / count)
 
 
 def _compiled_table(costs: Costs, found: Sequence[Verified]) -> tuple[Table | Lines, ...]:

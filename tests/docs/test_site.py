@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.commands import poprun
-from ipu_exec.commands.run import _parser as run_parser
 from ipu_exec.session.compilation import compile_step
+from ipuscope.poprun import poprun_parser
 from ipuscope.reports.cli import main, make_parser
+from ipuscope.run_arguments import run_parser
 from tests import forked
 from tests.models import model_of
 from tests.paths import ROOT
@@ -100,7 +100,7 @@ def test_the_commands_of_other_pages_are_there(page: Path) -> None:
         if name == "ipu-run":
             run_parser(name).parse_args(words[1:])
         elif name == "poprun":
-            poprun._parser().parse_args(words[1:])
+            poprun_parser().parse_args(words[1:])
         elif name == "ipu-report":
             make_parser().parse_args(words[1:])
         elif name == "pip":

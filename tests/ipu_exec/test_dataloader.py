@@ -267,6 +267,18 @@ def test_batches_are_made_by_another_process_and_an_iteration_can_be_broken_off(
         assert [int(value) for value in accessor] == list(range(10))
 
 
+def test_a_forked_child_leaves_the_process_that_loads_to_its_parent() -> None:
+    import os
+
+    with closing(AsynchronousDataAccessor(Numbers(4), buffer_size=2)) as accessor:
+        child = os.fork()
+        if not child:
+            accessor.terminate()  # as the end of Python does
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [int(value) for value in accessor] == list(range(4))
+
+
 def test_one_epoch_at_a_time_where_it_is_not_to_load_indefinitely() -> None:
     with closing(AsynchronousDataAccessor(Numbers(5), load_indefinitely=False)) as accessor:
         assert [int(value) for value in accessor] == list(range(5))

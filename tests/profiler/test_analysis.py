@@ -17,6 +17,8 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, analysis, open_report, units
+from ipuscope.profiler.analysis.hierarchy import cycles_by_step
+from ipuscope.profiler.analysis.operators import grouped
 from tests.models import Mlp
 from tests.planner.rebalance.cases import deep
 from tests.synthetic import synthetic_profile
@@ -43,13 +45,60 @@ def test_operators_add_up_to_their_steps(report: Report) -> None:
     ops = analysis.operators(report)
     steps = report.program_steps()
     assert ops["share"].sum() == pytest.approx(1)
-    assert ops["cycles"].is_monotonic_decreasing
+    assert ops["total_cycles"].is_monotonic_decreasing
+    assert (ops["total_cycles"] == ops["cycles"] * ops["executions"]).all()
     exchanged = steps.loc[
         (steps["op"] >= 0) & (steps["direction"] != "recompute"), "bytes_in"
     ].sum()
     assert ops["exchanged"].sum() == exchanged
     assert ops["balance"].dropna().between(0, 1).all()
     assert (ops["lost_cycles"] >= 0).all()
+
+
+@pytest.mark.parametrize("kind", ["training", "inference"])
+def test_operators_add_up_to_the_executed_trace(demo: Path, kind: str) -> None:
+    """By operator: its executions, running it again, and the stash that it writes and reads."""
+    report = open_report(demo / kind)
+    executed = report.steps(0, iteration=0)
+    executed = executed[executed["op"] >= 0]
+    purpose = report.program_steps().set_index("step")["purpose"].reindex(executed["step"])
+    stash = executed[purpose.isin(["stash", "restore"]).to_numpy()]
+    ops = analysis.operators(report)
+    took = ops["total_cycles"] + ops["recompute_cycles"]
+    took = took.add(stash.groupby("op")["cycles"].sum(), fill_value=0)
+    of_trace = executed.groupby("op")["cycles"].sum().reindex(ops.index).fillna(0)
+    assert (took.reindex(ops.index) == of_trace).all()
+    of_flames = cycles_by_step(report)
+    assert of_trace.sum() == of_flames.loc[of_flames["op"] >= 0, "cycles"].sum()
+
+
+def test_what_runs_for_each_micro_batch_costs_more_than_what_runs_once(report: Report) -> None:
+    """The update has the operator of most cycles at once, and little of the cycles of all."""
+    ops = analysis.operators(report)
+    times = report.options["Training.gradientAccumulation"]
+    for direction, count in (("forward", times), ("backward", times), ("update", 1)):
+        some = ops[(ops["direction"] == direction) & (ops["cycles"] > 0)]
+        assert set(some["executions"]) == {count}
+    groups = grouped(ops, "direction").set_index("direction")
+    once = report.ops.groupby("direction")["cycles"].sum()
+    assert groups.loc["update", "total_cycles"] == once["update"]
+    assert groups.loc["forward", "total_cycles"] == once["forward"] * times
+    assert groups.loc["update", "share"] < 0.05 < once["update"] / once.sum()
+    assert (
+        groups.loc["forward", "flops"]
+        == times * ops.loc[ops["direction"] == "forward", "flops"].sum()
+    )
+
+
+def test_operators_of_a_profile_without_a_schedule_have_no_executions(tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("DELETE FROM runs")
+        file.execute("DELETE FROM traces")
+        file.commit()
+    ops = analysis.operators(open_report(path))
+    assert not ops["executions"].any() and not ops["total_cycles"].any()
+    assert ops["cycles"].is_monotonic_decreasing and ops["cycles"].any()
 
 
 def test_a_report_compared_with_itself_does_not_differ(report: Report) -> None:
@@ -68,6 +117,8 @@ def test_operators_of_two_reports_are_matched_by_name(report: Report, demo: Path
     only = ops[ops["stage_b"].isna()]
     assert len(only) == len(ops) - len(other.ops)
     assert ops["difference"].abs().is_monotonic_decreasing
+    totals = [analysis.operators(one)["total_cycles"].sum() for one in (report, other)]
+    assert ops["difference"].sum() == totals[1] - totals[0]
 
 
 def test_insights_are_ordered_by_gain_and_lead_somewhere(report: Report) -> None:

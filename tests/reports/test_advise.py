@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipuscope.planner.advice import Basis, Levers
+from ipuscope.planner.advice import Allowed, Basis, Levers
 from ipuscope.planner.levers.levers import LINE, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
@@ -31,7 +31,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_advice_has_its_lines(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(profile)]) == 0
+    assert main(["advise", "--allow", "half,samples", str(profile)]) == 0
     out = capsys.readouterr().out
     assert "model.half()" in out
     assert "1. " in out
@@ -41,6 +41,17 @@ def test_each_advice_has_its_lines(profile: Path, capsys: pytest.CaptureFixture[
     assert rates[0] == max(rates)
     assert rates[1:] == sorted(rates[1:], reverse=True)
     assert all(one["code"] for one in page["advice"])
+    assert not any("half" in one["argument"] for one in page["advice"])
+
+
+def test_what_is_not_allowed_is_named_with_its_gain(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "--top", "1", str(profile)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The training stays as it is. With other training (half precision" in out
+    assert main(["advise", "--allow", "double", str(profile)]) == 2
+    assert "--allow 'double': there are half and samples" in capsys.readouterr().err
 
 
 def test_check_compiles_the_script_with_each_advice(
@@ -77,7 +88,7 @@ def test_a_search_goes_on_from_what_was_compiled_until_nothing_gains(
         1.0,
         outcome(1.0, profile / "profile.pop"),
     )
-    steps = checks.search(script, first, 0, rounds=5)
+    steps = checks.search(script, first, Allowed(True, 4096), rounds=5)
     assert len(steps) == 2  # nothing is predicted to be quicker than what the second took
     assert asked[0].outputs == "loss"
     assert set(asked[0].pulled) > {"outputs"}
@@ -227,4 +238,4 @@ def test_a_script_that_does_not_compile_is_said_so(
     out = capsys.readouterr().out
     assert "does not compile" in out
     assert "ValueError: no data" in out
-    assert "Nothing that was compiled is faster" in out
+    assert "None of the compiles in the table is faster" in out

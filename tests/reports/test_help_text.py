@@ -6,9 +6,10 @@ import shlex
 
 import pytest
 
-from ipu_exec.commands import poprun, run
 from ipuscope.help_text import HelpText
+from ipuscope.poprun import poprun_parser
 from ipuscope.reports.cli import COMMANDS, make_parser
+from ipuscope.run_arguments import run_parser
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -36,7 +37,7 @@ def test_help_of_runs_is_no_wider_either(
     command: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    parser = run._parser("ipu-run") if command == "ipu-run" else poprun._parser()
+    parser = run_parser() if command == "ipu-run" else poprun_parser()
     lines = parser.format_help().splitlines()
     assert max(map(len, lines)) <= columns
     assert parser.description is not None

@@ -16,6 +16,7 @@ from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.planner.search.split_search import quickest
 from ipuscope.planner.search.verified_splits import Verified
 from ipuscope.profiler import Report, open_report
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.viewer import checks
 from ipuscope.viewer.app import create_app
 from ipuscope.viewer.checks import COUNT, Checks, chosen
@@ -46,7 +47,7 @@ class Compiler:
         costs: Costs,
         wanted: list[Assignment],
         script: Sequence[str],
-        kind: str,
+        made: Provenance,
         progress: Progress,
     ) -> list[Verified]:
         self.script, self.wanted = script, wanted
@@ -71,9 +72,9 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
 ) -> None:
     costs = Costs.from_report(report)
     compiler, runner = Compiler(monkeypatch), Checks(SCRIPT)
-    runner.begin(costs, profiled(costs), "training")
+    runner.begin(costs, profiled(costs), Provenance())
     assert runner.now.running
-    runner.begin(costs, profiled(costs), "training")  # nothing: one is running
+    runner.begin(costs, profiled(costs), Provenance())  # nothing: one is running
     compiler.go_on.set()
     now = finished(runner)
     assert not now.running and not now.problem
@@ -88,20 +89,20 @@ def test_the_shown_split_is_compiled_and_the_quickest_near_it(
 def test_what_goes_wrong_is_said(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     costs, runner = Costs.from_report(report), Checks(SCRIPT)
     full = costs.with_tile_bytes(100)
-    runner.begin(full, profiled(costs), "training")
+    runner.begin(full, profiled(costs), Provenance())
     assert "fits" in finished(runner).problem
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(checks, "verify", fail)
-    runner.begin(costs, profiled(costs), "training")
+    runner.begin(costs, profiled(costs), Provenance())
     assert finished(runner).problem == "no space left" and not runner.now.running
 
 
 def test_without_a_script_there_is_nothing_to_press(report: Report) -> None:
     costs, runner = Costs.from_report(report), Checks()
-    runner.begin(costs, profiled(costs), "training")
+    runner.begin(costs, profiled(costs), Provenance())
     assert not runner.now.running
     page = answers(report, ())
     assert all("rebalance-check" not in text for text in page.values())

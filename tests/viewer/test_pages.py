@@ -434,12 +434,12 @@ def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -
 
 
 def test_the_operations_are_the_reports(chromium: Any, address: str, report: Report) -> None:
-    largest = report.ops.sort_values("cycles", ascending=False).iloc[0]
+    largest = analysis.operators(report).iloc[0]
     with tab(chromium, address) as view:
-        page = view.open(f"/operations?op={largest.name}")
+        page = view.open(f"/operations?op={largest['id']}")
         first = page.locator("#operations-grid [row-index='0']").first.inner_text()
         assert largest["name"] in first
-        assert f"{largest['cycles']:,}" in first
+        assert f"{largest['total_cycles']:,}" in first
         assert f"{largest['cycles']:,} cycles" in page.inner_text("#operations-chosen")
         page.fill("input[type=search]", "max_pool")
         view.wait(
@@ -805,7 +805,8 @@ def test_the_other_profile_is_shown_beside_this_one(
         assert most == pytest.approx(other.liveness(0)["total"].max() / 1024**2)
         page = view.open("/operations?other=show&find=layer2/conv/convolution")
         name = "layer2/conv/convolution"
-        this, that = (r.ops.loc[r.ops["name"] == name, "cycles"].iloc[0] for r in (report, other))
+        both = (analysis.operators(one).set_index("name") for one in (report, other))
+        this, that = (ops.at[name, "total_cycles"] for ops in both)
         page.locator("#operations-grid [row-index='0']", has_text=f"{that:,}").first.wait_for()
         words = page.locator("#operations-grid [row-index='0']").all_inner_texts()
         assert f"{this:,}" in " ".join(words) and f"{that:,}" in " ".join(words)

@@ -11,6 +11,7 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.verified_splits import Verified
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.checks import COUNT, Check
 from ipuscope.viewer.figures import units
@@ -44,11 +45,11 @@ def card(profiles: Profiles) -> list[Any]:
     ]
 
 
-Asked = Callable[[Any, Any], tuple[Costs, Assignment, str]]
+Asked = Callable[[Any, Any], tuple[Costs, Assignment, Provenance]]
 
 
 def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
-    """Callbacks. ``asked``: costs, split and kind, by an address's profile and starts."""
+    """Callbacks. ``asked``: costs, split and provenance, by an address's profile and starts."""
     if not profiles.checks.script:
         return
 
@@ -62,8 +63,8 @@ def register(app: Dash, profiles: Profiles, asked: Asked, page: str) -> None:
     def begin(clicks: Any, starts: Any, profile: Any) -> Any:
         if not clicks:
             return no_update
-        costs, split, kind = asked(profile, starts)
-        profiles.checks.begin(costs, split, kind)
+        costs, split, made = asked(profile, starts)
+        profiles.checks.begin(costs, split, made)
         set_props(CHECKING, {"disabled": False})
         return _said(profiles.checks.now, len(costs))
 

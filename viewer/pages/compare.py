@@ -18,13 +18,14 @@ from ipuscope.viewer.pages.timeline import lanes_of, pixels, with_steps
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "compare"
+_TOTAL = "of a weight update; of a sample where updates have different numbers of samples"
 _OPS = (
     Column("name", "operator"),
     Column("direction", "for", width=110),
     Column("stage_a", "stage, A", ",.0f", width=100),
     Column("stage_b", "stage, B", ",.0f", width=100),
-    Column("cycles_a", "cycles, A", ",.0f", width=120),
-    Column("cycles_b", "cycles, B", ",.0f", width=120),
+    Column("total_cycles_a", "cycles, A", ",.0f", width=120, tip=_TOTAL),
+    Column("total_cycles_b", "cycles, B", ",.0f", width=120, tip=_TOTAL),
     Column("difference", "B − A", "+,.0f", width=120),
     Column("ratio", "B / A", ".3f", width=100),
 )

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 NAME = "operations"
 MOST_ROWS = common.MANY_OPERATORS  # half a megabyte
 _SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
+_TIMES = "executions in a weight update, or in a device iteration"
+_SHARE = "of the totals of all operators"
+_AGAIN = "what recomputing it for the backward pass takes, beside the total"
 _COLUMNS = (
     Column("name", "operator", least=300),
     Column("aten", "ATen", width=190),
@@ -32,7 +35,10 @@ _COLUMNS = (
     Column("stage", "stage", ",.0f", width=80),
     Column("block_name", "Block", width=110),
     Column("cycles", "cycles", ",.0f", width=105, tip="cycles of one execution, all its steps"),
-    Column("share", "share", ".1%", width=85, tip="of the cycles of all operators, each once"),
+    Column("executions", "times", ",.0f", width=85, tip=_TIMES),
+    Column("total_cycles", "total", ",.0f", width=120, tip="cycles of all executions together"),
+    Column("share", "share", ".2%", width=90, tip=_SHARE),
+    Column("recompute_cycles", "again", ",.0f", width=120, tip=_AGAIN),
     Column("flops", "FLOPs", ".3s", width=90),
     Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=135),
     Column(
@@ -60,13 +66,14 @@ _COLUMNS = (
 _OTHER = (
     Column(
         "other_cycles",
-        "cycles, other",
+        "total, other",
         ",.0f",
         width=125,
         tip="of the operator of that name in the other profile",
     ),
     Column("other_difference", "other − this", "+,.0f", width=125),
 )
+_TOTAL = 1 + [column.name for column in _COLUMNS].index("total_cycles")
 _NO_OPERATOR = ("operator", "Click one in the table.")
 _GROUPS = (
     ("none", "nothing"),
@@ -77,10 +84,12 @@ _GROUPS = (
 )
 _GROUPED = (
     Column("operators", "operators", ",.0f", width=110),
-    Column("cycles", "cycles", ",.0f", width=130, tip="of one execution of each"),
-    Column("share", "share", ".1%", width=100, tip="of the cycles of all operators, each once"),
-    Column("flops", "FLOPs", ".3s", width=110),
-    Column("exchanged", "bytes in", ".3s", width=110),
+    Column("executions", "times", ",.0f", width=110, tip=_TIMES),
+    Column("total_cycles", "total", ",.0f", width=150, tip="cycles of all executions together"),
+    Column("share", "share", ".2%", width=100, tip=_SHARE),
+    Column("recompute_cycles", "again", ",.0f", width=140, tip=_AGAIN),
+    Column("flops", "FLOPs", ".3s", width=110, tip="of all executions"),
+    Column("exchanged", "bytes in", ".3s", width=110, tip="of all executions"),
 )
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -123,8 +132,8 @@ def layout(view: View) -> Any:
                 className="under",
             ),
             note=(
-                "Cycles of one execution: a micro-batch, or a weight update. Click an operator for"
-                " its steps, a group for its operators."
+                "The most cycles of a weight update first: those of one execution times"
+                " executions. Click an operator for its steps, a group for its operators."
             ),
         ),
         common.card("The chosen operator", common.filled("operations-chosen")),
@@ -194,10 +203,11 @@ def register(app: Dash, profiles: Profiles) -> None:
             if len(groups):
                 columns: tuple[Column, ...] = (_group_column(group), *_GROUPED)
                 return _rows(groups, columns, common.theme_of(where))
-        frame = profiles.made(report, "operators", lambda: analysis.operators(report))
+        frame = _operators(profiles, report)
         columns = _COLUMNS
         if second is not None:
-            frame, columns = _beside(frame, second), (*_COLUMNS[:6], *_OTHER, *_COLUMNS[6:])
+            frame = _beside(frame, _operators(profiles, second))
+            columns = (*_COLUMNS[:_TOTAL], *_OTHER, *_COLUMNS[_TOTAL:])
         frame = _filtered(frame, direction, common.whole(stage, -1), words)
         if not len(frame):
             return common.message(
@@ -216,7 +226,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         if number < 0 or number not in report.ops.index:
             return common.message("Click an operator in the table.")
         theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
-        row: Any = report.ops.loc[number]
+        row: Any = _operators(profiles, report).loc[number]
         steps = report.program_steps()
         steps = steps[steps["op"] == number]
         rows: list[tuple[str, Any]] = [
@@ -229,6 +239,8 @@ def register(app: Dash, profiles: Profiles) -> None:
                 f"Block {row['block_name'] or 'none'}, stage {row['stage']}, IPU {row['ipu']}",
             ),
             ("cycles", clock.both(int(row["cycles"]))),
+            ("times", f"{row['executions']:,}, {row['total_cycles']:,} cycles together"),
+            ("recomputed", f"{row['recompute_cycles']:,} cycles beside these"),
             ("FLOPs", f"{row['flops']:,}"),
             ("plan", row["plan"] or "nothing to choose"),
         ]
@@ -253,6 +265,11 @@ def register(app: Dash, profiles: Profiles) -> None:
             ),
             table,
         ]
+
+
+def _operators(profiles: Profiles, report: Report) -> pd.DataFrame:
+    made: pd.DataFrame = profiles.made(report, "operators", lambda: analysis.operators(report))
+    return made
 
 
 def _table(
@@ -339,19 +356,18 @@ def _group_column(group: str) -> Column:
     return Column(group, dict(_GROUPS)[group])
 
 
-def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
-    """Operators with the cycles of their counterparts in another profile.
+def _beside(frame: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Operators with the total cycles of their counterparts in another profile.
 
     Counterparts have the same name, direction and occurrence.
     """
     keys = ["name", "direction"]
-    theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])[
-        "cycles"
-    ]
+    other = other.sort_index()
+    theirs = other.assign(turn=other.groupby(keys).cumcount()).set_index([*keys, "turn"])
     numbered = frame.sort_index().assign(turn=lambda f: f.groupby(keys).cumcount()).loc[frame.index]
     index: Any = list(zip(numbered["name"], numbered["direction"], numbered["turn"], strict=True))
-    cycles = theirs.reindex(index).set_axis(frame.index)
-    columns = {"other_cycles": cycles, "other_difference": cycles - frame["cycles"]}
+    cycles = theirs["total_cycles"].reindex(index).set_axis(frame.index)
+    columns = {"other_cycles": cycles, "other_difference": cycles - frame["total_cycles"]}
     return frame.assign(
         **{
             name: values.astype(object).where(values.notna(), None)

@@ -20,6 +20,7 @@ from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_f
 from ipuscope.planner.search.known_split import known_split
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
+from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.units import count as counted
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import memory as memory_figures
@@ -267,10 +268,10 @@ def register(app: Dash, profiles: Profiles) -> None:
         report = profiles.get(common.whole(profile, 0))
         return _saved(costs_of(profiles, report), starts) if clicks else no_update
 
-    def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, str]:
+    def split_of(profile: Any, starts: Any) -> tuple[Costs, Assignment, Provenance]:
         report = profiles.get(common.whole(profile, 0))
         costs = costs_of(profiles, report)
-        return costs, asked(costs, starts), str(report.meta["kind"])
+        return costs, asked(costs, starts), Provenance.of(report)
 
     checked.register(app, profiles, split_of, NAME)
 

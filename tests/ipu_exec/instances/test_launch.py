@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from ipuscope import commands
 from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis.instances import shared
 from tests.paths import ROOT
 
 SCRIPT = Path(__file__).with_name("script.py")
-COMMANDS = {"ipu-run": "ipu_exec.commands.run", "poprun": "ipu_exec.commands.poprun"}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def begin(*argv: object, name: str = "ipu-run", **more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", COMMANDS[name], *map(str, argv)],
+        [sys.executable, "-m", "ipuscope.commands", name, *map(str, argv)],
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -206,10 +206,7 @@ def test_two_hosts_train_as_one_and_pay_the_way_between_them(tmp_path: Path) -> 
 def test_what_cannot_be_is_said(
     argv: list[object], name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ipu_exec.commands import poprun
-    from ipu_exec.commands import run as ipu_run
-
-    main = ipu_run.main if name == "ipu-run" else poprun.main
+    main = commands.ipu_run if name == "ipu-run" else commands.poprun
     try:
         status: object = main([str(word) for word in [*argv, SCRIPT]])
     except SystemExit as exit:

@@ -14,7 +14,16 @@ from torch import nn
 import ipu_exec
 from examples.models import build, split
 from ipu_exec.options import LEVERS_VARIABLE
-from ipuscope.planner.advice import Advice, Basis, Levers, advise, advise_on, basis_of
+from ipuscope.planner.advice import (
+    Advice,
+    Allowed,
+    Basis,
+    Levers,
+    advise,
+    advise_on,
+    anything,
+    basis_of,
+)
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
@@ -93,7 +102,8 @@ def held(one: Advice, report: Report) -> None:
 def test_an_advice_is_what_its_compile_obtains(
     compiled: Callable[[Path], Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advised = advise(compiled(tmp_path / "before"))
+    report = compiled(tmp_path / "before")
+    advised = advise(report, anything(basis_of(report)))
     assert advised.together is not None
     assert len(advised.single) > 3
     now = advised.present.samples_per_second
@@ -152,14 +162,15 @@ def test_phases_are_advised_on_and_obtain_it(
     before = compiled(tmp_path / "before")
     basis = basis_of(before)
     assert basis.cycles_with(Levers()) == analysis.pace(before).cycles
-    advised = advise(before)
+    advised = advise(before, anything(basis))
     pulled = {one.levers.pulled for one in advised.single}
     assert {("half",), ("micro_batch",), ("micro_batches",)} <= pulled
     assert not {("split",), ("recompute",), ("state",)} & pulled
     assert advised.together is not None
     exact = next(one for one in advised.single if one.levers.pulled == ("micro_batches",))
     shown = {one.code: one.gain_cycles for one in insights(before)}
-    for one in (*advised.single, advised.together):
+    keeping = advise(before).together
+    for one in (*advised.single, *([keeping] if keeping else [])):
         assert shown[one.code] == gain(one, advised.present)
     for number, one in enumerate((advised.together, exact)):
         monkeypatch.setenv(LEVERS_VARIABLE, one.argument)
@@ -236,15 +247,26 @@ def test_together_is_never_slower_than_a_lever_alone(uneven: Report, seed: int) 
     assert any(one.levers.split is not None for one in (advised.together, *advised.single))
 
 
-def test_the_limit_of_samples_is_kept(report: Report) -> None:
-    advised = advise(report, samples=64)
-    assert advised.present.samples == 64
-    assert advised.together is not None
-    assert all(one.samples <= 64 for one in (advised.together, *advised.single))
-    assert not advised.together.levers.micro_batches
-    free = advise(report)
-    assert free.together is not None
-    assert free.together.samples > 64
+def test_the_training_stays_as_it_is_unless_something_is_allowed(report: Report) -> None:
+    free, kept = advise(report, anything(basis_of(report))), advise(report)
+    now = kept.present.samples
+    assert free.together is not None and kept.together is not None
+    assert free.together.samples > now and free.together.levers.half
+    for one in (kept.together, *kept.single):
+        assert one.samples == now and not one.levers.half, one.title
+    assert kept.together.samples_per_second < free.together.samples_per_second
+    few = advise(report, Allowed(samples=2 * now))
+    assert few.together is not None and now < few.together.samples <= 2 * now
+    assert not any(one.levers.half for one in few.single)
+
+
+def test_a_micro_batch_is_traded_against_accumulation(report: Report) -> None:
+    basis = basis_of(report)
+    many = replace(basis, costs=replace(basis.costs, micro_batches=16), _estimates={})
+    samples = basis.micro_batch * 16
+    cuts = [one.levers for one in advise_on(many).single if one.levers.micro_batch]
+    assert cuts and all(one.micro_batch * one.micro_batches == samples for one in cuts)
+    assert all(one.micro_batches >= 2 * len(basis.present.starts) - 1 for one in cuts)
 
 
 def test_what_gains_nothing_is_not_advised(report: Report) -> None:
@@ -259,14 +281,15 @@ def test_what_gains_nothing_is_not_advised(report: Report) -> None:
 def test_memory_decides_with_speed(report: Report) -> None:
     """A micro-batch that would be faster but does not fit is not advised."""
     basis = Basis.of(report)
-    most = max(one.levers.micro_batch for one in advise_on(basis).single)
+    free = anything(basis)
+    most = max(one.levers.micro_batch for one in advise_on(basis, free).single)
     assert most > 8
     memory, machine = basis.costs.memory, basis.costs.machine
     # so much that the present is too close to call, and any more does not fit
     filler = int(1.03 * machine.bytes_per_tile) - 30_000
     full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
     tight = replace(basis, costs=replace(full, measured=False), _estimates={})
-    assert max((one.levers.micro_batch for one in advise_on(tight).single), default=0) < most
+    assert max((one.levers.micro_batch for one in advise_on(tight, free).single), default=0) < most
 
 
 def test_half_precision_is_no_lever_of_a_model_that_has_it(
@@ -276,6 +299,6 @@ def test_half_precision_is_no_lever_of_a_model_that_has_it(
     halved = wide(tmp_path)
     weights = halved.variables[halved.variables["role"] == Role.WEIGHT]
     assert set(weights["dtype"]) == {"float16"}
-    advised = advise(halved)
+    advised = advise(halved, anything(basis_of(halved)))
     every = (*advised.single, *([advised.together] if advised.together else []))
     assert not any(one.levers.half or one.levers.outputs for one in every)

@@ -13,11 +13,10 @@ import re
 import sys
 from collections.abc import Sequence
 
-from ipu_exec.base.checks import count
-from ipu_exec.commands import launch, run
 from ipuscope import __version__
 from ipuscope.help_text import HelpText
-from ipuscope.words import Parser
+from ipuscope.run_arguments import add_rendezvous
+from ipuscope.words import Parser, positive
 
 _EXAMPLE = """example:
   poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
@@ -55,9 +54,9 @@ _SWITCHES = ("print-topology", "verbose", "quiet", "allow-oversubscribing-host-c
 _YES = ("yes", "true", "on", "1")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program's instances; gives the exit status."""
-    args = _parser().parse_args(argv)
+def as_ipu_run(argv: Sequence[str] | None = None) -> list[str]:
+    """The words of `ipu-run` for those of `poprun`; SystemExit with 2 where it runs no Python."""
+    args = poprun_parser().parse_args(argv)
     program = list(args.program)
     script = _script(program)
     if script is None:
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" {' '.join(program) or 'nothing'}",
             file=sys.stderr,
         )
-        return 2
+        raise SystemExit(2)
     _name_ignored(args)
     forwarded = [f"--instances={args.num_instances}"]
     forwarded.append(f"--replicas={args.num_replicas or args.num_instances}")
@@ -79,10 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["POPTORCH_CACHE_DIR"] = os.path.abspath(args.executable_cache_path)
     if str(args.offline_mode).lower() in _YES:
         forwarded.append("--compile-only")
-    return run.main([*forwarded, *script], prog="poprun")
+    return [*forwarded, *script]
 
 
-def _parser() -> argparse.ArgumentParser:
+def poprun_parser() -> argparse.ArgumentParser:
+    """The parser of `poprun`."""
     parser = Parser(
         prog="poprun",
         description="Run several instances of a PopTorch script on modelled IPUs.",
@@ -96,16 +96,16 @@ def _parser() -> argparse.ArgumentParser:
         version=f"%(prog)s {__version__}",
         help="print the version and end",
     )
-    parser.add_argument("--num-instances", "-n", type=count, default=1, metavar="I")
-    parser.add_argument("--num-replicas", "-r", type=count, metavar="R", help="of all of them")
-    parser.add_argument("--ipus-per-replica", type=count, default=1, metavar="K")
+    parser.add_argument("--num-instances", "-n", type=positive, default=1, metavar="I")
+    parser.add_argument("--num-replicas", "-r", type=positive, metavar="R", help="of all of them")
+    parser.add_argument("--ipus-per-replica", type=positive, default=1, metavar="K")
     parser.add_argument("--num-local-instances", metavar="N", help="follows from the hosts")
     parser.add_argument("--num-local-replicas", metavar="N", help="follows from the instances")
     parser.add_argument("--executable-cache-path", metavar="DIR", help="shared by all instances")
     parser.add_argument(
         "--offline-mode", nargs="?", const="yes", default="no", help="compile, and end there"
     )
-    launch.add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
+    add_rendezvous(parser.add_argument_group("several hosts (torchrun's options)"))
     hidden = parser.add_argument_group("taken, without meaning on modelled IPUs")
     for name in _WITHOUT_MEANING:
         hidden.add_argument(f"--{name}", action="append", metavar="...", help=argparse.SUPPRESS)
@@ -135,7 +135,3 @@ def _name_ignored(args: argparse.Namespace) -> None:
             f"poprun: without meaning on modelled IPUs, and left aside: {', '.join(ignored)}",
             file=sys.stderr,
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

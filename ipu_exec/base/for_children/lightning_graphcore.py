@@ -1,0 +1,5 @@
+"""``lightning_graphcore`` in a process of a script under `ipu-run` (`ipu_exec.base.stand_in`)."""
+
+from ipu_exec.base.stand_in import stand_in_for
+
+stand_in_for(__name__)

@@ -1,0 +1,276 @@
+"""The command lines of `ipu-run` and `poprun`, read without PyTorch: --help takes no seconds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from ipuscope import __version__
+from ipuscope.help_text import HelpText
+from ipuscope.planner.mappings.question import (
+    FIXED,
+    OBJECTIVES,
+    QuestionError,
+    parse_fixed,
+    parse_seconds,
+)
+from ipuscope.words import Parser, positive
+
+# options that mean nothing without --plan
+OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")
+
+
+_ABOUT = """the best mapping of the script's first model onto a pod (docs/plan.md): how many IPUs
+share a stage's tensors (t), are a pipeline (p) and are replicas (r), which Blocks
+are a stage, micro-batch, accumulation, recomputation, and where state lies
+  ipu-run --plan 16 train.py                              a table, and why the first is best
+  ipu-run --plan 16 --fix p=4 --micro-batches 1,2 train.py    only pipelines of 4, and these
+  ipu-run --plan 16 --verify 3 --write plan.json train.py     compile the best three; keep it
+  ipu-run --placement plan.json train.py                      and run the script with it
+Ctrl-C ends the search and prints what was found (exit status 130; SIGTERM: 143)"""
+
+
+_EXAMPLES = """examples:
+  ipu-run train.py --epochs 3
+  ipu-run --profile-dir out train.py --epochs 3  and write out/training/profile.pop
+  ipu-run --target bow train.py                  on Bow IPUs rather than mk2
+  ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
+  ipu-run --with half,micro-batch=8 --profile-dir out train.py     the same with levers pulled
+  ipu-run --placement placement.json train.py           with the stages that rebalance proposed
+  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
+                                                        (of its layers, where it names none)
+  ipu-run --plan 16 --write plan.json train.py          the best mapping onto 16 IPUs
+  ipu-run -m pytest tests                               a module, as python -m runs it
+  ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
+then: ipu-report summary out/training"""
+
+
+def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.Namespace:
+    """The options of `ipu-run`; SystemExit with 2 where they cannot be combined.
+
+    ``prog`` is the command's name in error messages.
+    """
+    parser = run_parser(prog)
+    args = parser.parse_args(argv)
+    args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
+    _check(parser, args)
+    try:
+        _check_plan(args)
+    except QuestionError as error:
+        parser.exit(2, f"{prog}: error: {error}\n")
+    return args
+
+
+def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
+    """The parser of `ipu-run`."""
+    parser = Parser(
+        prog=prog,
+        description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
+        epilog=_EXAMPLES,
+        formatter_class=HelpText,
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {__version__}",
+        help="print the version and end",
+    )
+    parser.add_argument(
+        "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
+    )
+    # its name of before, after the vendor's engine option
+    parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="FILE",
+        help="take the stages from this file (ipu-report rebalance -o), not from the script",
+    )
+    parser.add_argument(
+        "--num-ipus",
+        type=positive,
+        metavar="N",
+        help=(
+            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
+            " it names none: the script is compiled once for their costs (it runs up to its first"
+            " model twice)"
+        ),
+    )
+    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
+    parser.add_argument(
+        "--compile-only",
+        action="store_true",
+        help=(
+            "end when the first model is compiled and its profile written: no numbers are computed"
+        ),
+    )
+    parser.add_argument(
+        "--with",
+        dest="levers",
+        metavar="LEVERS",
+        help=(
+            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
+            " weight update), recompute=yes|no, outputs=all|final|loss,"
+            " state=on-chip|off-chip|in-parts, with commas between"
+        ),
+    )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
+    )
+    _add_sweep(parser)
+    _add_plan(parser)
+    _add_instances(parser)
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as python -m does; the words behind it are its own",
+    )
+    parser.add_argument("script", nargs="?", help="the Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with 2 if options cannot be combined."""
+    if args.script is None and not args.module:
+        parser.error("say what to run: a script, or -m and a module")
+    if args.ipus is not None:
+        parser.error(
+            "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
+            f" {args.ipus} for a count (and ipu-report rebalance --stage-ipus 0,1,2,0)"
+        )
+    if args.num_ipus is not None and args.placement is not None:
+        parser.error(
+            "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
+        )
+    if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
+        parser.error("--plan goes without --instances, --placement and --num-ipus")
+    alone = [name for name in OF_A_PLAN if getattr(args, name)]
+    if args.plan is None and alone:
+        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N")
+    if args.replicas is not None and args.instances is None:
+        parser.error(
+            "--replicas counts those of all instances: say --instances too, or set"
+            " Options.replicationFactor in the script"
+        )
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan."""
+    group = parser.add_argument_group("plan", _ABOUT)
+    group.add_argument(
+        "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
+    )
+    group.add_argument(
+        "--global-batch",
+        type=positive,
+        metavar="N",
+        help="samples of a weight update, over all replicas (default: the script's)",
+    )
+    group.add_argument(
+        "--micro-batches", metavar="N,N", help="micro-batches to try, in samples of one replica"
+    )
+    group.add_argument(
+        "--proportions",
+        metavar="X,X",
+        help="proportions to try (default: its own, 0.2, 0.6)",
+    )
+    group.add_argument(
+        "--fix",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"what must be so: {', '.join(FIXED)} (may be repeated)",
+    )
+    group.add_argument(
+        "--objective", choices=OBJECTIVES, default=OBJECTIVES[0], help="what counts as best"
+    )
+    group.add_argument("--budget", metavar="TIME", help="begin no compile after 90s, 5m or 1h")
+    group.add_argument("--verify", type=positive, metavar="N", help="compile the best N in full")
+    group.add_argument(
+        "--write", metavar="FILE", help="keep the plan: --placement FILE runs the script with it"
+    )
+    group.add_argument("--json", action="store_true", help="print it as JSON")
+    group.add_argument("--csv", action="store_true", help="print a row a mapping as CSV")
+    group.add_argument(
+        "--workers", type=positive, metavar="N", help="processes that compile (default: 1)"
+    )
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="compile on a Ray cluster, or 'local': on this machine"
+    )
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    """Add the option."""
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help=(
+            "compile with each of these values, as --with takes them (micro-batch=1,2,4), or of an"
+            " option (Training.gradientAccumulation=16,64); several make every combination, each"
+            " with a profile below --profile-dir, where runs.csv (and runs.parquet, with pyarrow)"
+            " has a row of each"
+        ),
+    )
+
+
+def _add_instances(parser: argparse.ArgumentParser) -> None:
+    """``--instances``, ``--replicas`` and torchrun's options for several hosts."""
+    group = parser.add_argument_group("several instances of the script")
+    group.add_argument(
+        "--instances", type=positive, metavar="I", help="processes of the script, on all hosts"
+    )
+    group.add_argument(
+        "--replicas", type=positive, metavar="R", help="of all instances (default: one each)"
+    )
+    group.add_argument(
+        "--ipus-per-replica", type=positive, default=1, metavar="K", help="told to the script"
+    )
+    group = parser.add_argument_group("instances on several hosts (torchrun's options)")
+    add_rendezvous(group)
+
+
+def add_rendezvous(group: argparse._ActionsContainer) -> None:
+    """Torchrun's options for several hosts, by its names."""
+
+    def add(name: str, **settings: object) -> None:
+        group.add_argument(f"--{name}", f"--{name.replace('-', '_')}", **settings)  # type: ignore[arg-type]
+
+    add("nnodes", type=positive, default=1, metavar="H", help="hosts; run this on each of them")
+    add("node-rank", type=int, metavar="N", help="which of them this is (static rendezvous)")
+    add("rdzv-backend", default="", metavar="NAME", help="c10d (default), static, etcd-v2")
+    add("rdzv-endpoint", default="", metavar="HOST:PORT", help="where the hosts meet")
+    add("rdzv-id", default="", metavar="ID", help="the same on each host")
+    add("rdzv-conf", default="", metavar="K=V,...", help="settings of the rendezvous")
+    add("master-addr", default="", metavar="HOST", help="of host 0 (static rendezvous)")
+    add("master-port", type=int, metavar="PORT", help="of host 0 (static rendezvous)")
+    add("local-addr", metavar="HOST", help="this host, as the others reach it")
+
+
+def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[int, ...]:
+    """Numbers separated by commas. QuestionError for anything but numbers above 0."""
+    try:
+        values = tuple(kind(word) for word in said.split(",")) if said else ()
+    except ValueError:
+        raise QuestionError(f"{name} takes numbers with commas between, not {said!r}") from None
+    if any(number <= 0 for number in values):
+        raise QuestionError(f"{name} takes numbers above 0, not {said!r}")
+    return values  # type: ignore[return-value]
+
+
+def _check_plan(args: argparse.Namespace) -> None:
+    """QuestionError where an option's value makes no sense."""
+    parse_fixed(args.fix)
+    numbers("--micro-batches", args.micro_batches, int)
+    numbers("--proportions", args.proportions, float)
+    if args.budget:
+        parse_seconds(args.budget)

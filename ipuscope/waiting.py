@@ -1,0 +1,120 @@
+"""What a command says while it works: a bar on a terminal, a line every ten seconds in a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from ipuscope.words import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+PATIENCE = 1.0  # seconds of work until a terminal is told
+EVERY = 10.0  # seconds between two lines in a log
+PROGRESS_LINE = re.compile(r"(.*) \(\d+ s\)")
+EVERY_VARIABLE = "IPUSCOPE_PROGRESS_SECONDS"  # the same, of a process whose lines another one shows
+
+
+class Say(Protocol):
+    """Tells what is done now, and which part (0 to 1) of the whole is behind it, if that is known.
+
+    Both are words of the work itself; the seconds come by themselves.
+    """
+
+    def __call__(self, what: str, part: float | None = None) -> None:
+        """Show it."""
+
+
+class _Display:
+    """The state of one piece of work, and the thread that shows it."""
+
+    def __init__(self, words: str) -> None:
+        self._words, self._what = one_line(words), ""
+        self._part: float | None = None
+        self._start = time.monotonic()
+        self._ended = threading.Event()
+        self._bar: Progress | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def say(self, what: str, part: float | None = None) -> None:
+        self._what, self._part = one_line(what), part
+        self._draw()
+
+    def show(self, after: float | None) -> None:
+        """Show it from ``after`` so many seconds on (None: a bar only with words)."""
+        if self._ended.wait(after or 0):
+            return
+        if after is not None:
+            self._draw()
+        every = float(os.environ.get(EVERY_VARIABLE, EVERY))
+        while not self._ended.wait(every - self._seconds % every):
+            if self._bar is None:
+                print(f"{self} ({self._seconds:.0f} s)", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._ended.set()
+        with self._one_at_a_time:
+            if self._bar is not None:
+                self._bar.stop()
+
+    def __str__(self) -> str:
+        part = f" {self._part:.0%}" if self._part is not None else ""
+        return f"{self._words}:{part} {self._what}".rstrip(": ")
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def _draw(self) -> None:
+        """Draw the bar as it is now, on a terminal."""
+        from rich.console import Console
+
+        with self._one_at_a_time:
+            if self._bar is None:
+                console = Console(stderr=True, highlight=False, markup=False)
+                if not console.is_terminal or self._ended.is_set():
+                    return
+                self._bar = self._started(console)
+            total = None if self._part is None else 1.0
+            self._bar.update(
+                self._bar.task_ids[0], description=str(self), completed=self._part or 0, total=total
+            )
+
+    def _started(self, console: Console) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(20),
+            TimeElapsedColumn(),
+        )
+        # What is printed meanwhile, warnings too, goes above the bar.
+        bar = Progress(*columns, console=console, transient=True)
+        task = bar.add_task(str(self), total=None)
+        bar.tasks[task].start_time = bar.get_time() - self._seconds
+        bar.start()
+        return bar
+
+
+@contextmanager
+def waiting(words: str, after: float | None = PATIENCE) -> Iterator[Say]:
+    """While this lasts, standard error says so; what is yielded adds to it.
+
+    On a terminal from the first such words on, or from ``after`` so many seconds on (None: never
+    without words), so that what is quick passes without a flicker; in a log every `EVERY` seconds.
+    """
+    display = _Display(words)
+    thread = threading.Thread(target=display.show, args=(after,), daemon=True)
+    thread.start()
+    try:
+        yield display.say
+    finally:
+        display.end()

@@ -1,0 +1,81 @@
+"""A script compiled again as its profile was made, with changes: what a check of advice runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ipuscope.profiler.provenance import Provenance
+
+PLACEMENT = "placement.json"  # beside the profile, where the stages are not the script's
+_IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
+_PRECISIONS = ("half", "float")
+# what a new placement lacks: Blocks of a model that names none, and a plan's t, r and samples
+_BESIDE_STAGES = ("proposed", "mapping", "memory_proportion")
+
+
+def compile_again(
+    script: Sequence[str],
+    folder: Path,
+    made: Provenance,
+    kind: str = "training",
+    levers: str = "",
+    placement: Mapping[str, Any] | None = None,
+) -> tuple[Path | None, str]:
+    """The profile of the compile, or None and the last line of why there is none.
+
+    ``script``: its path and arguments, of the user; ``made``: how the profile was made, whose
+    settings are repeated. ``levers``, as ``ipu-run --with`` takes them, and the stages of
+    ``placement`` replace those. ``folder`` gets the profile and the placement file; ``kind`` is
+    "training" or "inference".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", _IPU_RUN, *_options(folder, made, levers, placement), *script]
+    # What this process imports from where, its child does too, wherever it was started.
+    here = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True
+    )
+    profile = folder / kind / "profile.pop"
+    if profile.is_file():
+        return profile, ""
+    lines = process.stderr.strip().splitlines()
+    return None, lines[-1] if lines else f"no {kind} model was compiled"
+
+
+def _options(
+    folder: Path, made: Provenance, levers: str, placement: Mapping[str, Any] | None
+) -> list[str]:
+    options = ["--profile-dir", str(folder)]
+    options += ["--target", made.target] if made.target else []
+    options += ["--lenient"] if made.lenient else []
+    both = merged(made.levers, levers)
+    options += ["--with", both] if both else ["--compile-only"]
+    stages = merged_placement(made.placement, placement)
+    if stages:
+        file = folder / PLACEMENT
+        file.write_text(json.dumps(stages, indent=1), encoding="utf-8")
+        options += ["--placement", str(file)]
+    return options
+
+
+def merged(before: str, after: str) -> str:
+    """Levers of both, as ``ipu-run --with`` takes them: those of ``after`` replace their kind."""
+    words: dict[str, str] = {}
+    for word in filter(None, (part.strip() for part in f"{before},{after}".split(","))):
+        name = "precision" if word in _PRECISIONS else word.partition("=")[0]
+        words[name] = word
+    return ",".join(words.values())
+
+
+def merged_placement(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The placement of ``after``, with what only ``before`` says beside its stages."""
+    if after is None:
+        return dict(before)
+    beside = {name: before[name] for name in _BESIDE_STAGES if name in before}
+    return {**beside, **after}

@@ -1,0 +1,89 @@
+"""How a profile was made: the command, the script, and each setting from outside of the script."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ipuscope.profiler.report import Report
+
+META = "made"  # the entry of a profile's header
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """``command``: words of the shell; ``script``: a path, and its ``arguments``.
+
+    ``digest``: SHA-256 of the script. ``levers``: as ``ipu-run --with`` takes them. ``num_ipus``:
+    of ``ipu-run --num-ipus``, 0 without. ``target``: of ``--target``, "" without. ``placement``:
+    the placement file's JSON, empty without. ``seed``: torch's, of the compile.
+
+    A profile is a stranger's file: nothing here is run or opened unless the user names it.
+    """
+
+    command: tuple[str, ...] = ()
+    script: str = ""
+    digest: str = ""
+    arguments: tuple[str, ...] = ()
+    levers: str = ""
+    num_ipus: int = 0
+    target: str = ""
+    lenient: bool = False
+    placement: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @classmethod
+    def of(cls, report: Report) -> Provenance:
+        """From a profile's header; empty where an older writer did not say, or says nonsense."""
+        content = report.meta.get(META)
+        if not isinstance(content, dict):
+            return cls()
+        values: dict[str, Any] = {}
+        for name, kind in _KINDS.items():
+            value = content.get(name)
+            if type(value) is not kind:
+                continue
+            values[name] = tuple(map(str, value)) if isinstance(value, list) else value
+        return cls(**values)
+
+    @property
+    def command_line(self) -> str:
+        """The command as a shell takes it; "" if the profile does not say."""
+        return shlex.join(self.command)
+
+    def differences(self, script: str, arguments: Sequence[str]) -> list[str]:
+        """Sentences on how a script that is to be compiled again differs from the profile's."""
+        differ = []
+        if self.digest and self.digest != _digest(script):
+            differ.append(f"{script} is not the script that the profile was made with")
+        if self.script and tuple(arguments) != self.arguments:
+            ours, theirs = shlex.join(arguments), shlex.join(self.arguments)
+            differ.append(
+                f"the profile was made with the arguments {theirs!r}, this compile has {ours!r}"
+            )
+        return differ
+
+
+_KINDS = {
+    "command": list,
+    "script": str,
+    "digest": str,
+    "arguments": list,
+    "levers": str,
+    "num_ipus": int,
+    "target": str,
+    "lenient": bool,
+    "placement": dict,
+    "seed": int,
+}
+
+
+def _digest(script: str) -> str:
+    try:
+        return hashlib.sha256(Path(script).read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,99 @@
+"""First steps of commands: --help without PyTorch, Ctrl-C at any moment, a script's processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ipuscope.waiting import EVERY_VARIABLE
+from tests.paths import ROOT
+
+
+def command(
+    name: str, *argv: str, cwd: Path, before: tuple[Path, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new interpreter, which looks for modules in ``before`` first."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (*before, ROOT))),
+        "OMP_NUM_THREADS": "1",
+        EVERY_VARIABLE: "600",  # a busy machine adds no lines
+    }
+    words = [sys.executable, "-m", "ipuscope.commands", name, *argv]
+    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+
+
+def write(path: Path, source: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(textwrap.dedent(source))
+
+
+INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+
+
+@pytest.mark.parametrize("name", ["ipu-run", "poprun", "ipu-report"])
+def test_help_imports_neither_torch_nor_numpy(tmp_path: Path, name: str) -> None:
+    for module in ("torch", "numpy"):
+        write(tmp_path / f"{module}.py", "raise SystemExit('imported')\n")
+    done = command(name, "--help", cwd=tmp_path, before=(tmp_path,))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {name}")
+
+
+def test_ctrl_c_while_the_engine_is_imported_is_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "first" / "torch.py", f"{INTERRUPT}raise ImportError('not there')\n")
+    write(tmp_path / "script.py", "")
+    done = command("ipu-run", "script.py", cwd=tmp_path, before=(tmp_path / "first",))
+    assert (done.returncode, done.stderr) == (130, "ipu-run: interrupted\n")
+
+
+def test_ctrl_c_in_a_script_names_its_line(tmp_path: Path) -> None:
+    write(tmp_path / "helper.py", INTERRUPT)
+    write(tmp_path / "script.py", "print('begins')\nimport helper\n")
+    done = command("ipu-run", "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (130, "begins\n")
+    assert done.stderr == "ipu-run: interrupted at script.py:2\n"
+
+
+def test_ctrl_c_in_a_report_is_one_sentence(tmp_path: Path) -> None:
+    write(tmp_path / "first" / "numpy.py", INTERRUPT)
+    done = command("ipu-report", "summary", "x", cwd=tmp_path, before=(tmp_path / "first",))
+    assert (done.returncode, done.stderr) == (130, "ipu-report: interrupted\n")
+
+
+CHILD = """
+    import poptorch.optim, popart, pva, libpvti, horovod.torch
+    from popdist.poptorch import Options
+    from lightning_graphcore import IPUStrategy
+    print(poptorch.__name__, popart.__name__, Options.__module__)
+"""
+PARENT = """
+    import multiprocessing, subprocess, sys
+
+    def work(how):
+        import poptorch
+        return f"{how} {poptorch.__name__}"
+
+    if __name__ == "__main__":
+        subprocess.run([sys.executable, "child.py"], check=True)
+        for how in ("spawn", "forkserver"):
+            with multiprocessing.get_context(how).Pool(1) as pool:
+                print(pool.apply(work, (how,)))
+"""
+
+
+def test_processes_that_a_script_starts_have_poptorch(tmp_path: Path) -> None:
+    write(tmp_path / "child.py", CHILD)
+    write(tmp_path / "parent.py", PARENT)
+    done = command("ipu-run", "parent.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "ipu_exec ipu_exec.popart ipu_exec.popdist.poptorch",
+        "spawn ipu_exec",
+        "forkserver ipu_exec",
+    ]

@@ -1,0 +1,95 @@
+"""A compile repeats how its profile was made, and changes only what it is asked to change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ipuscope.planner.levers.compile_again import compile_again, merged, merged_placement
+from ipuscope.profiler import open_report
+from ipuscope.profiler.provenance import Provenance
+from tests.synthetic import synthetic_profile
+
+# names no Blocks, and cuts its own batches: only --num-ipus makes a pipeline of it
+SCRIPT = """
+import sys, torch, poptorch
+from torch import nn
+width = int(sys.argv[1])
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+    def forward(self, x):
+        y = self.layers(x)
+        return y, (y * y).mean()
+model = poptorch.trainingModel(Net(), poptorch.Options())
+for _ in range(2):
+    model(torch.zeros(16, width))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "both"),
+    [
+        ("", "", ""),
+        ("half", "", "half"),
+        ("half,micro-batch=4", "micro-batch=8", "half,micro-batch=8"),
+        ("half", "float,outputs=loss", "float,outputs=loss"),
+        (" state=off-chip , half", "recompute=no", "state=off-chip,half,recompute=no"),
+    ],
+)
+def test_later_levers_replace_those_of_their_kind(before: str, after: str, both: str) -> None:
+    assert merged(before, after) == both
+
+
+def test_new_stages_keep_what_only_the_old_placement_says() -> None:
+    before = {"stages": [1], "proposed": {"modules": ["a"]}, "promise": {}, "accumulation": 4}
+    assert merged_placement(before, None) == before
+    after = merged_placement(before, {"stages": [2], "promise": {"cycles": 1}})
+    assert after == {"stages": [2], "proposed": {"modules": ["a"]}, "promise": {"cycles": 1}}
+
+
+def test_a_profile_says_how_it_was_made_and_is_made_so_again(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    words = ["--num-ipus", "2", "--compile-only", "--profile-dir", str(tmp_path / "first")]
+    code = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
+    subprocess.run(
+        [sys.executable, "-c", code, *words, str(script), "64"], check=True, capture_output=True
+    )
+    with open_report(tmp_path / "first" / "training") as report:
+        made, stages = Provenance.of(report), report.stages["blocks"].tolist()
+    assert made.command == ("ipu-run", *words, str(script), "64")
+    assert (made.script, made.arguments, made.num_ipus) == (str(script), ("64",), 2)
+    assert not made.differences(str(script), ["64"])
+    assert len(made.differences(str(script), ["128"])) == 1
+    again, why = compile_again([str(script), "64"], tmp_path / "again", made, levers="half")
+    assert again is not None, why
+    with open_report(again) as report:
+        assert report.stages["blocks"].tolist() == stages  # the script alone has no stages
+        assert "float16" in set(report.variables["dtype"])
+        assert Provenance.of(report).levers == "half"
+    script.write_text(SCRIPT + "# edited\n")
+    (changed,) = made.differences(str(script), ["64"])
+    assert "not the script" in changed
+
+
+def test_why_nothing_was_compiled_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise RuntimeError('no data')")
+    path, why = compile_again([str(script)], tmp_path / "out", Provenance())
+    assert path is None
+    assert why == "RuntimeError: no data"
+
+
+@pytest.mark.parametrize("made", [None, [], {"arguments": "x", "num_ipus": "4", "placement": []}])
+def test_what_a_header_says_wrongly_is_left_out(tmp_path: Path, made: object) -> None:
+    with open_report(synthetic_profile(tmp_path / "profile.pop")) as report:
+        assert Provenance.of(report) == Provenance()
+        report.meta["made"] = json.loads(json.dumps(made))
+        assert Provenance.of(report) == Provenance()
+        assert Provenance.of(report).command_line == ""

@@ -1,0 +1,47 @@
+"""What a command says while it works."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, waiting
+
+
+def test_a_log_gets_a_line_every_so_many_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EVERY_VARIABLE, "0.01")
+    err = ""
+    with waiting("Graph compilation", 0) as say:
+        say("lower", 0.25)
+        while "\n" not in err:
+            err += capsys.readouterr().err
+    line = PROGRESS_LINE.fullmatch(err.splitlines()[0])
+    assert line is not None and line.group(1) == "Graph compilation: 25% lower"
+
+
+def test_warnings_stand_whole_above_the_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    with waiting("Graph compilation") as say, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", _printed)
+        say("lower", 0.25)
+        warnings.warn("a warning of the model", stacklevel=1)
+    lines = [line.rsplit("\x1b[2K", 1)[-1] for line in capsys.readouterr().err.splitlines()]
+    assert "a warning of the model" in lines
+
+
+def _printed(message: Warning | str, *_: object) -> None:
+    import sys
+
+    print(message, file=sys.stderr)
+
+
+def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with waiting("drawing"):
+        pass
+    assert capsys.readouterr().err == ""
