@@ -6,6 +6,7 @@ those that are like the profiled model lie inside. Older profiles do not say.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,14 @@ class Confidence:
     def likely(self) -> float:
         """The share by which cycles are off at most."""
         return round(max(1 / self.low, self.high) - 1, 4)
+
+    @property
+    def spread(self) -> float:
+        """The share by which parts may differ from what all of them are off by, below 1.
+
+        It is half of the bar: parts of one model share the middle of it.
+        """
+        return min(0.95, round(math.sqrt(self.high / self.low) - 1, 4))
 
     def rates(self, per_second: float) -> tuple[float, float]:
         """The lowest and the highest likely rate, of a predicted one."""

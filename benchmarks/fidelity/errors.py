@@ -117,7 +117,7 @@ def kind_of(row: Row) -> str | None:
         return _kind_of_bytes(row) if row.unit == "bytes" and not row.mark else None
     if row.quantity.startswith(("forward of stage", "backward of stage", "copies of IPU")):
         return STAGES
-    if row.group.startswith("whole models"):
+    if row.group.startswith("whole models") or row.quantity == "cycles of an update":
         training = SMALL if row.unit == "cycles" and row.value < SMALL_CYCLES else TRAINING
         return INFERENCE if "inference" in row.case else training
     if "->" in row.case and "octave" not in row.case:

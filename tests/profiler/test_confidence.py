@@ -100,6 +100,7 @@ def test_speed_is_a_range(tmp_path: Path, sure: Path, silent: Path) -> None:
         assert known == said.Confidence(0.8, 1.1, 0.5, 60)
         assert known.rates(500) == pytest.approx((400, 550))
         assert known.in_words(500) == "400 to 550"
+        assert known.spread == pytest.approx((1.1 / 0.8) ** 0.5 - 1, abs=1e-4)
         assert said.likely(report) == "likely 9% fewer to 25% more"
     with open_report(sure) as report:  # one that says only how far they are off at most
         known = said.confidence(report)
