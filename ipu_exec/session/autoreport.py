@@ -107,7 +107,7 @@ class ProfileSession:
         """Write the profile to ``path``, with its operator information beside it if requested."""
         path = writer.publish(self._worked_out)
         if self._wanted.debug_info and not self._has_debug_info:
-            debug_info.write(path)
+            debug_info.write(path, self._wanted.directory)
             self._has_debug_info = True
 
     def _worked_out(self, path: Path) -> Mapping[str, Any]:

@@ -389,13 +389,14 @@ works it out anew, and so does every version once a row has changed: triggers re
 
 ## Beside the profile: `debug.cbor`
 
-Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), a CBOR
-map of `contexts` and `stringTable`. A context has `id`, `parentId` (0: none), `name`, `layer` and
-the layer's own fields; children come before their parents. Of each operator there are two: `popart`
-(`opid`, `inputs`, `outputs`, `attributes`) and its parent `poptorch` (`torch_schema`, `op_type`,
-`op_name`, `module`, `block`, `stage`, `direction`). `location` has `fileName`, `functionName` and
-`lineNumber` of the user's source. `name`, `fileName` and `functionName` are positions in
-`stringTable`. `ipuscope.profiler.pva.OperationAnalysis` gives the same from the profile alone.
+Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), and in
+`autoReport.directory` itself that of the last model: a CBOR map of `contexts` and `stringTable`. A
+context has `id`, `parentId` (0: none), `name`, `layer` and the layer's own fields; children come
+before their parents. Of each operator there are two: `popart` (`opid`, `inputs`, `outputs`,
+`attributes`) and its parent `poptorch` (`torch_schema`, `op_type`, `op_name`, `module`, `block`,
+`stage`, `direction`). `location` has `fileName`, `functionName` and `lineNumber` of the user's
+source. `name`, `fileName` and `functionName` are positions in `stringTable`.
+`ipuscope.profiler.pva.OperationAnalysis` gives the same from the profile alone.
 
 ## Arrays: `vectors`
 
