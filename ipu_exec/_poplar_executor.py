@@ -5,11 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ipu_exec.base.context import substitutions
-from ipu_exec.session.executor import (
-    PoplarExecutor,
-    registerPostCompileHook,
-    registerPreCompileHook,
-)
+from ipu_exec.session.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from ipu_exec.session.executor import PoplarExecutor
 
 __all__ = ["PoplarExecutor", "registerPostCompileHook", "registerPreCompileHook"]
 
