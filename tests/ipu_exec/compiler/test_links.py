@@ -86,6 +86,21 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
         )
 
 
+@pytest.mark.parametrize("replicas", [256, 1024])
+def test_replicas_may_take_more_ipus_than_the_largest_system(replicas: int) -> None:
+    """1,024 and 4,096 IPUs: rings of the 16 replicas of a rack, and of the racks."""
+    executable, racks = pipeline(4, replicas), replicas // 16
+    for body in (b for b in executable.tree.bodies if b.task == schedules.REDUCE):
+        gradients = sum(
+            v.bytes for v in executable.variables if v.ipu == body.ipu and v.role == "accumulator"
+        )
+        in_rack = 30 * gradients / 16 / 2 / (27.7e9 / MK2.clock_hz)
+        in_rack += 30 * link_latency_cycles(MK2, 2)
+        between = 2 * (racks - 1) * gradients / 16 / racks / 2 / (6.25e9 / MK2.clock_hz)
+        gateway = link_latency_cycles(MK2, 32) + 2.5e-6 * MK2.clock_hz
+        assert body.cycles == ceil(in_rack + between + 2 * (racks - 1) * gateway)
+
+
 def single(replicas: int) -> Executable:
     options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(replicas)
     wrapped = mean_square(torch.nn.Linear(WIDTH, WIDTH))
