@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ipu_exec.base.stand_in import STAND_IN_VARIABLE, stand_in
 from ipu_exec.base.structures import learn
 from ipu_exec.enums import SharingStrategy
-from ipu_exec.errors import Error, UsageError
+from ipu_exec.errors import Error, UsageError, warn_once
 
 logger = logging.getLogger("ipu_exec")
 
@@ -67,10 +67,7 @@ class AsynchronousDataAccessor:
                 "AsynchronousDataAccessor: buffer_size is a whole number above 0, not"
                 f" {buffer_size!r}"
             )
-        if not isinstance(sharing_strategy, SharingStrategy):
-            raise UsageError(
-                f"AsynchronousDataAccessor: {sharing_strategy!r} is none of SharingStrategy"
-            )
+        sharing_strategy = strategy_of(sharing_strategy)
         self._dataset = dataset
         self._epoch = 0  # whose items are taken; those of earlier ones are thrown away
         self._begun = False  # whether an item of it was taken
@@ -285,6 +282,19 @@ def _put(items: Any, message: tuple[int, int, Any], wanted: Synchronized[int]) -
             _check_parent()
             if wanted.value > message[0]:
                 return  # nobody wants this epoch any more
+
+
+def strategy_of(given: object) -> SharingStrategy:
+    """The strategy, or the one of that name or value (as of a YAML file).
+
+    ForkServer, with a warning, for anything else: PopTorch takes whatever it is given.
+    """
+    for strategy in SharingStrategy:
+        if given in (strategy, strategy.name, strategy.value):
+            return strategy
+    names = ", ".join(strategy.name for strategy in SharingStrategy)
+    warn_once(f"sharing_strategy {given!r} is none of {names}: ForkServer is taken")
+    return SharingStrategy.ForkServer
 
 
 def _wait(wanted: Synchronized[int], epoch: int) -> None:

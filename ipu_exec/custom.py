@@ -335,3 +335,21 @@ register_custom_op(
     gather_in_rows,
     gather_in_rows,
 )
+
+
+def _remapped(tensor: torch.Tensor, **attributes: Any) -> torch.Tensor:
+    """The tensor, laid out anew: RemapCE of graphcore/examples, whose attributes are layouts."""
+    return tensor.clone()
+
+
+def _moving_average(
+    weight: torch.Tensor, average: torch.Tensor, factor: torch.Tensor
+) -> torch.Tensor:
+    """ExpMovAvg of graphcore/examples: PopART's AccumulateOp as a moving average, in place."""
+    with torch.no_grad():
+        return average.mul_(factor).add_(weight * (1 - factor))
+
+
+register_custom_op("RemapCE", "ai.graphcore", _remapped)
+register_custom_op("CopyTensor", "ai.graphcore", _remapped)
+register_custom_op("ExpMovAvg", "com.acme", _moving_average)

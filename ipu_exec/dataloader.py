@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched
+from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched, strategy_of
 from ipu_exec.base.structures import learn
 from ipu_exec.enums import DataLoaderMode, SharingStrategy
 from ipu_exec.errors import UsageError, warn_once
@@ -121,7 +121,8 @@ def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDat
     None, with a warning, if the dataset cannot be sent to another process: this one creates
     batches.
     """
-    if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
+    strategy = strategy_of(options.get("sharing_strategy", SharingStrategy.ForkServer))
+    if strategy is not SharingStrategy.Fork:
         try:
             pickle.dumps(served)
         except (pickle.PicklingError, AttributeError, TypeError) as error:

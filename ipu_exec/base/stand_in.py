@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ipu_exec.base import on_import
+from ipu_exec.base import custom_libraries, on_import
 
 # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
 STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"
@@ -46,6 +46,7 @@ def stand_in() -> None:
     """
     os.environ[STAND_IN_VARIABLE] = "1"
     _for_children()
+    custom_libraries.leave_out()
     for theirs, ours in _STANDS_FOR.items():
         if importlib.util.find_spec(ours) is None:
             continue

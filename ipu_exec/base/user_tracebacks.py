@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -26,6 +27,7 @@ _OURS = tuple(
     for folder in (Path(__file__).parents[1], Path(ipuscope.__file__).parent)
 )
 _TORCH = os.fspath(Path(torch.__file__).parent) + os.sep
+_INSTALLED = os.fspath(Path(torch.__file__).parent.parent) + os.sep
 
 
 def without_our_frames(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -52,6 +54,15 @@ def hide(error: BaseException | None) -> None:
         seen.add(id(error))
         error.__traceback__ = _kept(error)
         error = error.__cause__ or error.__context__
+
+
+def users_frame() -> FrameType | None:
+    """The innermost frame that is neither ours nor an installed package's; None where all are."""
+    others = (*_OURS, _INSTALLED, "<frozen")
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(others):
+        frame = frame.f_back
+    return frame
 
 
 def _kept(error: BaseException) -> TracebackType | None:

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from ipu_exec.commands.program import Program
+from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, WARNING
 from ipu_exec.errors import Error
 from ipu_exec.options import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
     from ipuscope.planner.costs.profile_costs import Costs
     from ipuscope.planner.search.split_search import Split
     from ipuscope.profiler import Report
-
-NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no profile. Write
-    import poptorch
-    model = poptorch.trainingModel(module, poptorch.Options(), optimizer)
-    output, loss = model(inputs, labels)
-where module returns its loss last, in place of zero_grad, backward and step"""
-
 
 _MOST_LINES = 8  # of a compile's error that are repeated
 _OFF = 0.05  # of a tile, that an estimate of its bytes may be off (docs/advice.md)
@@ -51,14 +45,16 @@ def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     atexit.register(folder.cleanup)
     profile = _compiled(ipus, program, arguments, folder.name)
     try:
-        with open_report(profile) as report:
+        with (
+            waiting(f"ipu-run: the quickest split onto {ipus} IPUs"),
+            open_report(profile) as report,
+        ):
             costs = Costs.from_report(report)
             modules = list(report.options.get("proposedBlocks", ()))
             if modules and len(costs) < ipus:
                 raise Error(f"--num-ipus {ipus}: {_too_few_parts(costs)}")
             try:
-                with waiting(f"ipu-run: the quickest split onto {ipus} IPUs"):
-                    split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
+                split = or_close(costs, lambda on_tiles: quickest(on_tiles, ipus))
             except ValueError as error:
                 near = nearest_in_words(costs, range(ipus), levers=True)
                 raise Error(
@@ -163,7 +159,7 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
 
 def _relayed(process: subprocess.Popen[str], say: Say) -> str:
     """What a compile writes to standard error; its progress, and what `ipu-run` says, goes on."""
-    lines = []
+    lines, told = [], False
     assert process.stderr is not None
     for line in process.stderr:
         progress = PROGRESS_LINE.fullmatch(line.rstrip())
@@ -171,7 +167,8 @@ def _relayed(process: subprocess.Popen[str], say: Say) -> str:
             say(progress.group(1))
             continue
         lines.append(line)
-        if line.startswith("ipu-run: warning:"):
+        told = line.startswith(WARNING) or (told and line in f"{NOTHING_WRAPPED}\n")
+        if told:
             print(line, end="", file=sys.stderr)
     return "".join(lines)
 

@@ -12,6 +12,7 @@ import argparse
 import atexit
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -24,8 +25,9 @@ from ipu_exec import machine
 from ipu_exec.base.stand_in import stand_in
 from ipu_exec.base.user_tracebacks import hide
 from ipu_exec.commands import launch as launching
-from ipu_exec.commands.num_ipus import NOTHING_WRAPPED, placement_for
+from ipu_exec.commands.num_ipus import placement_for
 from ipu_exec.commands.program import Program, read
+from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, anything_wrapped, at_the_first_backward
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
@@ -41,9 +43,11 @@ from ipu_exec.options import (
 from ipu_exec.placement_file import load_stages
 from ipu_exec.planning import sweep as sweeps
 from ipu_exec.script_levers import parse as parse_levers
+from ipu_exec.session.arguments import NO_GPU
 from ipuscope.commands import INTERRUPTED, interrupted
 from ipuscope.run_arguments import parse
 
+_NO_GPU = re.compile("not compiled with CUDA|NVIDIA driver|CUDA GPUs|CUDA error")
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
 
@@ -200,6 +204,7 @@ def run_program(
     error. Where it wrapped no model it says so, and gives 1 if one was ``asked`` for.
     """
     main = program.enter(list(arguments))
+    at_the_first_backward(str(program))
     try:
         exec(compile(program.source, program.file, "exec"), main.__dict__)
     except SystemExit as end:
@@ -211,6 +216,8 @@ def run_program(
         if before_traceback is not None:
             before_traceback(error)
         error.__traceback__ = _within(error.__traceback__, program.file)
+        if _NO_GPU.search(str(error)):
+            error.add_note(NO_GPU)
         hide(error)
         sys.excepthook(type(error), error, error.__traceback__)  # names what was probably meant
         return 1
@@ -222,9 +229,7 @@ def run_program(
 
 def _wrapped_nothing(asked: bool) -> bool:
     """Whether the script imported torch, or was to, but none of its models ran as on IPUs."""
-    executor = sys.modules.get("ipu_exec.session.executor")
-    wrapped = executor is not None and executor.PoplarExecutor.any_wrapped
-    return (asked or "torch" in sys.modules) and not wrapped
+    return (asked or "torch" in sys.modules) and not anything_wrapped()
 
 
 def _where(error: BaseException, script: str) -> str:

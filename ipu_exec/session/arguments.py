@@ -7,18 +7,40 @@ others, naming what it expected and what it got; so does `check`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.structures import parser_of
-from ipu_exec.errors import UsageError
+from ipu_exec.errors import Error, UsageError
 
 _WAY_OUT = (
     "An executable runs inputs like those it was compiled for: wrap the model again for others, or"
     " call destroy() and let it compile anew"
+)
+
+_UNEVEN = (
+    "A last batch that is smaller: torch.utils.data.DataLoader(..., drop_last=True) leaves it out,"
+    " as poptorch.DataLoader does. Else: "
+)
+_WITH_LOSS = """. Labels go into the module that computes the loss:
+    class WithLoss(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, labels):
+            output = self.model(x)
+            return output, torch.nn.functional.cross_entropy(output, labels)
+and trainingModel(WithLoss(model), options, optimizer) takes them as it was called"""
+NO_GPU = (
+    'Modules and inputs stay on the host, device "cpu": the call of a wrapped model brings them to'
+    ' the IPUs. Delete .to("cuda") and .cuda()'
 )
 
 
@@ -47,14 +69,17 @@ class Plain:
 
 
 def bind(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool = False
 ) -> inspect.BoundArguments:
     """The arguments by the names of ``model.forward``, with defaults filled in.
 
-    UsageError if there are too many, one is missing or one is unknown.
+    UsageError if there are too many, one is missing, one is unknown, or a tensor is on a GPU.
     """
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+            raise UsageError(f"an input of shape {tuple(leaf.shape)} is on {leaf.device}. {NO_GPU}")
     try:
-        signature = inspect.signature(model.forward)
+        signature = _signature(model.forward)
     except ValueError:  # a builtin without a signature
         every = inspect.Parameter
         signature = inspect.Signature(
@@ -64,11 +89,23 @@ def bind(
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         missing = _missing(signature, args, kwargs)
+        more = _WITH_LOSS if training and "too many" in str(error) else ""
         raise UsageError(
-            f"{missing}{type(model).__name__}.forward{signature} cannot be called so: {error}"
+            f"{missing}{type(model).__name__}.forward{signature} cannot be called so: {error}{more}"
         ) from None
     bound.apply_defaults()
     return bound
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    if not isinstance(forward, MethodType):
+        return inspect.signature(forward)
+    return _of_method(forward.__func__)
+
+
+@lru_cache(maxsize=16)  # it takes longer than some models
+def _of_method(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(MethodType(function, function))  # bound to anything
 
 
 def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -105,6 +142,22 @@ def describe(value: Any) -> Any:
     return Plain(type(value).__name__, repr(value))
 
 
+def in_the_users_numbers(error: Exception, inputs: inspect.BoundArguments, count: int) -> None:
+    """Add to an error of the model's own code which of ``count`` micro-batches it ran on."""
+    if isinstance(error, Error) or count == 1:
+        return
+    sizes = [
+        f"{name} {tuple(value.shape)}"
+        for name, value in inputs.arguments.items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    if sizes:
+        error.add_note(
+            f"The model ran on one of {count} micro-batches: each input of the call is cut into as"
+            f" many along dimension 0. They are {', '.join(sizes)}"
+        )
+
+
 def check(
     expected: Mapping[str, Any], given: Mapping[str, Any], signature: inspect.Signature
 ) -> None:
@@ -112,6 +165,8 @@ def check(
 
     Both as `describe` returns them. ``signature``: that of the model's forward.
     """
+    if expected == given:
+        return
     _check_keys("the inputs", expected, given)
     _check_number(expected, given, signature)
     for name, item in expected.items():
@@ -151,7 +206,9 @@ def _check_tensor(name: str, expected: TensorLike, given: TensorLike) -> None:
     if expected.dtype != given.dtype:
         _refuse(f"Data type mismatch for {name}", expected.dtype, given.dtype)
     if expected.shape != given.shape:
-        _refuse(f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape))
+        uneven = expected.shape[1:] == given.shape[1:] and given.shape[:1] < expected.shape[:1]
+        sizes = torch.Size(expected.shape), torch.Size(given.shape)
+        _refuse(f"Shape mismatch for {name}", *sizes, _UNEVEN if uneven else "")
 
 
 def _check_items(name: str, expected: tuple[Any, ...], given: tuple[Any, ...]) -> None:
@@ -179,5 +236,5 @@ def _kind(value: Any) -> str:
     return value.kind if isinstance(value, (StructureLike, Plain)) else type(value).__name__
 
 
-def _refuse(what: str, expected: Any, given: Any) -> None:
-    raise UsageError(f"{what}: expected {expected} but got {given}. {_WAY_OUT}")
+def _refuse(what: str, expected: Any, given: Any, before: str = "") -> None:
+    raise UsageError(f"{what}: expected {expected} but got {given}. {before}{_WAY_OUT}")

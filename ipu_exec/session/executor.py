@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -42,7 +42,7 @@ from ipu_exec.base.optimiser_attributes import (
 )
 from ipu_exec.base.replica_groups import GroupedParameter
 from ipu_exec.base.structures import learn
-from ipu_exec.base.user_tracebacks import without_our_frames
+from ipu_exec.base.user_tracebacks import users_frame, without_our_frames
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.capture.recording.devices import Devices
 from ipu_exec.capture.recording.unchanged import tensors_unchanged
@@ -76,9 +76,11 @@ from ipu_exec.session.call_plan import plan_call, samples_of
 from ipu_exec.session.device_tensors import DeviceTensors, tensors_of
 from ipu_exec.session.files import executable_file as executables
 from ipu_exec.session.first_call import FirstCall, Taker
+from ipu_exec.session.leftovers import warn_of_leftovers
 from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
+from ipu_exec.session.torch_compile import not_compiled_by_torch, without_torch_compile
 from ipu_exec.session.wrapped_model import (
     ALREADY_WRAPPED,
     is_wrapped,
@@ -171,6 +173,7 @@ class PoplarExecutor:
         kind = "trainingModel" if training else "inferenceModel"
         if isinstance(model, PoplarExecutor):
             model = model.model
+        model = without_torch_compile(model)
         _check_wrapped(kind, model, options)
         original = user_model if user_model is not None else model
         if training and self._wraps_a_copy and is_wrapped(original):
@@ -238,7 +241,8 @@ class PoplarExecutor:
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
-        check_weights(self._model)
+        if not self._ran:
+            check_weights(self._model)
         if not self._attached:
             self.attachToDevice()
         self._take_trained_weights()
@@ -247,17 +251,18 @@ class PoplarExecutor:
         watch = self._watch()
         self._check_norm_group(watching=watch is not None)
         start = time.time_ns() // 1_000
-        keeping = keeping_what_is_saved(self._executable.graph.mutates)
-        following = PathWatch(self._model, self._executable.contents)
-        on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
-        settled = in_modes(self._modes)
-        random_numbers = self._own_random_numbers()
-        shown = self._shown_at_first()
-        around = (shown, self._on_device(), on_ipu(), on_named, settled, keeping, substituted())
-        with ExitStack() as entered:
-            for one in (*around, random_numbers):
-                entered.enter_context(one)
-            followed = entered.enter_context(following)
+        with (
+            self._shown_at_first(),
+            self._on_device(),
+            on_ipu(),
+            Devices() if self._executable.graph.names_ipu else nullcontext(),
+            in_modes(self._modes),
+            keeping_what_is_saved(self._executable.graph.mutates),
+            substituted(),
+            not_compiled_by_torch(),
+            nullcontext() if self._rng is None else self._own_random_numbers(),
+            PathWatch(self._model, self._executable.contents) as followed,
+        ):
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -314,10 +319,8 @@ class PoplarExecutor:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Inside, PyTorch's generator is in the state of the device's, if it was given one."""
-        if self._rng is None:
-            yield
-            return
+        """Inside, PyTorch's generator is in the state of the device's, which was given one."""
+        assert self._rng is not None
         host = torch.get_rng_state()
         torch.set_rng_state(self._rng)
         try:
@@ -362,13 +365,15 @@ class PoplarExecutor:
 
     def _check_norm_group(self, watching: bool) -> None:
         """UsageError for options that do not work with batch norms over several replicas."""
+        if self._plan.norm_group == 1:
+            return
         reasons = {
             "anchored tensors and checks of floating-point exceptions": watching,
             "replicaGrouping": bool(self._plan.groupings),
             "a model that branches on data": bool(self._executable.contents),
         }
         for reason, holds in reasons.items():
-            if self._plan.norm_group > 1 and holds:
+            if holds:
                 raise UsageError(
                     "distributedBatchNormReplicaGroupSize: replicas take turns at each batch norm,"
                     f" and {reason} cannot follow that. Leave one of the two out"
@@ -431,12 +436,13 @@ class PoplarExecutor:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Compile if necessary. Returns the inputs with the defaults of ``forward``."""
-        bound = arguments.bind(self._model, args, kwargs)
+        bound = arguments.bind(self._model, args, kwargs, self._training)
         learn((bound.args, bound.kwargs))
         groupings = grouping.resolve(
             self._model, self.per_replica_params, self._plan.total_replicas
         )
-        self._plan = replace(self._plan, groupings=groupings)
+        if groupings != self._plan.groupings:
+            self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs, bound.signature)
@@ -451,9 +457,15 @@ class PoplarExecutor:
             self._drop_executable()
         self._meet(inputs)
         if self._executable is None:
+            if self._training and self._wraps_a_copy:
+                warn_of_leftovers(users_frame(), self._model)
             self._give_away(streamed, named)
         if self._executable is None:
-            self._compile(streamed, named)
+            try:
+                self._compile(streamed, named)
+            except Exception as error:
+                arguments.in_the_users_numbers(error, bound, self._plan.factor)
+                raise
             self._inputs, self._state = inputs, state
         return streamed, named
 
@@ -527,6 +539,7 @@ class PoplarExecutor:
             on_ipu(),
             in_modes(modes),
             substituted(),
+            not_compiled_by_torch(),
             tensors_unchanged(self._model),
             refusing(not self._options._values["lenient"]),
             _hooked(),
@@ -1218,6 +1231,9 @@ def _own_options(given: Options | None, training: bool) -> Options:
 def _check_wrapped(kind: str, model: Any, options: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+    moved = [name for name, one in model.named_parameters() if one.device.type == "cuda"]
+    if moved:
+        raise UsageError(f"{kind}: the weight {moved[0]} is on a GPU. {arguments.NO_GPU}")
     if options is not None and not isinstance(options, Options):
         raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
 

@@ -16,28 +16,33 @@ from ipuscope.profiler.errors import ProfileError
 NAME = "debug.cbor"
 
 
-def write(profile: str | os.PathLike[str]) -> Path:
-    """Write the ``debug.cbor`` of a profile into its directory, in one rename.
+def write(profile: str | os.PathLike[str], above: str | os.PathLike[str] = "") -> Path:
+    """Write the ``debug.cbor`` of a profile into its directory, in one rename; gives its path.
 
+    ``above``: also into this one. With several models the last has it, as of PopTorch, whose
+    ``autoReport.directory`` has the file while the profiles lie in directories below.
     ProfileError where the profile cannot be read or the file cannot be written.
     """
     import cbor2
 
     from ipuscope.profiler import pva
 
-    report = pva.openReport(profile)
-    path = Path(profile).with_name(NAME)
-    partial = path.with_name(f"{NAME}.partial")
-    try:
-        partial.write_bytes(cbor2.dumps(contents(report)))
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise ProfileError(
-            path, f"it cannot be written ({error})", "Free some space or choose another directory"
-        ) from error
-    return path
+    content = cbor2.dumps(contents(pva.openReport(profile)))
+    beside = Path(profile).with_name(NAME)
+    for path in {beside, Path(above, NAME) if above else beside}:
+        partial = path.with_name(f"{NAME}.partial")
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise ProfileError(
+                path,
+                f"it cannot be written ({error})",
+                "Free some space or choose another directory",
+            ) from error
+    return beside
 
 
 def contents(report: Any) -> dict[str, Any]:

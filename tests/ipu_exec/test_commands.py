@@ -97,3 +97,37 @@ def test_processes_that_a_script_starts_have_poptorch(tmp_path: Path) -> None:
         "spawn ipu_exec",
         "forkserver ipu_exec",
     ]
+
+
+OURS = ("profiler", "planner", "viewer", "reports", "tests", "tools", "benchmarks", "utils")
+TRAIN = """
+    import poptorch, torch
+    import profiler, planner.deeper, viewer, reports.deeper, tests, tools, benchmarks, utils.deeper
+    import ipu_exec
+
+    assert {one.NAME for one in (profiler, planner, viewer, reports)} == {"mine"}
+    assert {one.NAME for one in (tests, tools, benchmarks, utils)} == {"mine"}
+    model = poptorch.inferenceModel(torch.nn.Linear(4, 2), poptorch.Options())
+    print(tuple(model(torch.ones(2, 4)).shape))
+"""
+
+
+@pytest.mark.parametrize("packages", [True, False])
+def test_a_repository_with_modules_of_our_names_is_its_own(tmp_path: Path, packages: bool) -> None:
+    """`ipu-run`, `import ipu_exec`, and `ipu-report` with PYTHONPATH=. use none of them."""
+    for name in OURS:
+        folder = packages or name in ("planner", "reports", "utils")
+        file = tmp_path / name / "__init__.py" if folder else tmp_path / f"{name}.py"
+        write(file, "NAME = 'mine'\n")
+        if folder:
+            write(tmp_path / name / "deeper.py", "")
+    write(tmp_path / "train.py", TRAIN)
+    done = command("ipu-run", "--profile-dir", "out", "train.py", cwd=tmp_path, before=(tmp_path,))
+    assert (done.returncode, done.stdout) == (0, "(2, 2)\n"), done.stderr
+    done = command("ipu-report", "view", "--help", cwd=tmp_path, before=(tmp_path,))
+    assert done.returncode == 0, done.stderr
+    views = "import ipuscope.reports.cli.view, ipuscope.viewer, ipu_exec"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((".", str(ROOT)))}
+    subprocess.run([sys.executable, "-c", views], cwd=tmp_path, env=env, check=True)
+    done = command("ipu-report", "stages", "out", cwd=tmp_path, before=(tmp_path,))
+    assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ from ipu_exec import (
     Options,
     SharingStrategy,
 )
+from ipu_exec.accessor import strategy_of
 from ipu_exec.errors import warn_once
 from tests import forked
 from tests.paths import ROOT
@@ -382,15 +383,19 @@ def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> 
     ("make", "says"),
     [
         (lambda: AsynchronousDataAccessor(Numbers(1), buffer_size=0), "buffer_size"),
-        (
-            lambda: AsynchronousDataAccessor(Numbers(1), sharing_strategy="fork"),
-            "none of SharingStrategy",
-        ),
     ],
 )
 def test_wrong_arguments_of_asynchronous_loading_are_errors(make: Any, says: str) -> None:
     with pytest.raises(Error, match=says):
         make()
+
+
+def test_a_sharing_strategy_may_be_named_and_an_unknown_one_warns() -> None:
+    """As of a YAML file; PopTorch takes whatever it is given."""
+    names = ("Fork", "fork", SharingStrategy.Fork)
+    assert {strategy_of(one) for one in names} == {SharingStrategy.Fork}
+    with pytest.warns(UserWarning, match="'mmap' is none of SharedMemory, FileSystem"):
+        assert strategy_of("mmap") is SharingStrategy.ForkServer
 
 
 @pytest.mark.slow

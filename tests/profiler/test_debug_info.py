@@ -28,6 +28,7 @@ def test_a_program_that_asks_for_it_gets_names_lines_and_modules(tmp_path, monke
     monkeypatch.setenv(ENGINE_OPTIONS_VARIABLE, asked)
     folder = run(tmp_path)
     debug = cbor2.loads((folder / "debug.cbor").read_bytes())
+    assert (folder.parent / "debug.cbor").read_bytes() == (folder / "debug.cbor").read_bytes()
     names, contexts = debug["stringTable"], {one["id"]: one for one in debug["contexts"]}
     assert len(contexts) == len(debug["contexts"])
     operations = pva.OperationAnalysis(pva.openReport(folder)).operations

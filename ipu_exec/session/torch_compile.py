@@ -1,0 +1,39 @@
+"""Models that a script gave to `torch.compile`, run as they were written."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from ipu_exec.base.user_tracebacks import users_frame
+
+_WORDS = (
+    "torch.compile has no effect on a model that runs on IPUs, whose compiler takes its operators"
+    " as they are written: delete it. The model runs without it"
+)
+
+
+def without_torch_compile(model: torch.nn.Module) -> torch.nn.Module:
+    """The module that `torch.compile` wrapped; any other as it is. Warns of compiled parts too."""
+    if isinstance(model, torch.nn.Module) and any(map(_is_compiled, model.modules())):
+        frame = users_frame()
+        if frame is not None:
+            warnings.warn_explicit(_WORDS, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+    compiled: Any = model
+    return compiled._orig_mod if _is_compiled(model) else model
+
+
+def not_compiled_by_torch() -> contextlib.AbstractContextManager[object]:
+    """Inside, what `torch.compile` made runs as if it had not: parts of a model, and functions."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing it takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+def _is_compiled(model: Any) -> bool:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
