@@ -18,7 +18,7 @@ def compressed(response: Response) -> Response:
     if response.status_code != 200 or not (script or response.mimetype in _KINDS):
         return response
     response.vary.add("Accept-Encoding")
-    if "gzip" not in request.accept_encodings or "Content-Encoding" in response.headers:
+    if not request.accept_encodings.quality("gzip") or "Content-Encoding" in response.headers:
         return response
     response.direct_passthrough = False  # a file's bytes are read here
     body = response.get_data()
