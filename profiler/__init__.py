@@ -10,4 +10,14 @@ from ipuscope.profiler.errors import ProfileError, ProfileTaken
 from ipuscope.profiler.file.writer import ProfileWriter
 from ipuscope.profiler.report import Report, open_report
 
+
+def _in_html(report: Report) -> str:
+    """Its facts, for notebooks."""
+    from ipuscope.profiler.notebook import summary_html
+
+    return summary_html(report)
+
+
+Report.in_html = _in_html
+
 __all__ = ["ProfileError", "ProfileTaken", "ProfileWriter", "Report", "open_report"]

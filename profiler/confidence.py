@@ -1,43 +1,132 @@
-"""How far a profile's cycles likely are from the truth, as its header says.
+"""How far a profile's speed and bytes likely are from the truth, as its header says.
 
-The compiler weighs the errors of each class of operator against published measurements by the
-cycles of the tiles (docs/fidelity.md). Older profiles do not say.
+The compiler takes bars from published measurements (docs/fidelity.md#error-bars): four in five of
+those that are like the profiled model lie inside. Older profiles do not say.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+
+from ipuscope.profiler import units
 
 if TYPE_CHECKING:
     from ipuscope.profiler.report import Report
 
+COLUMNS = ("class", "share", "likely", "low", "high", "rows", "estimates")
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    """Between which factors of the predicted speed the true one likely is; time is the inverse.
+
+    ``unmeasured``: the share of cycles of operators that nobody measured on hardware.
+    ``models``: published measurements of whole models behind it.
+    """
+
+    low: float
+    high: float
+    unmeasured: float = 0.0
+    models: int = 0
+
+    @property
+    def likely(self) -> float:
+        """The share by which cycles are off at most."""
+        return round(max(1 / self.low, self.high) - 1, 4)
+
+    @property
+    def spread(self) -> float:
+        """The share by which parts may differ from what all of them are off by, below 1.
+
+        It is half of the bar: parts of one model share the middle of it.
+        """
+        return min(0.95, round(math.sqrt(self.high / self.low) - 1, 4))
+
+    def rates(self, per_second: float) -> tuple[float, float]:
+        """The lowest and the highest likely rate, of a predicted one."""
+        return per_second * self.low, per_second * self.high
+
+    def in_words(self, per_second: float) -> str:
+        """A predicted rate as a range, ``380 to 520``."""
+        low, high = self.rates(per_second)
+        return f"{units.per_second(low)} to {units.per_second(high)}"
+
+
+def confidence(report: Report) -> Confidence | None:
+    """The range of the profile's speed; None where the profile does not say."""
+    error = _header(report)
+    if error is None:
+        return None
+    likely = float(error["likely"])
+    low, high = error.get("low", 1 / (1 + likely)), error.get("high", 1 + likely)
+    return Confidence(low, high, float(error["unmeasured"]), int(error.get("models", 0)))
+
+
+class Fits(StrEnum):
+    """Whether bytes fit a tile, with the doubt of their bar."""
+
+    YES = "fits"
+    LIKELY = "fits, uncertain"
+    UNLIKELY = "does not fit, uncertain"
+    NO = "does not fit"
+
+
+def byte_range(report: Report) -> tuple[float, float]:
+    """Between which factors of the predicted bytes of the fullest tile the true ones likely are.
+
+    (1, 1) where the profile does not say.
+    """
+    error = report.meta.get("byte_error") or {"low": 1.0, "high": 1.0}
+    return float(error["low"]), float(error["high"])
+
+
+def fits(nbytes: int, limit: int, byte_range: tuple[float, float] = (1.0, 1.0)) -> Fits:
+    """Whether a tile that is predicted to hold ``nbytes`` has room, by its `byte_range`."""
+    low, high = byte_range
+    if nbytes <= limit:
+        return Fits.YES if nbytes * high <= limit else Fits.LIKELY
+    return Fits.NO if nbytes * low > limit else Fits.UNLIKELY
+
 
 def likely_error(report: Report) -> float | None:
-    """The share by which cycles are likely off, as for four in five measured operators; or None."""
-    said = report.meta.get("cycle_error")
-    return float(said["likely"]) if isinstance(said, dict) else None
+    """The share by which cycles are likely off at most, as for four in five; or None."""
+    known = confidence(report)
+    return None if known is None else known.likely
 
 
 def unmeasured(report: Report) -> float:
-    """The share of cycles of operators that no published row measures: estimated by similarity."""
-    said = report.meta.get("cycle_error")
-    return float(said["unmeasured"]) if isinstance(said, dict) else 0.0
+    """The share of cycles of operators that nobody measured: estimated by similarity."""
+    known = confidence(report)
+    return 0.0 if known is None else known.unmeasured
 
 
 def by_class(report: Report) -> pd.DataFrame:
     """A row a class of operators, the largest first; none where the profile does not say.
 
-    Columns: ``class``, ``share`` of the tiles' cycles, ``likely`` (share by which they are off),
-    ``rows`` (published measurements behind that; 0 where it is judged by likeness).
+    Columns: ``class``, ``share`` of the tiles' cycles, ``likely`` (share by which they are off at
+    most), ``low`` and ``high`` (factors of their speed), ``rows`` (measurements on hardware behind
+    that; 0 where it is judged by likeness) and ``estimates`` (by the vendor's own estimators).
     """
-    said = report.meta.get("cycle_error")
-    rows = said.get("classes", []) if isinstance(said, dict) else []
-    return pd.DataFrame(rows, columns=["class", "share", "likely", "rows"])
+    error = _header(report) or {}
+    return pd.DataFrame(error.get("classes", []), columns=list(COLUMNS))
 
 
 def likely(report: Report) -> str:
-    """``likely within 8%``; empty where the profile does not say."""
-    error = likely_error(report)
-    return "" if error is None else f"likely within {error:.0%}"
+    """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty where nothing says so."""
+    known = confidence(report)
+    if known is None:
+        return ""
+    fewer, more = 1 - 1 / known.high, 1 / known.low - 1
+    if abs(1 / known.low - known.high) < 0.005:
+        return f"likely within {more:.0%}"
+    return f"likely {fewer:.0%} fewer to {more:.0%} more"
+
+
+def _header(report: Report) -> dict[str, Any] | None:
+    error = report.meta.get("cycle_error")
+    return error if isinstance(error, dict) else None

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.known_split import known_split
 from ipuscope.profiler import Report, analysis
+from ipuscope.profiler.analysis import facts
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
@@ -47,6 +48,7 @@ MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
 _TOP_OPS = 40
 _MOST_WAITS = 15
+_OPEN = 3  # sections that are seen at once: the summary, what to do, what an update waits for
 _SENTENCE = 60  # letters from which a table's cell wraps
 _FEW_COLUMNS = 4  # that a narrow window has room for
 _NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| (K|M|G)?i?B)?)?")
@@ -57,12 +59,13 @@ _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with a title: figures by theme, or a table."""
+    """A section with a title: figures by theme, or a table. What is ``folded`` opens by a click."""
 
     title: str
     note: str = ""
     figures: dict[str, go.Figure] | None = None
     table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+    folded: bool = False
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
@@ -88,7 +91,9 @@ def page(report: Report) -> str:
     }
     body, number = [], 0
     for section in sections:
-        body.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        state = "" if section.folded else " open"
+        title = f"<summary><h2>{html.escape(section.title)}</h2></summary>"
+        body.append(f"<section><details{state}>{title}")
         if section.note:
             body.append(f"<p class='note'>{html.escape(section.note)}</p>")
         if section.figures:
@@ -99,7 +104,7 @@ def page(report: Report) -> str:
             number += 1
         if section.table:
             body.append(_table(*section.table))
-        body.append("</section>")
+        body.append("</details></section>")
     meta = report.meta
     title = f"{meta['model'] or report.path.parent.name} · IPUscope"
     plotly = get_plotlyjs()
@@ -125,7 +130,8 @@ def page(report: Report) -> str:
 def _sections(report: Report) -> list[Section]:
     clock = Clock(report.target.clock_hz)
     limit = report.target.bytes_per_tile
-    sections = [_insights(report)]
+    summary = Section("Summary", table=(("", ""), facts.in_words(report)))
+    sections = [summary, _insights(report)]
     if len(report.runs):
         sections += _path(report, clock)
     if len(report.stages):
@@ -171,7 +177,8 @@ def _sections(report: Report) -> list[Section]:
             _themed(lambda t: memory.categories(kinds, t, columns=4)),
         ),
     ]
-    return [*sections, *_heat_maps(report, tiles), _ops(report), _options(report)]
+    sections += [*_heat_maps(report, tiles), _ops(report), _options(report)]
+    return [replace(one, folded=at >= _OPEN) for at, one in enumerate(sections)]
 
 
 def _heat_maps(report: Report, tiles: np.ndarray) -> Iterator[Section]:
@@ -283,8 +290,8 @@ def _rebalance(report: Report) -> Iterator[Section]:
 
 
 def _options(report: Report) -> Section:
-    """All options that were set, and those that were not."""
-    rows = [(name, json.dumps(value)) for name, value in sorted(report.options.items())]
+    """The options that were set."""
+    rows = [(name, json.dumps(value)) for name, value in facts.set_options(report)]
     return Section("Options", "As the model was compiled.", table=(("option", "value"), rows))
 
 
@@ -325,15 +332,9 @@ def _ops(report: Report) -> Section:
 
 
 def _about(report: Report) -> str:
-    meta, target = report.meta, report.target
-    ipus = target.num_ipus * analysis.shards_of(report)
-    return (
-        f"{meta['kind']}, {meta['state']} · {ipus} × {target.name},"
-        f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
-        f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
-        f" {meta['writer']}. All times are predictions of the modelled machine."
-        f"{' ' + PREDICTED_NOTE if report.predicted else ''}"
-    )
+    meta = report.meta
+    words = f"{meta['kind']}, {meta['state']} · {report.path}. All times are predictions of the"
+    return f"{words} modelled machine.{' ' + PREDICTED_NOTE if report.predicted else ''}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -407,6 +408,8 @@ section {
 table {
   border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px;
 }
+summary h2 { display: inline; }
+summary { cursor: pointer; }
 th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 td { vertical-align: top; }
@@ -528,7 +531,9 @@ function fitted({ data, layout }, id) {
     // A window that changes its size meanwhile can make plotly fail: once more, then.
     const draw = async () => {
       for (const [i, figure] of figures[theme()].entries()) {
-        await one(figure, 'figure-' + i).catch(() => one(figure, 'figure-' + i));
+        const id = 'figure-' + i, folded = document.getElementById(id).closest('details');
+        folded.ontoggle = draw;  // what is folded has no width to be drawn in
+        if (folded.open) { await one(figure, id).catch(() => one(figure, id)); }
       }
     };
     document.getElementById('theme').onclick = () => {

@@ -43,6 +43,7 @@ EXPORTS = {  # files of `ipu-report export`, with the options for them
     "ops.csv": ("--table", "ops"),
     "variables.csv": ("--table", "variables"),
 }
+MOST_LINES = 2_000  # of a file that are compared line by line, from the first difference on
 COPIES = {"packed_columns", "worked_out"}  # tables of what is computed from the others
 PASSING = {"format", "writer", "created", "torch", "python", "rules", "checksum"}  # keys of meta
 PLACES = re.compile(r"(?:/[\w.+-]+)+/(?=(?:examples|ipu_exec|site-packages)/)")
@@ -185,7 +186,11 @@ def compare_texts(models: Sequence[str], before: Path, after: Path) -> Iterator[
     for file in sorted(files):
         a, b = (read_lines(top / file) for top in (before, after))
         if a != b:
-            yield difflib.unified_diff(a, b, f"frozen/{file}", f"now/{file}", lineterm="")
+            pairs = enumerate(itertools.zip_longest(a, b))
+            first = next(at for at, (x, y) in pairs if x != y)
+            begin, stop = max(0, first - 3), first + MOST_LINES  # a trace has millions of lines
+            titles = (f"frozen/{file} from line {begin + 1}", f"now/{file}")
+            yield difflib.unified_diff(a[begin:stop], b[begin:stop], *titles, lineterm="")
 
 
 def read_lines(file: Path) -> list[str]:

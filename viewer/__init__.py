@@ -5,18 +5,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ipuscope.profiler import Report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dash import Dash
 
-    from ipuscope.profiler import Report
     from ipuscope.viewer.guard import Guard
     from ipuscope.viewer.inline import Shown
 
 __all__ = ["create_app", "show"]
+
+
+def _drawn(report: Report) -> Any:
+    """``report.figures``."""
+    from ipuscope.viewer.figures.of_report import Figures
+
+    return Figures(report)
+
+
+Report.drawn = _drawn
 
 
 def create_app(

@@ -31,7 +31,7 @@ DTYPES = {
     "half": torch.float16,
     "float": torch.float32,
 }
-MACHINES = {"gc2": "mk1", "gc200": "mk2"}
+MACHINES = {"gc2": "mk1", "gc200": "mk2", **{name: name for name in ("mk1", "mk2", "c600", "bow")}}
 
 
 def narrower(name: str, tiles: int) -> str:
@@ -105,6 +105,11 @@ class Row:
         found = next((word for word in words if word in self.case), "reductions")
         return f"{found}, all passes" if self.case.startswith("training") else found
 
+    @property
+    def channels(self) -> tuple[int, int]:
+        """Of a convolution: the input channels of a group, and the groups."""
+        return number(self.case, r"(\d+)\s*->"), number(self.case, r"groups (\d+)", 1)
+
 
 class Chain(nn.Module):
     """The product of matrices of these shapes, from the left."""
@@ -170,11 +175,19 @@ class Compiled:
     samples: int = 0
     note: str = ""
 
+    @property
+    def fullest(self) -> float:
+        """The fullest tile, gaps included, as a share of its memory; more than 1 does not fit."""
+        limit, over = self.executable.target.bytes_per_tile, self.executable.overflow
+        share = max(int(one.total.max()) for one in self.executable.tile_bytes) / limit
+        return max(share, 1 + over.bytes_over / over.limit if over else 0.0)
+
 
 def options_for(row: Row) -> ipu_exec.Options:
     if row.target not in TARGETS:
         raise CannotRun(f"no target {row.machine!r}; there are {', '.join(TARGETS)}")
     options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
+    options.enableSyntheticData("synthetic data" in row.case)
     if match := re.search(r"partials (fp\d+)", row.case):
         options.Precision.setPartialsType(DTYPES[match.group(1)])
     if "128-bit loads" in row.case:
@@ -299,10 +312,10 @@ def convolutions(row: Row) -> Compiled:
 
 def compiled(row: Row) -> Compiled:
     """Compile the row's case by the front end. Raises CannotRun and the engine's own errors."""
-    from benchmarks.fidelity import inference, models, operators
+    from benchmarks.fidelity import inference, models, operators, small
 
-    if operator := operators.find(row.case):
-        return operator(row)
+    if build := small.find(row.case) or operators.find(row.case):
+        return build(row)
     if "@" in row.case:
         return products(row)
     if "->" in row.case:
@@ -317,7 +330,9 @@ def compiled(row: Row) -> Compiled:
 
 
 def predict(row: Row, case: Compiled) -> float:
-    """The predicted quantity of the row, in its unit."""
+    """The predicted quantity of the row, in its unit; of a case of fits.csv, how full a tile is."""
+    if row.kind == "fits":
+        return case.fullest
     for words, reading in READINGS.items():
         if row.quantity.startswith(words):
             return reading(row, case)
@@ -465,6 +480,8 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     "reduce step": step_with_exchange("reduce"),
     "tiles used": tiles_used,
     "cycles": tool_cycles,
+    "fullest tile without gaps without code": memory_of("tile without code"),
+    "fullest tile without gaps": memory_of("tile total"),
     "total memory without gaps": memory_of("total"),
     "total memory without code": memory_of("without code"),
     "total memory with vertex code": memory_of("with vertex code"),

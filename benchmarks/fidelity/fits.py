@@ -7,21 +7,12 @@ run as well, and has to fit. The vendor's IPUModel runs what does not fit, so it
 from __future__ import annotations
 
 import csv
-import ctypes
-import gc
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarks.fidelity.cases import CannotRun, Row, compiled
-from benchmarks.scaling.cases import PUBLISHED
-from benchmarks.scaling.cases import row as scaling_row
-from ipu_exec.errors import Error
-
-if TYPE_CHECKING:
-    from benchmarks.fidelity.__main__ import Result
+from benchmarks.fidelity.cases import Row
+from benchmarks.fidelity.store import Result
 
 HERE = Path(__file__).parent
 RAN, OUT_OF_MEMORY = "ran", "out of memory"
@@ -29,85 +20,58 @@ RAN, OUT_OF_MEMORY = "ran", "out of memory"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A case, what was published of it and what a compile says; ``said`` is "" if none could."""
+    """A case, what was published of it, and how full its fullest tile is by a compile here.
+
+    ``share`` is of a tile's memory; 0 if no compile could say.
+    """
 
     row: Row
     published: str
-    said: str
+    share: float
     why: str = ""
+
+    @property
+    def said(self) -> str:
+        """The verdict here; "" without one."""
+        if not self.share:
+            return ""
+        return OUT_OF_MEMORY if self.share > 1 else RAN
 
     @property
     def right(self) -> bool:
         return self.said == self.published
 
 
-def rows(path: Path = HERE / "fits.csv") -> list[tuple[Row, str]]:
-    """The cases and what was published of them."""
+def rows(path: Path = HERE / "fits.csv") -> list[Row]:
+    """The cases; what was published of one is the quantity of its row."""
     with path.open(newline="") as file:
         return [
-            (
-                Row(
-                    line["id"],
-                    "fits",
-                    line["machine"],
-                    line["dtype"],
-                    line["case"],
-                    "fits",
-                    "",
-                    1.0,
-                    line["source"],
-                    line["mark"],
-                ),
+            Row(
+                line["id"],
+                "fits",
+                line["machine"],
+                line["dtype"],
+                line["case"],
                 line["published"],
+                "",
+                1.0,
+                line["source"],
+                line["mark"],
             )
             for line in csv.DictReader(file)
         ]
 
 
-def submitted() -> list[tuple[Row, str]]:
-    """The pods of the MLPerf submission (docs/scaling.md), all of which ran."""
-    cases = []
-    for model, systems in PUBLISHED.items():
-        for system in systems:
-            if system.published is None:
-                continue
-            name = f"mlp-{model.split(',')[0].lower()}-{system.pod.lower()}"
-            row = replace(scaling_row(system), id=name, source="MLP v1.1")
-            cases.append((row, RAN))
-    return cases
-
-
-def run(cases: Iterable[tuple[Row, str]]) -> list[Verdict]:
-    """Compile every case."""
-    verdicts = []
-    for row, published in cases:
-        try:
-            note = compiled(row).note
-        except (CannotRun, Error) as error:
-            verdicts.append(Verdict(row, published, "", str(error)))
-            continue
-        verdicts.append(Verdict(row, published, OUT_OF_MEMORY if note else RAN, note))
-        gc.collect()  # executables refer to themselves, and those of pods take gigabytes
-        _give_back()
-    return verdicts
-
-
-def _give_back() -> None:
-    """Have glibc return what is free among what is not: weights that were cast lie in between."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def of_results(results: Iterable[Result]) -> list[Verdict]:
-    """The measured rows, each of which ran where it was measured."""
-    verdicts = []
+def verdicts(results: Iterable[Result]) -> list[Verdict]:
+    """Of these results: the cases of fits.csv, and the measured rows, each of which ran."""
+    found = []
     for result in results:
         row = result.row
-        if row.kind != "hardware" or row.unit == "bytes" or result.predicted is None:
-            continue
-        said = OUT_OF_MEMORY if "out of memory" in result.why else RAN
-        verdicts.append(Verdict(result.row, RAN, said, result.why))
-    return verdicts
+        if row.kind == "fits" and row.quantity:  # else it is predicted, but not registered yet
+            found.append(Verdict(row, row.quantity, result.fullest, result.why))
+        elif row.kind == "hardware" and row.unit != "bytes" and result.predicted is not None:
+            found.append(Verdict(row, RAN, result.fullest, result.why))
+    return found
 
 
 def section(verdicts: Sequence[Verdict]) -> str:

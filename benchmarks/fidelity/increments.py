@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.fidelity.cases import number, per_pack
 
 if TYPE_CHECKING:
-    from benchmarks.fidelity.__main__ import Result
+    from benchmarks.fidelity.store import Result
 
 SAME = 0.02  # most that the samples of an update may differ by
 

@@ -67,10 +67,12 @@ def function_tensors(variables: Sequence[Any]) -> list[Any]:
 def read(part: str, executable: Any, tool: Tool | None = None) -> float:
     """Bytes of ``part``, in the program of the model or in those of the ``tool`` that ran it.
 
-    "total", "without code", "with vertex code", "fullest tile", "always live" or "peak".
+    "total", "without code", "with vertex code", "fullest tile", "always live" or "peak"; "tile
+    without code" is that of the fullest tile, without gaps.
     """
     counted = [v for v in executable.variables if v.category != "stack"]
     counted += tool.variables(counted) if tool is not None else []
+    of_tile, part = part.startswith("tile "), part.removeprefix("tile ")
     if part in ("without code", "with vertex code", "fullest tile", "always live"):
         kept = "vertexCode" if part == "with vertex code" else ""
         counted = [v for v in counted if not v.category.endswith("Code") or v.category == kept]
@@ -90,7 +92,8 @@ def read(part: str, executable: Any, tool: Tool | None = None) -> float:
         "with vertex code",
     ):  # maxBytesByTile of the report: of both regions at once
         moving = [v for v in counted if not v.always_live]
-        return float((always + _peaks(moving, [v.tile_bytes for v in moving], tiles)).sum())
+        each = always + _peaks(moving, [v.tile_bytes for v in moving], tiles)
+        return float(each.max() if of_tile else each.sum())
     moving = [v for v in counted if not v.always_live]
     used, region1 = (
         _peaks(chosen, [v.tile_bytes for v in chosen], tiles)
@@ -99,7 +102,7 @@ def read(part: str, executable: Any, tool: Tool | None = None) -> float:
     if part == "fullest tile":
         region0 = executable.target.region0_bytes
         return float(including_gaps(always + used, region1, region0).max())
-    return float((always + used).sum())
+    return float((always + used).max() if of_tile else (always + used).sum())
 
 
 def _peaks(variables: Sequence[Any], sizes: Sequence[np.ndarray], tiles: int) -> np.ndarray:

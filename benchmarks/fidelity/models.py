@@ -80,7 +80,8 @@ def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
         )
     if "Adam" in row.case:
         return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **types, **first)
-    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **types, **velocity)
+    momentum = 0.0 if "plain SGD" in row.case else 0.9
+    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum, **types, **velocity)
 
 
 def compile_training(

@@ -8,11 +8,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.fidelity import increments
+from benchmarks.fidelity import bars, increments, store
+from benchmarks.fidelity.fits import Verdict
+from benchmarks.fidelity.fits import section as fitting
 
 if TYPE_CHECKING:
-    from benchmarks.fidelity.__main__ import Result
     from benchmarks.fidelity.cases import Row
+    from benchmarks.fidelity.store import Result
 
 
 def number(value: float) -> str:
@@ -115,7 +117,7 @@ WANTED: dict[str, tuple[float, float]] = {
 
 def reach_group(row: Row) -> str | None:
     """The line of the table of reach that a row belongs to."""
-    if row.unit == "bytes" or row.unit == "tiles" or row.mark:
+    if row.unit == "bytes" or row.unit == "tiles":
         return None
     if row.group == "whole models, components":
         return "stages of a pipeline"
@@ -132,28 +134,32 @@ def reach(results: Sequence[Result]) -> str:
     """For each group: the wanted median and worst error, and what it has."""
     known = [result for result in results if result.ratio is not None]
     lines = [
-        "| what | rows | wanted: median | worst | has: median | worst | within wanted worst |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| what | rows | wanted: median | worst | has: median | worst | within wanted worst |"
+        " with marked rows: rows | median |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, (median, worst) in WANTED.items():
-        errors = (
-            increments.errors(known)
-            if name == MICRO_BATCHES
-            else [r.error for r in known if reach_group(r.row) == name]
-        )
+        of = [r for r in known if reach_group(r.row) == name]
+        errors = [r.error for r in of if not r.row.mark]
+        if name == MICRO_BATCHES:
+            errors = increments.errors(known)
         if not errors:
             continue
         inside = sum(error <= worst for error in errors) / len(errors)
+        marked = f"{len(of)} | {statistics.median(r.error for r in of):.3f}" if of else "- | -"
         lines.append(
             f"| {name} | {len(errors)} | {median:.2f} | {worst:.2f} |"
             f" {statistics.median(errors):.3f} | {max(errors):.3f} | {math.floor(100 * inside)}% |"
+            f" {marked} |"
         )
+    every = [r.error for r in known if is_total_memory(r.row)]
     memory = [r.error for r in known if is_total_memory(r.row) and not r.row.mark]
     if memory:
         inside = sum(error <= 0.15 for error in memory) / len(memory)
         lines.append(
             f"| memory, nine of ten within 0.15 | {len(memory)} | 0.06 | 0.15 |"
             f" {statistics.median(memory):.3f} | {max(memory):.3f} | {math.floor(100 * inside)}% |"
+            f" {len(every)} | {statistics.median(every):.3f} |"
         )
     return "\n".join(lines)
 
@@ -185,11 +191,13 @@ MISSING: dict[str, Callable[[Row], bool]] = {
 
 
 def beyond(results: Sequence[Result]) -> str:
-    """Rows beyond the wanted worst error, by what is not known of them."""
+    """Unmarked rows beyond the wanted worst error, by what is not known of them."""
     rows: dict[tuple[str, str], list[Result]] = {}
     for result in results:
+        if result.ratio is None:
+            continue
         name = reach_group(result.row)
-        if name is None or result.ratio is None or result.error <= WANTED[name][1]:
+        if name is None or result.row.mark or result.error <= WANTED[name][1]:
             continue
         why = next((words for words, holds in MISSING.items() if holds(result.row)), "not known")
         rows.setdefault((name, why), []).append(result)
@@ -262,11 +270,14 @@ RULES = {
     "PSP": "points of the plot that could be read to 3%",
     "JIA 5.5": "convolutions of the tables",
     "LBM": "distinct results of one IPU with images of known size; all are in fits.csv",
-    "MLP v1.1": "one row; the others, all submissions from 16 to 256 IPUs, are in scaling.md",
+    "MLP v1.1": "all submissions from 16 to 256 IPUs, which scaling.md has too",
     "GCP": "trainings of models in examples/ whose public configuration has the published global"
     " batch; others do not run, see below",
     "PLB": "every line of the benchmark file",
     "POPRT": "every result of the benchmarks' pages; those without a model in examples/ do not run",
+    "POPRT examples": "every rate and out-of-memory of examples/resnet50 in fp32 and fp16, on real"
+    " and on synthetic data; their number of batches a call is not public (128 here)",
+    "TF": "whole programs of the tests rnn_test, matmul_size_test and resnet_size_test",
     "BMP": "every result of the IPU's reports; those without a model in examples/ do not run",
     "FAI": "the memory of the demo that ran out of it, read off its figure",
     "EX pipelining": "each stage's forward and backward, each IPU's copies and an update of the"
@@ -317,7 +328,7 @@ def merged(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def whole(results: Sequence[Result], more: Sequence[Result], fitting: str) -> str:
+def whole(results: Sequence[Result], more: Sequence[Result], verdicts: Sequence[Verdict]) -> str:
     """The page docs/fidelity.md, from the given rows, those found elsewhere and what fits."""
     both = [*results, *more]
     vendor = [result for result in more if result.row.kind == "poplibs"]
@@ -326,8 +337,8 @@ def whole(results: Sequence[Result], more: Sequence[Result], fitting: str) -> st
     legend = "\n".join(f"- {mark}." for mark in marks)
     return (
         f"{head(both)}{reach(both)}\n\n{REACH}{beyond(both)}\n\n"
-        f"{MEMORY}{memory_misses(vendor)}\n\n"
-        f"## Sources\n\n{coverage(both)}\n\n{SEARCHED}{FITS}{fitting}\n\n"
+        f"{MEMORY}{memory_misses(vendor)}\n\n{bars.section(both, verdicts)}\n\n"
+        f"## Sources\n\n{coverage(both)}\n\n{SEARCHED}{FITS}{fitting(verdicts)}\n\n"
         f"{SAME_MODEL}{same_model(both)}\n\n{INCREMENTS}{increments.section(both)}\n\n"
         f"## How close\n\n{groups(results)}\n\n{BODY}"
         f"{components(vendor)}\n\nMarked rows are other work than what is compiled here:\n\n"
@@ -356,6 +367,7 @@ def head(results: Sequence[Result]) -> str:
         return f"{100 * statistics.median(errors):.0f}%" if errors else "-"
 
     return HEAD.format(
+        commit=store.commits(results),
         products=percent("poplibs, products"),
         fp16=percent("dense products, bow fp16"),
         fp32=percent("dense products, bow fp32"),
@@ -373,6 +385,8 @@ def head(results: Sequence[Result]) -> str:
 HEAD = """# Fidelity: predictions against published measurements
 
 <!-- Written by `python -m benchmarks.fidelity`: edit benchmarks/fidelity/page.py instead. -->
+
+Predictions are of commit {commit}; `make figures` makes all pages of figures again.
 
 For users, in five lines:
 
@@ -397,7 +411,8 @@ brackets. Partials are the vendor's default, float, unless a row says `partials 
 
 ## Reach
 
-What is wanted of each group of rows, and what it has; rows that are other work than ours apart.
+What is wanted of each group of rows, and what it has; rows that are other work than ours, which a
+mark in their file says, apart, and in the last two columns among the others.
 
 """
 
@@ -461,8 +476,9 @@ sizes and what is counted, and that an IPU's work is what it measures:
 - [POPRT], [BMP]: models that are not in examples/ (CLIP, Swin, Conformer, RoFormer, WideDeep,
   DeBERTa, NeRF, VideoBERT) or types of 8 bits are listed and do not run.
 - PopSparse's other curves are sparse products; its dense ones are [PSP].
-- Repositories of PopART, PopTorch, TensorFlow for IPU, Keras add-ons, tutorials' kernel benchmarks
-  and examples-utils: scripts that measure, no results.
+- Repositories of PopART, PopTorch, Keras add-ons, tutorials' kernel benchmarks and examples-utils:
+  scripts that measure, no results. [TF]'s tests have cycles and bytes of whole programs, of which
+  the rows are those that torch can write; tests of loops and functions of TensorFlow's own are not.
 - Papers on graph neural networks, Fourier transforms, sparse and graph algorithms on IPUs: only
   summaries are within reach of our search, without tables; their programs are vertices of their
   own. Of Graphcore's performance pages only the beginnings are within reach: four tables of
@@ -592,7 +608,7 @@ GELU as PopTorch makes it: 0.94-1.02; GELU and norms in fp32 at batch 128, as in
 Choices made in view of rows: where two readings of a source were possible (whether the exchange of
 partials counts the one that is there already) the one that more sources agree with was taken; where
 poplibs changed between a row's software and its last public state, the last state is followed and
-the row is marked, or named below. So are all rows of [PLB] whose plan here has serial steps (eight
+the row is marked, or named below. Not marked are rows of [PLB] whose plan has serial steps (eight
 products and four convolutions of GC2, up to 0.40 too fast): poplin exchanged their operands again
 at each step until bc12b59a of July 2021, which also changed how it estimates them. What starts a
 program counts: the vendor's model has the host's sync ([machine](machine.md#sync), 600 cycles) at

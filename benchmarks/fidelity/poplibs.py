@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.fidelity.cases import Row
 
@@ -48,8 +47,6 @@ EMBEDDING = "the vendor's model counts the worst case: all indices in one worker
 OCTAVE = "here one convolution after the other; the vendor's run as one multi-convolution"
 STEPWISE = "gradients of weights were made step by step then, of several steps at once since"
 CELLS = "the cells of all gates lie in another order there"
-# [PL] at bc12b59a of 15 July 2021; the rows are of March 2021
-SERIAL = "in serial steps, whose operands were exchanged again at each step until July 2021"
 Command = tuple[str, dict[str, str]]  # the kind of a benchmark and its options
 
 
@@ -65,17 +62,6 @@ class Registered:
     total_memory: int
     max_tile_memory: int
     mark: str = ""
-
-
-def of_its_software(row: Row, executable: Any) -> Row:
-    """The row with a mark, if it was measured before poplibs changed what is compiled here.
-
-    That is for the cycles of every benchmark whose plan has serial steps.
-    """
-    if row.kind != "poplibs" or row.unit != "cycles" or row.mark:
-        return row
-    notes = (plan.note for plan in executable.tree.op_plans.values())
-    return replace(row, mark=SERIAL) if any("serial" in note for note in notes) else row
 
 
 def rows() -> list[Row]:

@@ -41,11 +41,15 @@ def isRunningOnIpu() -> bool:
 substitutions: list[type[contextlib.AbstractContextManager[object]]] = []
 
 
-@contextlib.contextmanager
-def substituted() -> Iterator[None]:
+def substituted() -> contextlib.AbstractContextManager[object]:
     """Inside, the replacements of `substitutions` are active."""
+    return _all_of(substitutions) if substitutions else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _all_of(managers: list[type[contextlib.AbstractContextManager[object]]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for manager in substitutions:
+        for manager in managers:
             stack.enter_context(manager())
         yield
 

@@ -62,6 +62,8 @@ def resolve(
 
     Raises an Error for an impossible grouping.
     """
+    if not asked:
+        return {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {
         id(parameter): name for name, parameter in reversed(parameters.items())
@@ -124,6 +126,8 @@ def run(model: torch.nn.Module, groupings: Groupings, replica: int, args: Any, k
 
 def spread(model: torch.nn.Module, groupings: Groupings) -> None:
     """Set every replica's value to its group's, if the host reads all of them."""
+    if not groupings:
+        return
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, grouping in groupings.items():

@@ -14,9 +14,8 @@ import torch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
     register_pytree_node,
-    tree_flatten,
     tree_leaves,
-    tree_unflatten,
+    tree_map,
 )
 
 from ipu_exec.errors import UsageError
@@ -82,32 +81,55 @@ def learn(tree: Any) -> None:
 
     Only those that can be flattened.
     """
-    if is_flat(tree):
+    if _is_plain(tree):
         return
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
         _register(type(unknown))
 
 
-def is_flat(tree: Any) -> bool:
-    """Whether ``tree`` is a list, tuple or dict of tensors only.
-
-    Most batches are, and need not be traversed by pytree, which takes longer than some operators.
-    """
+def _is_plain(tree: Any) -> bool:
     kind = type(tree)
     if kind is list or kind is tuple:
-        return all(type(leaf) is torch.Tensor for leaf in tree)
-    return kind is dict and all(type(leaf) is torch.Tensor for leaf in tree.values())
+        return all(map(_is_plain, tree))
+    return kind is torch.Tensor or (kind is dict and all(map(_is_plain, tree.values())))
+
+
+# Most batches are lists, tuples and dicts of tensors. pytree takes longer for these than some
+# operators, so that it only sees what is anything else.
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A structure like ``tree`` with ``function`` of each of its leaves."""
+    kind = type(tree)
+    if kind is torch.Tensor:
+        return function(tree)
+    if kind is tuple or kind is list:
+        return kind([map_leaves(function, item) for item in tree])
+    if kind is dict:
+        return {name: map_leaves(function, item) for name, item in tree.items()}
+    return tree_map(function, tree)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The leaves of ``tree``, in the order in which `map_leaves` takes them."""
+    leaves: list[Any] = []
+    map_leaves(leaves.append, tree)
+    return leaves
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of ``tree``."""
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def taken_apart(tree: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
     """The leaves of ``tree``, and a function that puts leaves into a structure like ``tree``."""
-    if is_flat(tree):
-        if isinstance(tree, dict):
-            names = list(tree)
-            return list(tree.values()), lambda leaves: dict(zip(names, leaves, strict=True))
-        return list(tree), type(tree)
-    leaves, structure = tree_flatten(tree)
-    return leaves, lambda leaves: tree_unflatten(leaves, structure)
+
+    def together(leaves: Iterable[Any]) -> Any:
+        remaining = iter(leaves)
+        return map_leaves(lambda _: next(remaining), tree)
+
+    return leaves_of(tree), together
 
 
 def _can_be_taken_apart(leaf: object) -> bool:

@@ -79,7 +79,7 @@ class PathWatch:
 
     def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
         self.left: Contents | None = None
-        self._model, self._compiled, self._reads = model, path(contents), Reads()
+        self._model, self._compiled = model, path(contents)
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:

@@ -6,10 +6,9 @@ import logging
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ipu_exec.base.context import refuse
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import learn, tensors_in
 from ipu_exec.errors import Error
 
 logger = logging.getLogger("ipu_exec")
@@ -40,7 +39,7 @@ def find_loss(returned: Any) -> torch.Tensor:
     if there is neither. It need not depend on a weight.
     """
     learn(returned)
-    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(returned)
     marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
     scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
     candidates = marked or scalars

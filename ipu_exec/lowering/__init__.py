@@ -15,8 +15,6 @@ it::
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.operator_info import OperatorInfo, describe, info, is_view, popart_name
@@ -41,6 +39,7 @@ from ipu_exec.lowering.operators import (  # noqa: F401  (importing them registe
     views,
 )
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.plan_cache import PlanCache
 from ipu_exec.lowering.products import conv, matmul, multi_conv  # noqa: F401  (importing them registers their operators)
 from ipu_exec.lowering.registry import find, lowering, registered
 from ipu_exec.lowering.vertices import vertex_info
@@ -67,16 +66,14 @@ def lower(spec: OpSpec, machine: Machine) -> Plan:
 
     Views give an empty plan. Raises LoweringError for an operator that nobody registered.
     """
-    return _lower(spec, machine, () if is_view(spec.name) else (find(spec.name),))
-
-
-@lru_cache(maxsize=8192)  # about 100 kB each; GPT-3 on 256 IPUs has 243
-def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
-    # the function is part of the key, so that registering another lowering later is seen
-    if not function:
+    if is_view(spec.name):
         return Plan((), output_layouts=(None,) * len(spec.outputs))
-    plan: Plan = function[0](spec, machine)
-    return plan
+    function = find(spec.name)
+    # the function is part of the key, so that registering another lowering later is seen
+    return _PLANS.get((spec, machine, function), lambda: function(spec, machine))
+
+
+_PLANS = PlanCache(limit=32 << 20)  # about 160 kB a plan; GPT-3 on 256 IPUs has 243
 
 
 def generic(spec: OpSpec, machine: Machine) -> Plan:

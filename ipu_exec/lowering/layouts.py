@@ -89,7 +89,7 @@ def run_of(key: Hashable) -> int:
     return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)  # 12 kB each
 def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
     """Poplibs' linear mapping: consecutive grains on consecutive tiles, 128 bytes a tile at least.
 

@@ -1,15 +1,15 @@
-"""How far cycles of each class of operator were from published measurements.
+"""How far cycles and bytes are from published measurements, by kind of work, target and type.
 
-`measured.csv` is written by ``python -m benchmarks.fidelity`` from its rows (docs/fidelity.md).
-Operators that no published row measures are given the error of a pipeline's stages, which were
-measured on hardware and are made of such operators (maps of few elements a tile, small exchanges):
-an estimate by likeness.
+`measured.csv` is written by ``python -m benchmarks.fidelity --page`` from the registered rows
+(docs/fidelity.md#error-bars). A bar holds four in five measurements of what is like it, whoever
+measured: factors of the predicted speed, or bytes. It reaches from ``low`` to ``high`` and always
+has 1 in it. Work that nobody measured has the bar of the nearest kind, widened by how far the
+vendor's own estimators are from the prediction.
 """
 
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,43 +18,75 @@ from pathlib import Path
 from ipu_exec.lowering.operator_info import info
 
 FILE = Path(__file__).with_name("measured.csv")
+COLUMNS = ("kind", "target", "dtype", "low", "high", "rows", "sources", "estimates")
+ANY = "any"  # target or type that no row is about
 UNMEASURED = "other"
 STAGES = "stages of small operators"
-LIKE = STAGES  # what unmeasured operators resemble
+TRAINING, INFERENCE, SMALL = "training", "inference", "small programs"
+SMALL_CYCLES = 1_000_000  # of a micro-batch: all whole models that were measured take more
+MEMORY, FULLEST = "bytes of programs", "fullest tile"
+CONVOLUTION, GROUPED = "convolution", "grouped convolution"
+FEW_CHANNELS = "convolution of few channels"
+FEW = 4  # input channels of a group: the planner pads them to 4 or expands the kernel into them
+PARENT = {GROUPED: CONVOLUTION, FEW_CHANNELS: CONVOLUTION, SMALL: STAGES}
 _WORDS = {
     "pool": "pooling",
     "rnn": "recurrent",
     "ctc_loss": "CTC loss",
     "scaled_dot_product": "product",
-    "convolution": "convolution",
-    "conv": "convolution",
 }
 
 
 @dataclass(frozen=True)
-class Error:
-    """Of one class: its rows, and |ln(predicted / published)| of half and of four in five."""
+class Bar:
+    """Where four in five measurements lie, as factors of the prediction.
 
-    rows: int
-    median: float
-    likely: float
+    ``rows``: measurements of the kind on hardware, on any target; ``estimates``: the vendor's.
+    """
+
+    low: float
+    high: float
+    rows: int = 0
+    estimates: int = 0
+
+    @property
+    def likely(self) -> float:
+        """The larger side, as a share: that by which time is off at most."""
+        return max(1 / self.low, self.high) - 1
 
 
 @cache
-def errors() -> Mapping[str, Error]:
-    """By class, such as product, convolution, recurrent, reduction, and stages of a pipeline."""
+def bars() -> Mapping[tuple[str, str, str], Bar]:
+    """By kind, target and type; ``any`` stands for those that no row is about."""
     with FILE.open(newline="") as file:
         return {
-            line["class"]: Error(int(line["rows"]), float(line["median"]), float(line["likely"]))
+            (line["kind"], line["target"], line["dtype"]): Bar(
+                float(line["low"]), float(line["high"]), int(line["rows"]), int(line["estimates"])
+            )
             for line in csv.DictReader(file)
         }
 
 
-def class_of(aten: str, groups: int = 1) -> str:
-    """The class of an operator by its name (``aten.mm.default``); "other" if no row measures it."""
+def bar(kind: str, target: str = ANY, dtype: str = ANY) -> Bar:
+    """The bar of a kind of work; of one that is not in the file, that of other operators."""
+    known = bars()
+    if (kind, ANY, ANY) not in known:
+        kind = UNMEASURED
+    return known.get((kind, target, dtype)) or known[kind, ANY, ANY]
+
+
+def convolution_kind(channels: int, groups: int) -> str:
+    """The kind of a convolution of so many input channels in a group."""
+    if groups > 1:
+        return GROUPED
+    return FEW_CHANNELS if channels <= FEW else CONVOLUTION
+
+
+def class_of(aten: str, channels: int = FEW + 1, groups: int = 1) -> str:
+    """The kind of an operator by its name (``aten.mm.default``); "other" if no row is about it."""
     operator = info(aten)
     if operator.convolution:
-        return "grouped convolution" if groups > 1 else "convolution"
+        return convolution_kind(channels, groups)
     for word, name in _WORDS.items():
         if word in aten:
             return name
@@ -65,47 +97,23 @@ def class_of(aten: str, groups: int = 1) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """A class of operators in a model: its share of the cycles, and how far these likely are off.
-
-    ``rows``: measured rows behind that; 0 where it is judged by likeness.
-    """
+    """A kind of operators in a model: its share of the cycles, and its bar."""
 
     name: str
     share: float
-    likely: float
-    rows: int
+    bar: Bar
 
 
-@dataclass(frozen=True)
-class Confidence:
-    """How far a sum of cycles likely is from the truth.
-
-    ``likely``: the share that each class's error has of it, added up, as if all erred the same way.
-    ``unmeasured``: the share of operators that no published row measures.
-    ``shares``: by class, the largest first.
-    """
-
-    likely: float
-    unmeasured: float
-    shares: tuple[Share, ...] = ()
+def shares(cycles: Mapping[str, int], target: str, dtype: str) -> tuple[Share, ...]:
+    """By kind of operator, the largest share of the cycles first."""
+    total = sum(cycles.values())
+    largest = sorted(cycles.items(), key=lambda one: (-one[1], one[0]))
+    return tuple(Share(name, n / total, bar(name, target, dtype)) for name, n in largest if n)
 
 
-def confidence(cycles: Iterable[tuple[str, int]]) -> Confidence:
-    """Of (class, cycles) pairs."""
-    counts: Counter[str] = Counter()
-    for name, count in cycles:
-        counts[name] += count
-    total = counts.total()
-    if not total:
-        return Confidence(0.0, 0.0)
-    known = errors()
-    shares = []
-    for name, count in counts.most_common():
-        rows = known[name].rows if name in known else 0
-        likely = known[name if rows else LIKE].likely
-        shares.append(Share(name, count / total, likely, rows))
-    return Confidence(
-        sum(one.share * one.likely for one in shares),
-        sum(one.share for one in shares if not one.rows),
-        tuple(shares),
-    )
+def together(parts: Iterable[Share]) -> Bar:
+    """The bar of a sum of cycles, as if all operators erred the same way."""
+    parts = tuple(parts)
+    longest = sum(one.share / one.bar.low for one in parts)
+    shortest = sum(one.share / one.bar.high for one in parts)
+    return Bar(1 / longest, 1 / shortest) if parts else Bar(1.0, 1.0)

@@ -172,7 +172,7 @@ class Temporary:
     becomes_result: bool = False  # a result is the same memory, from the last step on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
     """The plan of one operator: its steps in order, its temporaries and its results' layouts."""
 
@@ -195,3 +195,20 @@ class Plan:
     def flops(self) -> int:
         """Floating-point operations of all its steps."""
         return sum(step.flops for step in self.steps if isinstance(step, Compute))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its vectors over tiles, each once."""
+        vectors = [held.bytes for held in self.temporaries]
+        vectors += [layout.bytes for layout in self.output_layouts if layout is not None]
+        vectors += [layout.bytes for _, layout in self.input_layouts]
+        for step in self.steps:
+            if isinstance(step, Compute):
+                vectors += [step.cycles, *(vertices.count for vertices in step.vertices)]
+            else:
+                vectors += [step.bytes_in, step.bytes_out]
+            if isinstance(step, Exchange):
+                vectors.append(step.fragments)
+        if self.constants is not None:
+            vectors.append(self.constants)
+        return sum({id(vector): vector.nbytes for vector in vectors}.values())

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.base.replica_groups import Groupings
-from ipu_exec.base.structures import learn
+from ipu_exec.base.structures import learn, leaves_of, map_leaves, taken_apart
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from ipu_exec.errors import Error
 
@@ -74,25 +73,20 @@ class Outputs:
     """
 
     plan: CallPlan
-    _kept: dict[tuple[int, int], list[Any]] = field(
+    _kept: dict[tuple[int, int], Any] = field(
         default_factory=dict
-    )  # (micro-batch, replica) -> leaves
-    _structure: Any = None
+    )  # (micro-batch, replica) -> what the model returned
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
         """Add the model's result for one micro-batch."""
         learn(returned)
-        leaves, self._structure = tree_flatten(returned)
-        # a copy: what the model returned may be a buffer or an input, which the next micro-batch
-        # changes in place
-        leaves = [
-            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        ]
         index, plan = iteration * self.plan.accumulation + step, self.plan
         if plan.output_mode is OutputMode.Sum:
-            if (0, replica) in self._kept:
-                leaves = [_add(a, b) for a, b in zip(self._kept[0, replica], leaves, strict=True)]
-            self._kept[0, replica] = leaves
+            so_far = self._kept.get((0, replica))
+            leaves, together = taken_apart(map_leaves(_copied, returned))
+            if so_far is not None:
+                leaves = [_add(a, b) for a, b in zip(leaves_of(so_far), leaves, strict=True)]
+            self._kept[0, replica] = together(leaves)
         elif (
             plan.output_mode is OutputMode.All
             or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)
@@ -101,7 +95,7 @@ class Outputs:
                 and index == plan.device_iterations * plan.accumulation - 1
             )
         ):
-            self._kept[index, replica] = leaves
+            self._kept[index, replica] = map_leaves(_copied, returned)
 
     @property
     def any(self) -> bool:
@@ -110,15 +104,20 @@ class Outputs:
 
     def result(self) -> Any:
         """The call's result, in the structure that the model returned."""
-        ordered = [self._kept[key] for key in sorted(self._kept)]
-        leaves = [
-            _join([_narrow(leaf) for leaf in column]) for column in zip(*ordered, strict=True)
-        ]
+        ordered = [taken_apart(self._kept[key]) for key in sorted(self._kept)]
+        columns = zip(*(leaves for leaves, _ in ordered), strict=True)
+        leaves = [_join([_narrow(leaf) for leaf in column]) for column in columns]
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 leaf.backward = refuse_backward  # type: ignore[method-assign]
                 leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
-        return tree_unflatten(leaves, self._structure)
+        _, together = ordered[-1]
+        return together(leaves)
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy: the leaf may be a buffer or an input, which the next micro-batch changes in place."""
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _narrow(leaf: Any) -> Any:

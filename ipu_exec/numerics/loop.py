@@ -24,16 +24,17 @@ factor, micro-batch).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec.base.optimiser_attributes import take_step
 from ipu_exec.base.replica_groups import run, spread
+from ipu_exec.base.structures import map_leaves, tensors_in
 from ipu_exec.capture.loss import find_loss
 from ipu_exec.enums import MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
@@ -47,11 +48,12 @@ from ipu_exec.numerics.randomness import ReplicaRandomness
 
 logger = logging.getLogger("ipu_exec")
 Gradients = dict[torch.Tensor, torch.Tensor]
+_NOTHING = contextlib.nullcontext()
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
     """Error if an input is empty or cannot be split into the call's micro-batches."""
-    for index, tensor in enumerate(_tensors(inputs)):
+    for index, tensor in enumerate(tensors_in(inputs)):
         if tensor.numel() == 0:
             raise UsageError(
                 f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}): input"
@@ -74,7 +76,6 @@ def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
     If the model itself contains float64, they stay float64: PyTorch computes the numbers, and it
     does not mix types.
     """
-    wide = any(tensor.dtype is torch.float64 for tensor in (*model.parameters(), *model.buffers()))
 
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -85,9 +86,16 @@ def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
                 " backward pass via inputs is not supported."
             )
             leaf = leaf.detach()
-        return leaf.float() if leaf.dtype is torch.float64 and not wide else leaf
+        if leaf.dtype is torch.float64 and not _computes_in_float64(model):
+            return leaf.float()
+        return leaf
 
-    return tree_map(one, inputs)
+    return map_leaves(one, inputs)
+
+
+def _computes_in_float64(model: torch.nn.Module) -> bool:
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return any(tensor.dtype is torch.float64 for tensor in tensors)
 
 
 def micro_batch(
@@ -100,16 +108,15 @@ def micro_batch(
     Tensors are contiguous, as they arrive on an IPU: a model may take a ``view`` of an input that
     its caller expanded or transposed.
     """
+    index, factor = plan.micro_batch_index(iteration, step, replica), plan.factor
 
     def narrow(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
             return leaf
-        size = leaf.shape[0] // plan.factor
-        return leaf.narrow(
-            0, plan.micro_batch_index(iteration, step, replica) * size, size
-        ).contiguous()
+        size = leaf.shape[0] // factor
+        return leaf[index * size : (index + 1) * size].contiguous()
 
-    return tree_map(narrow, inputs)
+    return map_leaves(narrow, inputs)
 
 
 class ReplicaBuffers:
@@ -124,26 +131,27 @@ class ReplicaBuffers:
         self._kept: dict[int, dict[str, torch.Tensor]] = {}
         self.randomness = randomness
 
-    @contextlib.contextmanager
     def of(
         self, model: torch.nn.Module, replica: int, among_all: int | None = None
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has the buffers of ``replica`` and draws its random numbers.
 
         ``among_all``: its number among the replicas of all instances, if there are several.
         """
-        drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self.randomness is not None:
-            drawing = self.randomness.of(replica if among_all is None else among_all)
-        with drawing, self._buffers_of(model, replica):
+        number = replica if among_all is None else among_all
+        if replica == 0 and (self.randomness is None or number == 0):
+            return _NOTHING
+        return self._of(model, replica, number)
+
+    @contextlib.contextmanager
+    def _of(self, model: torch.nn.Module, replica: int, among_all: int) -> Iterator[None]:
+        drawing = _NOTHING if self.randomness is None else self.randomness.of(among_all)
+        with drawing, _NOTHING if replica == 0 else self._buffers_of(model, replica):
             yield
 
     @contextlib.contextmanager
     def _buffers_of(self, model: torch.nn.Module, replica: int) -> Iterator[None]:
         buffers = dict(model.named_buffers())
-        if replica == 0 or not buffers:
-            yield
-            return
         own = {name: buffer.clone() for name, buffer in buffers.items()}
         for name, value in self._kept[replica].items():
             buffers[name].copy_(value)
@@ -290,11 +298,7 @@ def _each_replica(
 def _watched(
     watch: Watch | None, inputs: Any, iteration: int, step: int, replica: int
 ) -> contextlib.AbstractContextManager[None]:
-    return (
-        contextlib.nullcontext()
-        if watch is None
-        else watch.micro_batch(inputs, iteration, step, replica)
-    )
+    return _NOTHING if watch is None else watch.micro_batch(inputs, iteration, step, replica)
 
 
 class _Sum:
@@ -397,7 +401,3 @@ def _trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[t
 def _clear(parameters: list[torch.Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]

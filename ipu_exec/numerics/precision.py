@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.base.optimiser_attributes import loss_scaling, state_dtype
+from ipu_exec.base.optimiser_attributes import STATES, loss_scaling, state_dtype
 from ipu_exec.capture.rewrites.casts import Casting
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
@@ -28,6 +28,7 @@ BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond i
 LARGE_SHARE = 1e-7
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
+_NOTHING = contextlib.nullcontext()
 _SETTINGS = {
     "binEdgeLocation": "edge",
     "thresholdUpperCountProportion": "share",
@@ -169,7 +170,7 @@ class Precision:
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
         """Entered around everything else that observes a micro-batch's operators."""
-        return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
+        return _Counting(self.scaler) if self.scaler is not None else _NOTHING
 
     def accumulate(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], replica: int = 0
@@ -213,11 +214,10 @@ class Precision:
                     new if self.rounding is None else round_stochastically(new, self.rounding)
                 )
                 parameter.data = place
-        for parameter in parameters:
+        in_half = {name for name in STATES if state_dtype(optimizer, name) is torch.float16}
+        for parameter in parameters if in_half else ():
             for name, value in optimizer.state.get(parameter, {}).items():
-                if state_dtype(optimizer, name) is torch.float16 and isinstance(
-                    value, torch.Tensor
-                ):
+                if name in in_half and isinstance(value, torch.Tensor):
                     # PopTorch keeps velocities scaled as the loss is, so that small ones are not
                     # lost
                     scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0

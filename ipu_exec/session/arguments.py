@@ -7,8 +7,10 @@ others, naming what it expected and what it got; so does `check`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -77,7 +79,7 @@ def bind(
         if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
             raise UsageError(f"an input of shape {tuple(leaf.shape)} is on {leaf.device}. {NO_GPU}")
     try:
-        signature = inspect.signature(model.forward)
+        signature = _signature(model.forward)
     except ValueError:  # a builtin without a signature
         every = inspect.Parameter
         signature = inspect.Signature(
@@ -93,6 +95,17 @@ def bind(
         ) from None
     bound.apply_defaults()
     return bound
+
+
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    if not isinstance(forward, MethodType):
+        return inspect.signature(forward)
+    return _of_method(forward.__func__)
+
+
+@lru_cache(maxsize=16)  # it takes longer than some models
+def _of_method(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(MethodType(function, function))  # bound to anything
 
 
 def _missing(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
@@ -152,6 +165,8 @@ def check(
 
     Both as `describe` returns them. ``signature``: that of the model's forward.
     """
+    if expected == given:
+        return
     _check_keys("the inputs", expected, given)
     _check_number(expected, given, signature)
     for name, item in expected.items():

@@ -60,8 +60,11 @@ class DeviceTensors:
 
     def copy_to_host(self, host: Tensors) -> None:
         """Copy the device's tensors to the host's."""
+        self._copy(self._differing(host))
+
+    def _copy(self, differing: Tensors) -> None:
         with torch.no_grad():
-            for name, tensor in self._differing(host).items():
+            for name, tensor in differing.items():
                 tensor.copy_(self._held[name])
 
     def release(self) -> None:
@@ -88,14 +91,15 @@ class DeviceTensors:
         if not self._held:
             yield
             return
-        for name, tensor in self._differing(host).items():
+        differing = self._differing(host)
+        for name, tensor in differing.items():
             if not torch.equal(tensor, self._held[name]):
                 logger.warning(
                     "%s was changed on the host, and the device has not seen it: call"
                     " copyWeightsToDevice() after changing weights. The change is lost",
                     name,
                 )
-        self.copy_to_host(host)
+        self._copy(differing)
         self._held.clear()  # alone, a tensor is written without being copied
         try:
             yield

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -241,7 +241,8 @@ class PoplarExecutor:
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
-        check_weights(self._model)
+        if not self._ran:
+            check_weights(self._model)
         if not self._attached:
             self.attachToDevice()
         self._take_trained_weights()
@@ -250,26 +251,18 @@ class PoplarExecutor:
         watch = self._watch()
         self._check_norm_group(watching=watch is not None)
         start = time.time_ns() // 1_000
-        keeping = keeping_what_is_saved(self._executable.graph.mutates)
-        following = PathWatch(self._model, self._executable.contents)
-        on_named = Devices() if self._executable.graph.names_ipu else nullcontext()
-        settled = in_modes(self._modes)
-        random_numbers = self._own_random_numbers()
-        shown = self._shown_at_first()
-        around = (
-            shown,
+        with (
+            self._shown_at_first(),
             self._on_device(),
             on_ipu(),
-            on_named,
-            settled,
-            keeping,
+            Devices() if self._executable.graph.names_ipu else nullcontext(),
+            in_modes(self._modes),
+            keeping_what_is_saved(self._executable.graph.mutates),
             substituted(),
             not_compiled_by_torch(),
-        )
-        with ExitStack() as entered:
-            for one in (*around, random_numbers, not_compiled_by_torch()):
-                entered.enter_context(one)
-            followed = entered.enter_context(following)
+            nullcontext() if self._rng is None else self._own_random_numbers(),
+            PathWatch(self._model, self._executable.contents) as followed,
+        ):
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -326,10 +319,8 @@ class PoplarExecutor:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Inside, PyTorch's generator is in the state of the device's, if it was given one."""
-        if self._rng is None:
-            yield
-            return
+        """Inside, PyTorch's generator is in the state of the device's, which was given one."""
+        assert self._rng is not None
         host = torch.get_rng_state()
         torch.set_rng_state(self._rng)
         try:
@@ -374,13 +365,15 @@ class PoplarExecutor:
 
     def _check_norm_group(self, watching: bool) -> None:
         """UsageError for options that do not work with batch norms over several replicas."""
+        if self._plan.norm_group == 1:
+            return
         reasons = {
             "anchored tensors and checks of floating-point exceptions": watching,
             "replicaGrouping": bool(self._plan.groupings),
             "a model that branches on data": bool(self._executable.contents),
         }
         for reason, holds in reasons.items():
-            if self._plan.norm_group > 1 and holds:
+            if holds:
                 raise UsageError(
                     "distributedBatchNormReplicaGroupSize: replicas take turns at each batch norm,"
                     f" and {reason} cannot follow that. Leave one of the two out"
@@ -448,7 +441,8 @@ class PoplarExecutor:
         groupings = grouping.resolve(
             self._model, self.per_replica_params, self._plan.total_replicas
         )
-        self._plan = replace(self._plan, groupings=groupings)
+        if groupings != self._plan.groupings:
+            self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs, bound.signature)

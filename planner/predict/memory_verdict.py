@@ -14,8 +14,9 @@ import numpy as np
 
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import Held, Part, held_by, held_by_each, passing_through
+from ipuscope.profiler.analysis.memory_hot_spots import CLOSE
 
-MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have larger errors too
+MARGIN = CLOSE  # a convention; the tables of docs/rebalance.md have larger errors too
 
 
 class Answer(StrEnum):

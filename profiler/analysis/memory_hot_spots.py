@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 FULLEST = "fullest tiles"  # name of the answer
+CLOSE = 0.03  # of a tile: so near to its end only a compile says whether something fits
 
 
 def fullest_tiles(report: Report) -> np.ndarray:

@@ -368,10 +368,13 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
 `link_bytes_per_cycle_between_racks`, `gateway_latency` (each border between racks),
 `ipus_per_rack`, `streaming_bytes_per_cycle`, `slice_cycles` and
-`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor). `cycle_error`: by which
-fraction the tiles' cycles are `likely` off, from published measurements of such operators, and the
-share of them that is `unmeasured`; `classes` of operators each have their `share` of the cycles,
-`likely` and the published `rows` behind it, 0 where it is judged by likeness (docs/fidelity.md).
+`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor). `cycle_error`: four in
+five published measurements of what is like it lie between the factors `low` and `high` of the
+predicted speed of an update; `likely` is the fraction by which its time is off at most, by
+`models` whole ones; `unmeasured` is the share of cycles of operators that nobody measured on
+hardware. Its `classes` of operators each have their `share`, `low`, `high`, `likely`, and the
+measured `rows` and vendor's `estimates` behind them (docs/fidelity.md#error-bars). `byte_error`:
+`low` and `high` of the bytes of the fullest tile, likewise.
 `rules`: digest of the compiler's sources, which says whether two profiles come of the same ones.
 
 ## Beside the tables: `{PACKED_TABLE}`, `{WORKED_OUT_TABLE}`

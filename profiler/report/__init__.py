@@ -7,7 +7,6 @@ profiler` stays light.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -100,6 +99,9 @@ class Report:
     """An open profile. It is a context manager and may be used from several threads."""
 
     _opens: type[Reader] = Reader
+    # What shows a report is above it, and puts itself here when it is imported.
+    in_html: ClassVar[Callable[[Report], str]] = repr
+    drawn: ClassVar[Callable[[Report], Any] | None] = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = self._opens(path)
@@ -122,15 +124,20 @@ class Report:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _repr_html_(self) -> str:
-        """The summary that a notebook shows."""
-        summary: str = _loaded("ipuscope.profiler.notebook").summary_html(self)
-        return summary
-
     @property
     def figures(self) -> Any:
-        """The viewer's plotly figures of this report: `viewer.figures.of_report.Figures`."""
-        return _loaded("ipuscope.viewer.figures.of_report").Figures(self)
+        """The viewer's plotly figures of this report: `ipuscope.viewer.figures.of_report.Figures`.
+
+        Raises AttributeError unless `ipuscope.viewer` is imported, which draws them.
+        """
+        draw = type(self).drawn
+        if draw is None:
+            raise AttributeError("the viewer draws the figures: import ipuscope.viewer first")
+        return draw(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return type(self).in_html(self)
 
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
@@ -1677,11 +1684,6 @@ class Report:
 
 
 # -- small helpers ---
-
-
-def _loaded(module: str) -> Any:
-    """Import a module of a higher layer by name, only when a notebook asks for what it shows."""
-    return importlib.import_module(module)
 
 
 def _frame(

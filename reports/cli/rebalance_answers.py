@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=AS_MEASURED,
         metavar="PERCENT",
         help="the split with the least regret if costs are off by this much (without a number: by"
-        " as much as the profile says they likely are)",
+        " as much as the profile says that parts of a model likely are)",
     )
     group.add_argument("--prove", action="store_true", help="why no split is quicker")
     group.add_argument(
@@ -252,13 +252,13 @@ def _robust(
     _one_an_ipu(split)
     off = args.robust
     if off == AS_MEASURED:
-        measured = confidence.likely_error(report)
-        if measured is None:
+        known = confidence.confidence(report)
+        if known is None:
             raise common.CommandError(
                 f"{report.path} does not say how far its cycles likely are off: compile it again,"
                 " or say it, as in --robust 10"
             )
-        off = measured
+        off = known.spread
     robust = least_regret(costs, _stages(split), off)
     sizes = robust.assignment.sizes(len(costs))
     facts = (

@@ -75,20 +75,11 @@ def _by_stage(report: Report, each: bool = False) -> Page:
     table = Table("stages", stages, tuple(columns), printed=printed, note=note)
     if len(stages) < 2:
         return Page(str(report.path), (table,))
-    return Page(str(report.path), (table, say(f"The slowest is {slowest_stage(report)}.")))
+    from ipuscope.profiler.analysis import facts
 
-
-def slowest_stage(report: Report) -> str:
-    """The stage that sets the pace, in words; the IPU, where IPUs have several stages."""
-    from ipuscope.profiler import analysis
-
-    slowest = analysis.slowest(report)
-    if slowest is None:
-        return ""
-    name, blocks, cycles, ratio = slowest
-    where = blocks or "no Block"
-    who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
-    return f"{who}: {cycles:,} cycles a micro-batch, {ratio:.2f} x the mean"
+    slowest = facts.slowest_of(report)
+    words = f"The slowest is {facts.slowest_words(slowest)}." if slowest else ""
+    return Page(str(report.path), (table, say(words)))
 
 
 def _by_block(report: Report) -> Page:

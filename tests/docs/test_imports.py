@@ -186,6 +186,15 @@ def test_imports_inside_a_package_point_downwards(package: str, module: str) -> 
         )
 
 
+@pytest.mark.parametrize("package", LINKED)
+def test_nothing_is_imported_by_a_name_that_no_test_sees(package: str) -> None:
+    for module, path in modules(package).items():
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        hidden = {name for name in called if name.endswith(("import_module", "__import__"))}
+        assert not hidden, f"{module} imports by a name that is made at run time"
+
+
 def test_upward_arrows_are_seen(tmp_path: Path) -> None:
     room = tmp_path / "ipu_exec" / "lowering"
     room.mkdir(parents=True)

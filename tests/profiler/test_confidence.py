@@ -11,34 +11,51 @@ import torch
 
 import ipu_exec as poptorch
 from ipu_exec.compiler.rows.profile_header import cycle_error
-from ipu_exec.lowering.measured import LIKE, confidence, errors
+from ipu_exec.lowering.measured import Bar, bar, bars, shares, together
 from ipu_exec.session.compilation import compile_step
 from ipuscope.profiler import confidence as said
 from ipuscope.profiler import open_report
 from ipuscope.reports.cli import main
 from tests.synthetic import synthetic_profile
 
+
+def _bar(low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high, "estimates": 12}
+
+
 CLASSES = [
-    {"class": "product", "share": 0.75, "likely": 0.12, "rows": 200},
-    {"class": "other", "share": 0.25, "likely": 0.4, "rows": 0},
+    {"class": "product", "share": 0.75, "likely": 0.12, "rows": 200, **_bar(0.89, 1.05)},
+    {"class": "other", "share": 0.25, "likely": 0.4, "rows": 0, **_bar(0.71, 1.2)},
 ]
 
 
-def test_errors_of_classes_add_up_by_their_share_of_the_cycles() -> None:
-    known = errors()
-    error = confidence([("product", 600), ("product", 300), ("unheard of", 100)])
-    assert error.likely == pytest.approx(0.9 * known["product"].likely + 0.1 * known[LIKE].likely)
-    assert error.unmeasured == pytest.approx(0.1)
-    product, other = error.shares
-    assert (product.name, product.share, product.rows) == ("product", 0.9, known["product"].rows)
-    assert (other.rows, other.likely) == (0, known[LIKE].likely), "judged by likeness"
-    assert confidence([]).shares == ()
+def test_bars_of_kinds_add_up_by_their_share_of_the_cycles() -> None:
+    product, other = shares({"product": 900, "unheard of": 100, "none": 0}, "bow", "fp16")
+    assert (product.name, product.share, other.share) == ("product", 0.9, 0.1)
+    assert other.bar == bar("other", "bow", "fp16") and other.bar.rows == 0
+    sum_of_both = together((product, other))
+    assert sum_of_both.low == pytest.approx(1 / (0.9 / product.bar.low + 0.1 / other.bar.low))
+    assert other.bar.low < sum_of_both.low < product.bar.low
+    assert together(()) == Bar(1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["convolution", "product", "recurrent", "reduction", "pooling"])
-def test_a_class_has_rows_behind_it(name: str) -> None:
-    error = errors()[name]
-    assert error.rows >= 8 and 0 < error.median <= error.likely < 1
+def test_training_is_slower_than_predicted_more_often_than_faster() -> None:
+    one = bar("training", "bow", "fp16")
+    assert one.rows >= 50 and 1 / one.low > 1.2 * one.high
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _, _ in bars()}))
+def test_a_bar_has_the_prediction_in_it_and_no_kind_is_without_one(kind: str) -> None:
+    for target in ("mk1", "mk2", "bow", "c600", "any", "unheard of"):
+        one = bar(kind, target, "fp16")
+        assert 0.2 < one.low <= 1 <= one.high < 3 and one.likely > 0.03
+
+
+def test_what_nobody_measured_has_a_wider_bar_than_what_it_resembles() -> None:
+    for kind, like in (("grouped convolution", "convolution"), ("other", "product")):
+        unmeasured, measured = bar(kind, "mk2", "fp16"), bar(like, "mk2", "fp16")
+        assert unmeasured.rows == 0 < measured.rows
+        assert unmeasured.high / unmeasured.low > measured.high / measured.low
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +88,34 @@ def test_a_profile_carries_the_error_of_each_class(sure: Path, silent: Path) -> 
     with open_report(silent) as report:
         assert said.likely(report) == "" and said.likely_error(report) is None
         assert not len(said.by_class(report)) and said.unmeasured(report) == 0
+
+
+def test_speed_is_a_range(tmp_path: Path, sure: Path, silent: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    error = {"likely": 0.25, "low": 0.8, "high": 1.1, "unmeasured": 0.5, "models": 60}
+    with sqlite3.connect(path) as file:
+        file.execute("INSERT INTO meta VALUES (?, ?)", ("cycle_error", json.dumps(error)))
+    with open_report(path) as report:
+        known = said.confidence(report)
+        assert known == said.Confidence(0.8, 1.1, 0.5, 60)
+        assert known.rates(500) == pytest.approx((400, 550))
+        assert known.in_words(500) == "400 to 550"
+        assert known.spread == pytest.approx((1.1 / 0.8) ** 0.5 - 1, abs=1e-4)
+        assert said.likely(report) == "likely 9% fewer to 25% more"
+    with open_report(sure) as report:  # one that says only how far they are off at most
+        known = said.confidence(report)
+        assert known is not None and known.rates(119) == pytest.approx((100, 119 * 1.19))
+    with open_report(silent) as report:
+        assert said.confidence(report) is None
+
+
+def test_bytes_near_the_limit_are_uncertain(silent: Path) -> None:
+    bar = (0.9, 1.2)
+    answers = [said.fits(nbytes, 1000, bar) for nbytes in (800, 900, 1000, 1050, 1200)]
+    assert answers == ["fits", *["fits, uncertain"] * 2, "does not fit, uncertain", "does not fit"]
+    assert said.fits(1000, 1000) == "fits" and said.fits(1001, 1000) == "does not fit"
+    with open_report(silent) as report:
+        assert said.byte_range(report) == (1, 1)
 
 
 def test_readers_are_told_how_sure_the_cycles_are(

@@ -76,6 +76,9 @@ def test_it_says_why_and_what_to_do(demo: Path) -> None:
     assert maps[0].data[0].zmax == max(figure.data[0].z.max() for figure in maps)
 
 
+_UNFOLD = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str) -> None:
@@ -88,9 +91,19 @@ def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str)
     page.on("pageerror", lambda e: complaints.append(str(e)))
     page.goto((tmp_path / "report.html").as_uri())
     page.wait_for_selector("#note", state="detached", timeout=30_000)
+    assert page.locator("h2").first.inner_text() == "Summary"
+    high = page.evaluate("document.documentElement.scrollHeight")
+    assert high < 4000  # what matters first is seen first, the rest is folded
     figures = page.locator(".figure").count()
     assert figures >= 8
+    page.evaluate(_UNFOLD)
+    page.wait_for_function(
+        "(count) => document.querySelectorAll('.figure .js-plotly-plot, .figure.js-plotly-plot')"
+        ".length >= count",
+        arg=figures,
+    )
     assert page.locator(".figure .main-svg").count() >= figures
+    assert page.evaluate("document.documentElement.scrollHeight") > 2 * high
     assert page.evaluate("document.documentElement.dataset.theme") == theme
     assert complaints == []
     context.close()
@@ -114,6 +127,8 @@ def test_it_fits_a_narrow_window(opened: Any, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.reload()  # as it is first drawn at that width
     page.wait_for_selector("#note", state="detached", timeout=30_000)
+    page.evaluate(_UNFOLD)
+    page.wait_for_timeout(500)
     wide = page.evaluate(
         "() => [...document.querySelectorAll('.scroll'), document.scrollingElement]"
         ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"

@@ -627,7 +627,7 @@ def test_blocks_move_and_the_prediction_follows(
         page = view.open("/rebalance")
         measured = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
         assert f"{measured:,} cycles" in page.inner_text("#rebalance-numbers")
-        assert "Cycles are likely within" in page.inner_text("#rebalance-numbers")
+        assert "Cycles are likely" in page.inner_text("#rebalance-numbers")
         page.locator("#rebalance-blocks tr", has_text="B4").get_by_text("◀").click()
         view.wait("new URLSearchParams(location.search).get('starts') === '0,1,2'")
         expected = what_if(costs, Assignment((0, 1, 2), (0, 1, 2)))

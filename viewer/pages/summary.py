@@ -10,10 +10,7 @@ from dash import Dash, Output, dcc, html
 from ipuscope.planner.insights import Insight
 from ipuscope.planner.insights.kept_insights import known_insights
 from ipuscope.profiler import Report, analysis, confidence
-from ipuscope.profiler.analysis import waits_in_short
-from ipuscope.profiler.analysis.instances import shared
-from ipuscope.profiler.analysis.stages import ipu_costs
-from ipuscope.profiler.file import records
+from ipuscope.profiler.analysis import facts, waits_in_short
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import memory as memory_figures
@@ -44,7 +41,8 @@ def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
     children: list[Any] = [*common.predicted(view)]
-    children.append(_numbers(report, clock))
+    of = facts.facts(report)
+    children.append(_numbers(of))
     if len(report.runs):
         children.append(_why(view, clock))
     children.append(common.filled("summary-insights", awaited=True))
@@ -68,7 +66,7 @@ def _made(view: View) -> list[Any]:
     children.append(
         html.Div(
             [
-                common.card("Machine and program", common.facts(machine(report))),
+                common.card("Machine and program", common.facts(_machine(of))),
                 common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
@@ -177,69 +175,24 @@ def _confidence(report: Report) -> list[Any]:
     return [common.card("How sure the cycles are", common.facts(rows), note=note)]
 
 
-def _shared(report: Report) -> list[tuple[str, Any]]:
-    """The number of instances of the script, if there are several."""
-    who = shared(report)
-    return [("run by", str(who))] if who.instances > 1 else []
-
-
-def machine(report: Report) -> list[tuple[str, Any]]:
-    """The machine for which the model was compiled, and the size of the result."""
-    target, meta = report.target, report.meta
-    size = report.path.stat().st_size
-    ipus = target.num_ipus * analysis.shards_of(report)
-    return [
-        (
-            "machine",
-            (
-                f"{ipus} × {target.name} ({target.architecture}),"
-                f" {units.count(target.num_replicas, 'replica')}"
-            ),
-        ),
-        *_shared(report),
-        ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
-        ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
-        ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),
-        ("operators", f"{report.columns_of(records.Op).rows:,}"),
-        ("program steps", f"{report.columns_of(records.Step).rows:,}"),
-        ("variables", f"{report.columns_of(records.Variable).rows:,}"),
-        (
-            "profiled calls",
-            ", ".join(
-                f"{row.name}: {units.count(row.iterations, 'iteration')}"
-                for row in units.rows_of(report.runs)
-            )
-            or "none",
-        ),
-        ("written", f"{meta['created']} by {meta['writer']}"),
-        ("file", f"{report.path} ({units.size(size)})"),
-    ]
-
-
-def _numbers(report: Report, clock: Clock) -> Any:
-    pace = analysis.pace(report)
-    cycles, batches, speed = pace.cycles, pace.micro_batches, pace.samples_per_second
-    stages = report.stages
+def _numbers(of: facts.Facts) -> Any:
     boxes = []
-    if cycles:
-        what = "a weight update" if report.meta["kind"] == "training" else "a device iteration"
+    if one := of.speed:
+        iteration = f"{of.turn}, {units.seconds(one.seconds)}"
+        batches = units.count(one.micro_batches, "micro-batch")
+        rate = "samples, predicted"
+        if one.likely is not None:
+            rate += f"; likely {' to '.join(map(per_second, one.likely))}"
         boxes += [
-            (
-                units.cycles(cycles) + " cycles",
-                f"{what}, {units.seconds(cycles / clock.hz)},"
-                f" {units.count(batches, 'micro-batch')}",
-            ),
-            (f"{per_second(speed)} / s", "samples, predicted"),
+            (units.cycles(one.cycles) + " cycles", f"{iteration}, {batches}"),
+            (f"{per_second(one.samples_per_second)} / s", rate),
+            (units.percent(one.waiting), "of all IPUs' cycles are spent waiting"),
         ]
-        boxes.append(
-            (units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting")
-        )
-    if len(stages):
-        name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
-        which, _, of_it = name.partition(" (")
+    if slow := of.slowest:
+        which, _, of_it = slow.name.partition(" (")
         its = f", {of_it.removesuffix(')')}" if of_it else ""
-        share = _share_of_slowest(report)
-        boxes.append((which, f"computes longest: {ratio:.2f} × the mean{its}{share}"))
+        share = f", {units.percent(slow.on_path)} of the critical path" if of.speed else ""
+        boxes.append((which, f"computes longest: {slow.ratio:.2f} × the mean{its}{share}"))
     return html.Div(
         [
             *(html.Div([html.B(value), html.Span(words)]) for value, words in boxes),
@@ -249,27 +202,24 @@ def _numbers(report: Report, clock: Clock) -> Any:
     )
 
 
-def _share_of_slowest(report: Report) -> str:
-    """How much of an update it waits for the IPU that computes longest to compute."""
-    if not len(report.runs):
-        return ""
-    costs, critical = ipu_costs(report), waits_in_short.of(report)
-    ipu = int(costs["ipu"].iloc[int(costs["cycles"].to_numpy().argmax())])
-    computes = critical.computing.get(ipu, 0)
-    return f", {units.percent(computes / max(1, critical.total))} of the critical path"
+def _machine(of: facts.Facts) -> list[tuple[str, Any]]:
+    """The machine for which the model was compiled, and the profile."""
+    rows: list[tuple[str, Any]] = [(one.label, one.words) for one in facts.about(of) if one.words]
+    return [*rows, ("file", f"{of.path} ({units.size(of.path.stat().st_size)})")]
 
 
 def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:
     """The fullest tile in words, and a chart of each IPU's; if there are many, of the fullest."""
-    limit, at = report.target.bytes_per_tile, int(tiles.argmax())
-    where = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
+    tile, limit = facts.Fullest.of(report, tiles), report.target.bytes_per_tile
+    where = f"on the fullest tile, of IPU {tile.ipu} ({units.percent(tile.share)} of it)"
+    where += f"; {tile.doubt}" * bool(tile.doubt)
     shown = memory_figures.fullest_ipus(tiles)
     note = "Most that is live on it at one step. A tile that overflows stops the compile."
     if len(shown) < len(tiles):
         note = f"The {len(shown)} fullest of {len(tiles)} IPUs. {note}"
     figure = memory_figures.headroom(tiles[shown], limit, theme, shown)
     chart = bars_card("Memory of the fullest tile", "headroom", figure, note=note)
-    return [html.B(units.size(int(tiles[at]))), html.Span(where)], chart
+    return [html.B(units.size(tile.used)), html.Span(where)], chart
 
 
 def _cycles(view: View) -> Any:
@@ -296,7 +246,7 @@ def _cycles(view: View) -> Any:
 def _options(view: View) -> Any:
     rows = [
         html.Tr([html.Td(_breaking(name)), html.Td(str(value))])
-        for name, value in view.report.options.items()
+        for name, value in facts.set_options(view.report)
     ]
     return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
 

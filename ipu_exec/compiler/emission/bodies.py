@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -211,7 +211,9 @@ def program_steps(step: Step, target: str) -> list[ProgramStep]:
         ]
     if isinstance(step, Collective):
         return _between_shards(step)
-    tile_cycles = _exchange_cycles(_Held(step), target)
+    tile_cycles = exchange_tile_cycles(
+        TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
+    )
     return [
         ProgramStep(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
         ProgramStep(
@@ -246,27 +248,6 @@ def _between_shards(step: Collective) -> list[ProgramStep]:
             bytes_out=step.bytes_out,
         ),
     ]
-
-
-class _Held:
-    """A cached plan's exchange as a dictionary key. Plans are never freed, so identity suffices."""
-
-    def __init__(self, step: Exchange) -> None:
-        self.step = step
-
-    def __hash__(self) -> int:
-        return id(self.step)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self.step is other.step
-
-
-@lru_cache(maxsize=65_536)
-def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
-    step = held.step
-    return exchange_tile_cycles(
-        TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
-    )
 
 
 def stream_steps(

@@ -29,7 +29,7 @@ class OperatorSteps:
     def __init__(self, mapping: TileMapping) -> None:
         self.mapping = mapping
         self.cycles: dict[int, int] = {}
-        self._known: dict[int, _Emission] = {}  # by id: plans live on
+        self._known: dict[int, _Emission] = {}  # by id: the mapping keeps the plans
 
     def append(self, op: OpNode, body: BodyBuilder) -> None:
         """Append the operator's steps and record the storages that it uses meanwhile."""

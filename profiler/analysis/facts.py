@@ -1,0 +1,352 @@
+"""What a first look at a profile says: the numbers once, and one wording of them.
+
+`ipu-report summary`, the viewer's Summary, the HTML report and a notebook show these. Cycles are of
+the first profiled device iteration (all are alike), times are those of the modelled machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ipuscope.profiler import confidence, units
+from ipuscope.profiler.analysis.instances import Shared, shared
+from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
+from ipuscope.profiler.analysis.pace import pace, turn, waiting
+from ipuscope.profiler.analysis.stages import ipu_costs, slowest
+from ipuscope.profiler.analysis.waits_in_short import of as waits_of
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Report, number
+
+MOST_WAITS = 3
+_WAITS = ("longest_wait", "second_wait", "third_wait")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A device iteration: ``cycles``, micro-batches, seconds and samples a second of all replicas.
+
+    ``waiting``: share of all IPUs' cycles. ``error``: the share by which cycles are likely off,
+    ``likely``: the samples a second between which the rate is then; None where the profile does not
+    say. ``unmeasured``: the share of cycles that no published measurement judges.
+    """
+
+    cycles: int
+    micro_batches: int
+    seconds: float
+    samples_per_second: float
+    waiting: float
+    error: float | None
+    likely: tuple[float, float] | None
+    unmeasured: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """What computes longest: its name, the longest of its stages, its Blocks.
+
+    ``cycles`` of a micro-batch, their ``ratio`` to the mean, and ``on_path``: the share of the
+    critical path on which it computes.
+    """
+
+    name: str
+    stage: int
+    blocks: str
+    cycles: int
+    ratio: float
+    on_path: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fullest:
+    """The fullest tile: its IPU, the bytes that it uses, and those that it has.
+
+    ``extent``: the largest of that IPU's tiles, gaps included, which decides whether it fits.
+    """
+
+    ipu: int
+    used: int
+    extent: int
+    limit: int
+
+    @classmethod
+    def of(cls, report: Report, tiles: np.ndarray) -> Fullest:
+        """From the bytes of each IPU's fullest tile (`fullest_tiles`), of one IPU or more."""
+        ipu, limit = int(tiles.argmax()), report.target.bytes_per_tile
+        extent = int(report.tile_columns(ipu)["total"].max())
+        return cls(ipu, int(tiles.max()), extent, limit)
+
+    @property
+    def share(self) -> float:
+        """Of the tile, over 1 where it does not fit."""
+        return self.used / self.limit
+
+    @property
+    def doubt(self) -> str:
+        """What is not sure of it: empty where it is far enough from the limit, or does not fit."""
+        close = 0 <= self.limit - self.extent <= CLOSE * self.limit
+        return f"within {CLOSE:.0%} of the limit: compile to know" if close else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The numbers of a profile. ``runs``: name, device iterations and cycles of each call."""
+
+    path: Path
+    model: str
+    kind: str
+    state: str
+    complete: bool
+    predicted: bool
+    created: str
+    writer: str
+    warnings: tuple[str, ...]
+    target: records.Target
+    shards: int
+    shared: Shared
+    stages: int
+    blocks: int
+    operators: int
+    steps: int
+    micro_batch: int
+    accumulation: int
+    device_iterations: int
+    strategy: str
+    turn: str
+    runs: tuple[tuple[str, int, int], ...]
+    speed: Speed | None
+    slowest: Slowest | None
+    waits: tuple[tuple[float, str], ...]
+
+    @property
+    def ipus(self) -> int:
+        """IPUs of the whole machine."""
+        return self.target.num_ipus * self.shards
+
+
+def facts(report: Report) -> Facts:
+    """The facts of a profile; without ``speed`` and ``waits`` where it has no schedule."""
+    meta, options, runs = report.meta, report.options, report.runs
+    columns = (runs[name].tolist() for name in ("name", "iterations", "cycles"))
+    waits = waits_of(report).longest.head(MOST_WAITS) if len(runs) else None
+    return Facts(
+        path=report.path,
+        model=str(meta["model"]),
+        kind=str(meta["kind"]),
+        state=str(meta["state"]),
+        complete=bool(meta["complete"]),
+        predicted=report.predicted,
+        created=str(meta["created"]),
+        writer=str(meta["writer"]),
+        warnings=tuple(map(str, meta["warnings"])),
+        target=report.target,
+        shards=int(number(meta, "tensor_sharding", 1)) or 1,
+        shared=shared(report),
+        stages=len(report.stages),
+        blocks=len(report.blocks),
+        operators=report.columns_of(records.Op).rows,
+        steps=report.columns_of(records.Step).rows,
+        micro_batch=int(number(meta, "micro_batch", 0)),
+        accumulation=options.get("Training.gradientAccumulation", 1),
+        device_iterations=options.get("deviceIterations", 1),
+        strategy=meta.get("strategy", options.get("executionStrategy", "")),
+        turn=turn(report),
+        runs=tuple(zip(*columns, strict=True)),
+        speed=_speed(report),
+        slowest=slowest_of(report),
+        waits=() if waits is None else tuple(zip(waits["share"], waits["what"], strict=True)),
+    )
+
+
+def set_options(report: Report) -> list[tuple[str, Any]]:
+    """Dotted name and value of each option, by name, without those that are not set."""
+    rows = sorted(report.options.items())
+    return [(name, value) for name, value in rows if value is not None and value != ""]
+
+
+def fullest(report: Report) -> Fullest | None:
+    """The fullest tile of all IPUs; None where the profile has no tiles."""
+    tiles = fullest_tiles(report)
+    return Fullest.of(report, tiles) if len(tiles) else None
+
+
+def _speed(report: Report) -> Speed | None:
+    one = pace(report)
+    if not one.cycles:
+        return None
+    error, rate = confidence.likely_error(report), one.samples_per_second
+    return Speed(
+        one.cycles,
+        one.micro_batches,
+        one.cycles / report.target.clock_hz,
+        rate,
+        waiting(report),
+        error,
+        None if error is None else (rate / (1 + error), rate * (1 + error)),
+        confidence.unmeasured(report),
+    )
+
+
+def slowest_of(report: Report) -> Slowest | None:
+    """What computes longest; None without a stage."""
+    one = slowest(report)
+    if one is None:
+        return None
+    name, blocks, cycles, ratio = one
+    costs, stages = ipu_costs(report), report.stages
+    ipu = int(costs["ipu"].iloc[int(costs["cycles"].to_numpy().argmax())])
+    of_ipu = stages[stages["ipu"] == ipu]
+    longest = int(of_ipu["stage"].iloc[int(of_ipu["cycles"].to_numpy().argmax())])
+    critical = waits_of(report) if len(report.runs) else None
+    on_path = critical.computing.get(ipu, 0) / max(1, critical.total) if critical else 0.0
+    return Slowest(name, longest, blocks, cycles, ratio, on_path)
+
+
+# -- in words ---
+
+
+class Fact(NamedTuple):
+    """A fact: ``value`` for programs, ``words`` for people (empty: not shown to people)."""
+
+    key: str
+    value: Any
+    label: str = ""
+    words: str = ""
+
+
+def about(of: Facts) -> list[Fact]:
+    """The model and the machine."""
+    target = of.target
+    counts = {"stage": of.stages, "Block": of.blocks, "operator": of.operators}
+    parts = {**counts, "program step": of.steps}
+    state = of.state if of.complete else f"{of.state}, not finished"
+    machine = (
+        f"{units.count(of.ipus, 'IPU')}{_replicas(of)}, {target.name}: {target.tiles_per_ipu:,}"
+        f" tiles with {target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz"
+    )
+    on_it = ", ".join(units.count(many, noun) for noun, many in parts.items())
+    return [
+        Fact("model", of.model, "model", f"{of.model or 'unnamed'}, {of.kind}"),
+        Fact("kind", of.kind),
+        Fact("state", of.state, "state", state),
+        Fact("predicted", of.predicted),
+        Fact("complete", of.complete),
+        Fact("created", of.created, "written", f"{of.created} by {of.writer}"),
+        Fact("target", target.name, "machine", machine),
+        Fact("ipus", of.ipus),
+        Fact("tensor_sharding", of.shards),
+        Fact("replicas", target.num_replicas),
+        Fact("instances", of.shared.instances),
+        Fact("hosts", of.shared.hosts),
+        Fact("tiles_per_ipu", target.tiles_per_ipu),
+        Fact("clock_hz", target.clock_hz),
+        Fact("strategy", of.strategy),
+        Fact("stages", of.stages, "model on it", on_it),
+        Fact("micro_batch", of.micro_batch, "batch", _batch(of)),
+        Fact("gradient_accumulation", of.accumulation),
+    ]
+
+
+def speed(of: Facts) -> list[Fact]:
+    """How fast it is, how sure that is, and what takes longest."""
+    if of.speed is None:
+        return [Fact("runs", 0, "runs", "none, and no schedule: the compile did not get so far")]
+    one = of.speed
+    low, high = one.likely or (None, None)
+    iteration = (
+        f"{one.cycles:,} cycles, {units.seconds(one.seconds)}, with"
+        f" {units.count(one.micro_batches, 'micro-batch')}"
+    )
+    slow = of.slowest
+    words = slowest_words(slow) if slow and of.stages > 1 else ""
+    waits = [f"{units.percent(share)} {what}" for share, what in of.waits]
+    waits += [""] * (len(_WAITS) - len(waits))  # with --csv all profiles have the same columns
+    labels = ["waits for", "", ""]
+    return [
+        Fact("runs", 0 if of.predicted else len(of.runs), "runs", _runs(of)),
+        Fact("iteration_cycles", one.cycles, of.turn, iteration),
+        *_doubt(one),
+        Fact("samples_per_second", one.samples_per_second, "speed", rate(one)),
+        Fact("samples_per_second_low", low),
+        Fact("samples_per_second_high", high),
+        Fact("idle_share", one.waiting, "waiting", f"{one.waiting:.1%} of the cycles of all IPUs"),
+        Fact("slowest_stage", slow.stage if slow else -1, "slowest", words),
+        *map(Fact, _WAITS, waits, labels, waits),
+    ]
+
+
+def rate(of: Speed) -> str:
+    """``126 samples a second (predicted; likely 114 to 142)``."""
+    words = "predicted"
+    if of.likely is not None:
+        words += f"; likely {' to '.join(map(units.per_second, of.likely))}"
+    return f"{units.per_second(of.samples_per_second)} samples a second ({words})"
+
+
+def memory(of: Fullest | None) -> list[Fact]:
+    """How full the fullest tile is, and what of that is not sure."""
+    if of is None:
+        return []
+    doubt = f"; {of.doubt}" if of.doubt else ""
+    words = f"{units.size(of.used)} on IPU {of.ipu}, {units.percent(of.share)} of it{doubt}"
+    return [Fact("fullest_bytes", of.used, "fullest tile", words), Fact("memory_doubt", of.doubt)]
+
+
+def in_words(report: Report) -> list[tuple[str, str]]:
+    """Label and words of all of these that people read."""
+    of = facts(report)
+    rows = (*about(of), *speed(of), *memory(fullest(report)))
+    return [(one.label, one.words) for one in rows if one.words]
+
+
+def _replicas(of: Facts) -> str:
+    target, each = of.target, of.target.ipus_per_replica
+    who = f" ({of.shared})" if of.shared.instances > 1 else ""
+    if of.shards > 1:
+        count = units.count(target.num_replicas, "replica")
+        verb = "are" if target.num_replicas > 1 else "is"
+        return (
+            f", {of.shards} of which share the tensors of a stage and are shown as one: a pipeline"
+            f" of {each}, of which there {verb} {count}{who}"
+        )
+    if target.num_replicas > 1:
+        return f" as {target.num_replicas} replicas of {each}{who}"
+    return who
+
+
+def _batch(of: Facts) -> str:
+    parts = [f"micro-batch {of.micro_batch}"]
+    if of.kind == "training":
+        parts.append(f"gradient accumulation {of.accumulation}")
+    parts.append(f"device iterations {of.device_iterations}")
+    if of.target.num_replicas > 1:
+        parts.append(f"replicas {of.target.num_replicas}")
+    return " x ".join(parts)
+
+
+def _runs(of: Facts) -> str:
+    _, iterations, cycles = of.runs[0]
+    each = units.count(iterations, "device iteration")
+    if of.predicted:
+        return f"not run; predicted {cycles:,} cycles for a call of {each}"
+    return f"{len(of.runs)} profiled, {each} each"
+
+
+def _doubt(of: Speed) -> list[Fact]:
+    if of.error is None:
+        return []
+    words = f"likely within {of.error:.0%}"
+    if of.unmeasured:
+        share = f"{of.unmeasured:.0%}"
+        words += f"; {share} are of operators that nobody measured, judged by likeness"
+    return [Fact("likely_error", round(of.error, 4), "cycles are", words)]
+
+
+def slowest_words(slow: Slowest) -> str:
+    """``stage 2 (B3): 1,000 cycles a micro-batch, 1.29 x the mean``."""
+    where, name = slow.blocks or "no Block", slow.name
+    who = f"{name[:-1]}: {where})" if name.endswith(")") else f"{name} ({where})"
+    return f"{who}: {slow.cycles:,} cycles a micro-batch, {slow.ratio:.2f} x the mean"
