@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ from ipuscope.profiler.pva import debug_info
 logger = logging.getLogger("ipu_exec")
 
 MOST_BESIDE = 1000  # processes that write into one directory
+PUBLISHED_AT_ONCE = 16  # runs
+PUBLISHING = 0.05  # of the time, at most, for the runs after these
 
 
 class ProfileSession:
@@ -57,6 +60,7 @@ class ProfileSession:
         self._executable = executable
         self._writer: ProfileWriter | None = None
         self._runs = 0
+        self._next_publish = 0.0  # of time.monotonic()
         self._answers: dict[int, Mapping[str, Any]] = {}  # by whether there is a run
         self._has_debug_info = False
         self._host = (0, 0)  # events and values of the host that were added
@@ -84,7 +88,9 @@ class ProfileSession:
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
         """Add a run if it is among the first ones, which are kept.
 
-        The profile at ``path`` is then complete.
+        It is in the partial file at once. The profile at ``path`` has the first
+        `PUBLISHED_AT_ONCE` runs at once too; with more, it is rewritten when that takes at most
+        `PUBLISHING` of the time, after the last of the runs that are kept and by `close`.
         """
         writer = self._own_writer()
         if writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
@@ -95,20 +101,31 @@ class ProfileSession:
         self._runs += 1
         with self._or_none():
             writer.add([run])
-            writer.meta(state="executed")
+            if self._runs == 1:
+                writer.meta(state="executed")
             self._add_host_events(writer)
-            self._publish(writer)
+            if self._is_due():
+                self._publish(writer)
             # What the host does goes on: its events are added when the session is closed.
             if self._runs >= self._wanted.run_count and not pvti.recorder.channels:
                 self._writer = None
                 writer.close()
 
+    def _is_due(self) -> bool:
+        """Whether to publish after this run: to copy the file at every run takes ever longer."""
+        if self._runs <= PUBLISHED_AT_ONCE or self._runs >= self._wanted.run_count:
+            return True
+        return time.monotonic() >= self._next_publish
+
     def _publish(self, writer: ProfileWriter) -> None:
         """Write the profile to ``path``, with its operator information beside it if requested."""
+        start = time.monotonic()
         path = writer.publish(self._worked_out)
         if self._wanted.debug_info and not self._has_debug_info:
             debug_info.write(path, self._wanted.directory)
             self._has_debug_info = True
+        end = time.monotonic()
+        self._next_publish = end + (end - start) / PUBLISHING
 
     def _worked_out(self, path: Path) -> Mapping[str, Any]:
         """What the finished profile holds for those who open it; more runs change none of it."""

@@ -290,3 +290,40 @@ def test_a_script_may_change_its_working_directory(
     assert os.listdir(tmp_path / "first" / "out" / "inference") == ["profile.pop"]
     with open_report(tmp_path / "first" / "out") as report:
         assert len(report.runs) == 2
+
+
+def _runs(path: Path) -> int:
+    with open_report(path) as report:
+        return len(report.runs)
+
+
+def test_of_many_runs_the_profile_is_rewritten_rarely_and_the_partial_file_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "POPLAR_ENGINE_OPTIONS", '{"autoReport.executionProfileProgramRunCount": "1000"}'
+    )
+    seconds = 0.0
+    publish = ProfileWriter.publish
+
+    def published_in_a_second(*about: Any) -> Path:
+        nonlocal seconds
+        seconds += 1
+        return publish(*about)
+
+    monkeypatch.setattr(ProfileWriter, "publish", published_in_a_second)
+    monkeypatch.setattr(autoreport.time, "monotonic", lambda: seconds)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    session = autoreport.ProfileSession(options, _executable(), "inference", "model")
+    path, partial = (
+        tmp_path / "inference" / name for name in ("profile.pop", "profile.pop.partial")
+    )
+    for number in range(36):
+        session.record_run(number, number + 1)
+    assert (_runs(path), _runs(partial)) == (autoreport.PUBLISHED_AT_ONCE, 36)  # if it were killed
+    seconds += 1 / autoreport.PUBLISHING
+    session.record_run(36, 37)
+    session.record_run(37, 38)
+    assert (_runs(path), _runs(partial)) == (37, 38)
+    session.close()
+    assert _runs(path) == 38 and not partial.exists()
