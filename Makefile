@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-# Another release of torch, in an environment of its own: make test TORCH=2.15.0
+# Another release of torch, in an environment of its own: make test TORCH=2.15.0 PYTHON=python3.14
 TORCH ?=
 # More words for pip when it installs torch, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_ARGS ?=
@@ -13,7 +13,7 @@ ARGS ?=
 CASES ?= 1000
 
 ifneq ($(TORCH),)
-  VENV := .venv-torch-$(TORCH)
+  VENV := .venv-torch-$(TORCH)-$(notdir $(PYTHON))
 endif
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pins

@@ -18,12 +18,25 @@ from ipuscope.planner.mappings.question import (
 from ipuscope.words import Parser, positive
 
 # options that mean nothing without --plan
-OF_A_PLAN = ("global_batch", "micro_batches", "proportions", "fix", "budget", "verify", "write")
+OF_A_PLAN = (
+    "allow",
+    "global_batch",
+    "micro_batches",
+    "proportions",
+    "fix",
+    "budget",
+    "verify",
+    "write",
+)
 
 
+_TUNED = 3  # compiles of the best, for --tune
+CHANGES = {"half": "half", "outputs": "outputs=loss"}  # what --allow takes, as --with has it
 _ABOUT = """the best mapping of the script's first model onto a pod (docs/plan.md): how many IPUs
 share a stage's tensors (t), are a pipeline (p) and are replicas (r), which Blocks
 are a stage, micro-batch, accumulation, recomputation, and where state lies
+  ipu-run --tune 4 train.py              search, compile the best three, write tuned.json
+  ipu-run --tune 4 --allow half train.py                  ... and the same in half precision
   ipu-run --plan 16 train.py                              a table, and why the first is best
   ipu-run --plan 16 --fix p=4 --micro-batches 1,2 train.py    only pipelines of 4, and these
   ipu-run --plan 16 --verify 3 --write plan.json train.py     compile the best three; keep it
@@ -53,6 +66,9 @@ def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.
     """
     parser = run_parser(prog)
     args = parser.parse_args(argv)
+    if args.tune is not None:
+        args.plan = args.tune
+        args.verify, args.write = args.verify or _TUNED, args.write or "tuned.json"
     args.command = [prog, *(sys.argv[1:] if argv is None else argv)]  # for the profile's header
     _check(parser, args)
     try:
@@ -60,6 +76,11 @@ def parse(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> argparse.
     except QuestionError as error:
         parser.exit(2, f"{prog}: error: {error}\n")
     return args
+
+
+def changes(args: argparse.Namespace) -> list[str]:
+    """What ``--allow`` names."""
+    return [name for name in (part.strip() for part in args.allow.split(",")) if name]
 
 
 def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
@@ -152,9 +173,11 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
     if args.plan is not None and (args.instances, args.placement, args.num_ipus) != (None,) * 3:
         parser.error("--plan goes without --instances, --placement and --num-ipus")
+    if args.plan is not None and args.compile_only:
+        parser.error("--plan and --tune compile what they need: leave --compile-only out")
     alone = [name for name in OF_A_PLAN if getattr(args, name)]
     if args.plan is None and alone:
-        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N")
+        parser.error(f"--{alone[0].replace('_', '-')} goes with --plan N or --tune N")
     if args.replicas is not None and args.instances is None:
         parser.error(
             "--replicas counts those of all instances: say --instances too, or set"
@@ -167,6 +190,19 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan", _ABOUT)
     group.add_argument(
         "--plan", type=positive, metavar="N", help="find the best mapping onto N IPUs"
+    )
+    group.add_argument(
+        "--tune",
+        type=positive,
+        metavar="N",
+        help="--plan N, with the best three compiled and the plan written to tuned.json",
+    )
+    group.add_argument(
+        "--allow",
+        default="",
+        metavar="CHANGES",
+        help="plan once more with these changes of the training: half, outputs (the loss only), or"
+        " both with a comma between",
     )
     group.add_argument(
         "--global-batch",
@@ -269,6 +305,11 @@ def numbers(name: str, said: str | None, kind: Callable[[str], float]) -> tuple[
 
 def _check_plan(args: argparse.Namespace) -> None:
     """QuestionError where an option's value makes no sense."""
+    for name in changes(args):
+        if name not in CHANGES:
+            raise QuestionError(f"--allow {name!r}: there are {' and '.join(CHANGES)} to allow")
+    if changes(args) and (args.json or args.csv):
+        raise QuestionError("--allow makes a plan for each: --json and --csv print one plan")
     parse_fixed(args.fix)
     numbers("--micro-batches", args.micro_batches, int)
     numbers("--proportions", args.proportions, float)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipuscope.planner.levers.compile_again import compile_again
 from ipuscope.planner.predict.what_if import placement_file
+from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ def _outcome(path: Path) -> Outcome:
     with open_report(path) as report:
         rate = analysis.pace(report).samples_per_second
         fits = report.meta["state"] != "out of memory"
-        ipus = range(report.target.ipus_per_replica)
-        fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
+        fullest = int(largest_extents(report).max())
     return Outcome(rate if fits else 0.0, fullest, fits, "", path)
 
 

@@ -3,8 +3,8 @@
 Every character of a cell is an equal part of that pipeline cycle's time and shows the longest
 activity of the IPU in it; waiting shows as dots. Cells are equally wide, whatever their cycles,
 which are in the row beneath. If there are more pipeline cycles than columns, a column stands for
-several, and shows what takes most of the time in which the IPU is busy, or that it waits for more
-than half.
+several and shows one of their activities, so that along a lane each letter is as frequent as its
+activity is long.
 
 Pure functions from the frames of a `ipuscope.profiler.Report` to styled lines.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ Segment = tuple[str, str]  # text and rich style
 Line = tuple[Segment, ...]
 
 MAX_CELL = 12  # columns; wider cells say no more
+_PARTS, _STEPS = 8, 5  # lanes are alike where eighths of them are, in steps of a fifth
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,15 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
     return longest
 
 
-def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """For each column between ``edges``, the activity with most of its busy time.
+def shares_of(
+    start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray
+) -> np.ndarray:
+    """The share of each column's time that each activity takes: float[column, activity].
 
-    Waiting where that takes more than half. For columns of many tasks each; arguments as for
-    `longest_task`, ``code`` their activities.
+    Arguments as for `longest_task`, ``code`` their activities.
     """
     columns, waits = len(edges) - 1, ACTIVITIES.index(IDLE)
-    most, busy, found = np.zeros(columns), np.zeros(columns), np.full(columns, waits)
+    shares = np.zeros((columns, len(ACTIVITIES)))
     for activity_code in np.unique(code[code != waits]):
         those = np.flatnonzero(code == activity_code)
         total = np.concatenate([[0], np.cumsum(end[those] - start[those])])
@@ -138,11 +140,22 @@ def most_of(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndar
         begun = those[at.clip(0)]
         inside = np.minimum(edges - start[begun], end[begun] - start[begun])
         until = np.where(at >= 0, total[at.clip(0)] + inside, 0)
-        taken = np.diff(until)
-        larger = taken > most
-        found[larger], most[larger] = activity_code, taken[larger]
-        busy += taken
-    return np.where(2 * busy < np.diff(edges), waits, found)
+        shares[:, activity_code] = np.diff(until) / np.maximum(1, np.diff(edges))
+    shares[:, waits] = 1 - shares.sum(axis=1)
+    return shares
+
+
+def in_proportion(shares: np.ndarray) -> np.ndarray:
+    """For each column an activity, each as often as it takes time in the lane (`shares_of`).
+
+    A column shows the activity of which, by the shares up to it, most is not shown yet.
+    """
+    shown, left = np.zeros(len(shares), dtype=np.int64), np.zeros(len(ACTIVITIES))
+    for column in range(len(shares)):
+        left += shares[column]
+        shown[column] = np.where(shares[column] > 0, left, -np.inf).argmax()
+        left[shown[column]] -= 1
+    return shown
 
 
 def activity(kind: str, direction: str) -> int:
@@ -257,6 +270,7 @@ def timeline(
     ]
     seen: set[int] = set()
     lanes: dict[int, list[Line]] = {}
+    looks: dict[int, list[Any]] = {}
     beside = tasks["kind"] == records.BESIDE
     for (ipu, _), tasks_of_lane in tasks.groupby(["ipu", beside]):
         pairs = zip(
@@ -266,14 +280,20 @@ def timeline(
         begin, stop = (tasks_of_lane[name].to_numpy(np.int64) for name in ("start", "end"))
         batch = tasks_of_lane["micro_batch"].to_numpy()
         if len(cycles) > columns:  # a column is many tasks: of none of them in particular
-            code, longest = most_of(begin, stop, code, drawn.edges), np.arange(columns)
+            shares = shares_of(begin, stop, code, drawn.edges)
+            of_eighths = shares[: columns // _PARTS * _PARTS].reshape(_PARTS, -1, shares.shape[1])
+            look = tuple(np.rint(_STEPS * of_eighths.mean(axis=1)).astype(int).ravel().tolist())
+            code, longest = in_proportion(shares), np.arange(columns)
             batch = np.full(columns, -1)
         else:
             longest = longest_task(begin, stop, drawn.edges)
+            look = ()
         seen.update(code[longest[longest >= 0]].tolist())
-        lanes.setdefault(int(str(ipu)), []).append(lane(longest, code, batch))
+        line = lane(longest, code, batch)
+        lanes.setdefault(int(str(ipu)), []).append(line)
+        looks.setdefault(int(str(ipu)), []).append(look or line)
     ipus = list(lanes)
-    keys = [tuple(lanes[ipu]) if folds else ipu for ipu in ipus]
+    keys = [tuple(looks[ipu]) if folds else ipu for ipu in ipus]
     for members in alike.groups(keys):
         drawn_once = lanes[ipus[members[0]]]
         names = [f"IPU {alike.spans([ipus[at] for at in members])}{times}", *["  I/O"] * 8]

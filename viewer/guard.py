@@ -24,6 +24,8 @@ from dash import Dash
 from flask import Response, g, redirect, request
 from werkzeug.exceptions import HTTPException
 
+from ipuscope.viewer.compressed import compressed
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 1 << 20  # a callback's request is a few kilobytes, a figure's state the most of it
 _EVERYWHERE = ("0.0.0.0", "::")
@@ -115,6 +117,7 @@ def protect(app: Dash, guard: Guard) -> None:
     def admit() -> Response | None:
         return _refusal(guard) or _taken_token(guard)
 
+    app.server.after_request(compressed)  # registered first, it comes last
     app.server.after_request(lambda response: _headers(response, guard.framed))
     app.server.register_error_handler(Exception, _answer_to)
 

@@ -43,9 +43,10 @@ def create_sweep_app(
     failed = int((runs["problem"] != "").sum())
     said = f"{len(runs)} runs of {', '.join(settings)}"
     said += f"; {failed} failed" if failed else ""
+    title = name if name.lower().startswith("sweep") else f"sweep {name}"
     app = page_alone(
-        f"sweep {name}",
-        [html.H1(f"Sweep {name}"), html.P(said, className="note")],
+        title,
+        [html.H1(title[:1].upper() + title[1:]), html.P(said, className="note")],
         lambda theme: _body(runs, settings, theme),
         guard,
     )

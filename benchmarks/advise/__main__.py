@@ -29,7 +29,8 @@ def rows(name: str, program: list[str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="advice-") as folder:
         _run("ipu_exec.commands.run", "--compile-only", "--profile-dir", folder, *program)
         profile = str(Path(folder) / "training")
-        words = ["--json", "-o", str(Path(folder) / "tried"), profile, "--check", *program]
+        kept = str(Path(folder) / "tried")
+        words = ["--json", "--allow", "half,samples", "-o", kept, profile, "--check", *program]
         (page,) = json.loads(_run("ipuscope.reports.cli", "advise", *words))
     for advice in page["advice"]:
         yield _row(name, advice["title"], advice, advice["came"])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
@@ -18,13 +19,16 @@ from rich.console import Console
 
 from ipu_exec.errors import Error
 from ipu_exec.planning.first_call_plan import Asked, plan_call
-from ipu_exec.planning.terminal import as_csv, as_json, progress, show
+from ipu_exec.planning.terminal import as_csv, as_json, progress, show, tuned
+from ipu_exec.script_levers import Levers, parse
+from ipu_exec.script_levers import asked as asked_levers
+from ipu_exec.session.applied_levers import with_levers
 from ipu_exec.session.executor import PoplarExecutor
 from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Plan, save
 from ipuscope.planner.mappings.compile_search import INTERRUPTED
 from ipuscope.planner.mappings.question import parse_seconds
-from ipuscope.run_arguments import numbers
+from ipuscope.run_arguments import CHANGES, changes, numbers
 
 _WIDE = 160  # columns of a table that goes to no terminal
 
@@ -56,11 +60,64 @@ class Planning:
 
     def take(self, call: FirstCall) -> NoReturn:
         """Plan it, and end the script; 130 if Ctrl-C ended the search, 143 if SIGTERM did."""
-        command = shlex.join(self.words)
-        asked = replace(self.asked, command=command)
         with _ended_by_sigterm_too() as ending:
-            best = _planned(call, asked, self.args, command, self.out, ending)
-        raise SystemExit(ending.status if best.stopped == INTERRUPTED else 0)
+            made = [self._plan(call, asked_levers(), "", ending)]
+            changed = [CHANGES[name] for name in changes(self.args)]
+            if changed and made[0].stopped != INTERRUPTED:
+                levers = parse(",".join([*changed, self.args.levers or ""]))
+                made.append(self._plan(call, levers, made[0].modules, ending))
+        if self.args.tune is not None or len(made) > 1:
+            for line in tuned(made, list(map(self._command, made))):
+                print(line, file=self.out)
+        raise SystemExit(ending.status if made[-1].stopped == INTERRUPTED else 0)
+
+    def _plan(
+        self, call: FirstCall, levers: Levers, modules: Sequence[str], ending: _Ending
+    ) -> Plan:
+        """A plan with the levers pulled; ``modules``: begin Blocks since a plan before it."""
+        _refuse(levers)
+        asked = replace(self.asked, command=shlex.join(self.words))
+        best = _planned(with_levers(call, levers), asked, self.args, ending)
+        best = replace(best, modules=best.modules or tuple(modules), levers=levers.said.strip(","))
+        _shown(best, self.args, self.out)
+        if self.args.write:
+            path = save(best, self._file(best))
+            does, file = ("compiles" if best.levers else "runs"), shlex.quote(str(path))
+            print(
+                f"the plan is {path}: {self._command(best)} {does} the script with it,"
+                f" ipu-report view {file} draws it",
+                file=sys.stderr,
+            )
+        return best
+
+    def _file(self, best: Plan) -> str:
+        """Where a plan goes: --write, with the names of what --allow changed before its ending."""
+        path = Path(self.args.write)
+        names = [word for word in best.levers.split(",") if word in CHANGES.values()]
+        if not self.args.allow or not names:
+            return str(path)
+        return str(path.with_stem("-".join([path.stem, *(name.split("=")[0] for name in names)])))
+
+    def _command(self, best: Plan) -> str:
+        """What runs the script with a plan; with levers pulled it only compiles."""
+        words = ["ipu-run"]
+        words += ["--placement", self._file(best)] if self.args.write else []
+        words += ["--with", best.levers] if best.levers else []
+        return shlex.join([*words, *self.words])
+
+
+def _refuse(levers: Levers) -> None:
+    """Refuse levers that a plan decides itself: an option is never ignored."""
+    decided = {
+        "micro-batch": (levers.micro_batch, "--micro-batches"),
+        "micro-batches": (levers.micro_batches, "--fix accumulation=N"),
+        "recompute": (levers.recompute, "--fix recompute=yes|no"),
+        "state": (levers.state, "--fix state=on-chip|off-chip"),
+    }
+    for name, (value, instead) in decided.items():
+        if value:
+            print(f"ipu-run: --with {name}: a plan decides it; say {instead}", file=sys.stderr)
+            raise SystemExit(2)
 
 
 @dataclass
@@ -108,35 +165,23 @@ def plan_instead(args: argparse.Namespace, words: Sequence[str]) -> None:
         sys.stdout = sys.stderr
 
 
-def _planned(
-    call: FirstCall,
-    asked: Asked,
-    args: argparse.Namespace,
-    command: str,
-    out: TextIO,
-    ending: _Ending,
-) -> Plan:
+def _planned(call: FirstCall, asked: Asked, args: argparse.Namespace, ending: _Ending) -> Plan:
     try:
         with progress() as told:
-            best_plan = plan_call(call, asked, told)
+            return plan_call(call, asked, told)
     except Error as error:
         print(f"ipu-run: --plan: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         print("ipu-run: --plan: interrupted before any mapping was found", file=sys.stderr)
         raise SystemExit(ending.status) from None
+
+
+def _shown(best: Plan, args: argparse.Namespace, out: TextIO) -> None:
     if args.json:
-        print(as_json(best_plan), file=out)
+        print(as_json(best), file=out)
     elif args.csv:
-        print(as_csv(best_plan), end="", file=out)
+        print(as_csv(best), end="", file=out)
     else:
         fits = out.isatty() or "COLUMNS" in os.environ
-        show(best_plan, Console(file=out, width=None if fits else _WIDE))
-    if args.write:
-        path = save(best_plan, args.write)
-        print(
-            f"the plan is {path}: ipu-run --placement {shlex.quote(str(path))} {command} runs the"
-            f" script with it, ipu-report view {shlex.quote(str(path))} draws it",
-            file=sys.stderr,
-        )
-    return best_plan
+        show(best, Console(file=out, width=None if fits else _WIDE))

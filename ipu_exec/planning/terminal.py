@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -145,6 +145,33 @@ def _verified(plan: Plan, candidates: list[Candidate]) -> Table:
             *(kib(one.fullest), kib(came.fullest), f"{off[1]:+.2%}", came.problem),
         )
     return shown
+
+
+_LINES = {  # that put what --allow changed into a script
+    "half": "model.half()  # and inputs.half() where they are floats",
+    "outputs=loss": "return loss  # alone, in forward, with OutputMode.Final",
+}
+
+
+def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
+    """The best of each plan: what was predicted, what its compile gave, and how to have it."""
+    own = plans[0].own
+    if own is not None:
+        yield f"The script's own mapping: {_rates(own)}."
+    for plan, command in zip(plans, commands, strict=True):
+        changed = plan.levers.replace(",", ", ")
+        yield f"{f'With {changed}' if changed else 'Training as the script has it'}:"
+        yield f"  {plan.best.mapping}: {_rates(plan.best)}"
+        yield f"  {command}"
+        yield from (f"  write: {_LINES[word]}" for word in plan.levers.split(",") if word in _LINES)
+
+
+def _rates(one: Candidate) -> str:
+    predicted = f"{per_second(one.samples_per_second)} samples/s predicted"
+    if one.obtained is None:
+        return f"{predicted}, not compiled"
+    came = one.obtained.problem or f"{per_second(one.rate)} compiled"
+    return f"{predicted}, {came}; {kib(one.obtained.fullest or one.fullest)} on the fullest tile"
 
 
 def as_json(plan: Plan) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from ipu_exec.capture.loss import find_loss
-from ipu_exec.script_levers import Levers
+from ipu_exec.script_levers import Levers, changed_options
+from ipu_exec.session.call_plan import samples_of
+from ipu_exec.session.first_call import FirstCall
 
 _DTYPES = {"half": torch.float16, "float": torch.float32}
 _FLOATS = (torch.float16, torch.float32)
@@ -22,6 +25,17 @@ def pull_on_model(model: torch.nn.Module, levers: Levers, training: bool) -> Non
         model.to(_DTYPES[levers.precision])
     if levers.outputs == "loss" and training:
         model.forward = _only_loss(model, model.forward)
+
+
+def with_levers(call: FirstCall, levers: Levers) -> FirstCall:
+    """A first call with the levers pulled; the model is changed in place, for good."""
+    if not levers:
+        return call
+    pull_on_model(call.model, levers, call.training)
+    options = changed_options(call.options, levers, call.training)
+    samples = samples_of(call.micro_batch)
+    micro_batch = pull_on_inputs(call.micro_batch, levers, samples)
+    return replace(call, options=options, micro_batch=micro_batch)
 
 
 def _only_loss(model: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:

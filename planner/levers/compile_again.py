@@ -14,6 +14,7 @@ from ipuscope.profiler.provenance import Provenance
 
 PLACEMENT = "placement.json"  # beside the profile, where the stages are not the script's
 _IPU_RUN = "import sys; from ipu_exec.commands.run import main; sys.exit(main(sys.argv[1:]))"
+PROMISES = ("promise", "planned")  # of a placement file: what was predicted of it
 _PRECISIONS = ("half", "float")
 # what a new placement lacks: Blocks of a model that names none, and a plan's t, r and samples
 _BESIDE_STAGES = ("proposed", "mapping", "memory_proportion")
@@ -57,6 +58,8 @@ def _options(
     both = merged(made.levers, levers)
     options += ["--with", both] if both else ["--compile-only"]
     stages = merged_placement(made.placement, placement)
+    if placement is None and levers:  # the old stages were promised without these levers
+        stages = {name: value for name, value in stages.items() if name not in PROMISES}
     if stages:
         file = folder / PLACEMENT
         file.write_text(json.dumps(stages, indent=1), encoding="utf-8")

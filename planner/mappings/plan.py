@@ -113,6 +113,7 @@ class Plan:
     modules: tuple[str, ...] = ()
     model: str = ""
     command: str = ""  # that was asked with
+    levers: str = ""  # that it was planned with, as ipu-run --with takes them
     compiles: int = 0
     cached: int = 0
     seconds: float = 0.0

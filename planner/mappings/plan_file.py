@@ -61,6 +61,7 @@ def placement(plan: Plan, candidate: Candidate) -> dict[str, Any]:
             "script_samples": plan.script_samples or mapping.samples,
         },
         **({"proposed": proposed} if plan.modules else {}),
+        **({"levers": plan.levers} if plan.levers else {}),
         "planned": promise,
     }
 
@@ -130,6 +131,7 @@ def _plan(said: dict[str, Any]) -> Plan:
         _strings(said["modules"]),
         str(said["model"]),
         str(said["command"]),
+        str(said.get("levers", "")),
         int(said["compiles"]),
         int(said["cached"]),
         _number(said["seconds"]),

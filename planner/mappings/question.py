@@ -97,18 +97,10 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
-def usual_micro_batches(own: int, batch: int, most: int = 9) -> tuple[int, ...]:
-    """The script's micro-batch, then others that divide the samples, nearest first.
-
-    Each divides its own, or is a multiple of it: ``most`` in all.
-    """
-    sizes = [
-        size
-        for size in range(1, batch + 1)
-        if batch % size == 0 and (own % size == 0 or size % own == 0)
-    ]
-    nearest = sorted(sizes, key=lambda size: (abs(math.log(size / own)), size))
-    return tuple(nearest[:most])
+def usual_micro_batches(own: int, batch: int) -> tuple[int, ...]:
+    """Every micro-batch that divides the samples of a weight update, nearest to its own first."""
+    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+    return tuple(sorted(sizes, key=lambda size: (abs(math.log(size / own)), size)))
 
 
 def shard_counts(own: int, planned: bool, ipus: int, fixed: int | None) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ipuscope.profiler import open_report
 from ipuscope.profiler.analysis import pace
+from ipuscope.profiler.analysis.runs import run_of
 
 TABLE = "runs.csv"
 _MOST_BYTES = 16 << 20
@@ -25,17 +26,13 @@ def measured(folder: Path, last: str) -> dict[str, Any]:
         if not path.exists():
             continue
         with open_report(path) as report:
-            now = pace(report)
-            ipus = range(report.target.ipus_per_replica)
-            fullest = max(int(report.tiles(ipu)["total"].max()) for ipu in ipus)
-            fits = report.meta.get("state") != "out of memory"
+            run = run_of(report)
+            rate = round(pace(report).samples_per_second, 2)
+            problem = "" if run["fits"] else "out of memory"
             return {
-                "ipus": report.target.num_ipus,
-                "cycles": int(now.cycles),
-                "samples_per_second": round(now.samples_per_second, 2),
-                "fullest_bytes": fullest,
-                "problem": "" if fits else "out of memory",
-                "profile": str(path),
+                **{name: run[name] for name in MEASURES if name in run},
+                "samples_per_second": rate,
+                "problem": problem,
             }
     nothing = dict.fromkeys(("ipus", "cycles", "samples_per_second", "fullest_bytes"), 0)
     return {**nothing, "problem": last, "profile": ""}

@@ -15,6 +15,7 @@ from ipuscope.planner.predict.many_splits import assignment_cycles
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
 from ipuscope.profiler.analysis import pace
+from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report, open_report
 
@@ -63,7 +64,7 @@ def of_profile(report: Report, costs: Costs, ipus: Sequence[int]) -> list[Verifi
     """The profiled split and what its compile gave; none if it is onto other IPUs than these."""
     if not costs.measured or tuple(ipus) != costs.ipus:
         return []
-    fullest = tuple(int(report.tiles(ipu)["total"].max()) for ipu in range(max(ipus) + 1))
+    fullest = tuple(largest_extents(report)[: max(ipus) + 1].tolist())
     over = max(fullest) > costs.machine.bytes_per_tile
     prediction, cycles = what_if(costs, profiled(costs)), int(pace(report).cycles)
     problem = "does not fit" if over else ""
@@ -136,9 +137,7 @@ def _compiled(
     if profile is None:
         return Verified(prediction, problem=why)
     with open_report(profile) as report:
-        fullest = tuple(
-            int(report.tiles(ipu)["total"].max()) for ipu in range(report.target.ipus_per_replica)
-        )
+        fullest = tuple(largest_extents(report).tolist())
         over = max(fullest) > costs.machine.bytes_per_tile
         return Verified(
             prediction,

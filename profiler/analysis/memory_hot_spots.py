@@ -40,6 +40,12 @@ def _fullest(report: Report) -> np.ndarray:
     return np.array(tiles, dtype=np.int64)
 
 
+def largest_extents(report: Report) -> np.ndarray:
+    """Bytes of each IPU's largest extent of a tile, gaps included, in one replica: int64[ipu]."""
+    ipus = range(report.target.ipus_per_replica)
+    return np.array([report.tile_columns(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
+
+
 def fullest(report: Report, ipu: int) -> int:
     """The fullest tile of an IPU, as `profiler.timeline.tile_usage.fullest_tile` ranks them."""
     tiles = report.tile_columns(ipu)

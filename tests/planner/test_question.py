@@ -33,7 +33,7 @@ def test_times() -> None:
 def test_micro_batches_divide_the_samples_nearest_first() -> None:
     assert usual_micro_batches(4, 64) == (4, 2, 8, 1, 16, 32, 64)
     assert usual_micro_batches(6, 6) == (6, 3, 2, 1)
-    assert usual_micro_batches(4, 6) == (2, 1)
+    assert usual_micro_batches(4, 6) == (3, 6, 2, 1)
 
 
 def test_shards_are_powers_of_two_where_the_script_has_a_plan() -> None:

@@ -5,6 +5,7 @@ Which requests it answers, what its pages may do, and that the names in a profil
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -179,3 +180,16 @@ def test_a_strangers_names_are_text_on_every_page(chromium: Any, tmp_path: Path)
         page.close()
     own = (address, "data:", "blob:")
     assert [url for url in asked if not url.startswith(own)] == []
+
+
+def test_answers_are_compressed_for_who_takes_gzip(report: Report) -> None:
+    client = create_app(report).server.test_client()
+    own = {"Host": "127.0.0.1:8050"}
+    plain = client.get("/_dash-layout", headers=own)
+    small = client.get("/_dash-layout", headers={**own, "Accept-Encoding": "gzip"})
+    assert plain.status_code == small.status_code == 200
+    assert "Content-Encoding" not in plain.headers
+    assert small.headers["Content-Encoding"] == "gzip"
+    assert "Accept-Encoding" in small.headers["Vary"] and "Accept-Encoding" in plain.headers["Vary"]
+    assert gzip.decompress(small.data) == plain.data
+    assert len(small.data) == int(small.headers["Content-Length"]) < len(plain.data) / 2

@@ -63,7 +63,9 @@ def pod_map(
     _racks(figure, racks, width, left, theme)
     if named:
         firsts = ipus.assign(row=row).drop_duplicates("machine")
-        _machines(figure, names, firsts["rack"] * width + left - 0.1, firsts["row"] + 0.5, theme)
+        _machines(
+            figure, names, firsts["rack"] * width + left - 6 / cell, firsts["row"] + 0.5, theme
+        )
     _outlines(figure, ipus, x, row, theme)
     return figure
 

@@ -103,8 +103,9 @@ def _of_setting(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]
 def _of_measure(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]:
     """Heights of an axis from the least to the most of its values, and these as ticks."""
     least, most = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
-    spread = (most - least) or 1.0
-    heights = ((values - least) / spread).to_numpy(dtype=float)
+    if units.per_second(least) == units.per_second(most):  # no axis from 209 to 209
+        return np.full(len(values), 0.5), [(0.5, units.per_second(most))] if len(values) else []
+    heights = ((values - least) / (most - least)).to_numpy(dtype=float)
     return heights, [(0.0, units.per_second(least)), (1.0, units.per_second(most))]
 
 

@@ -42,6 +42,11 @@ _VERTICES = (
 def layout(view: View) -> Any:
     """The page; its callbacks draw the figures."""
     tiles = view.report.target.tiles_per_ipu
+    fullest = view.profiles.made(
+        view.report, "fullest", lambda: analysis.fullest_tiles(view.report)
+    )
+    # against a limit far above it all tiles would have one colour
+    scaled = "limit" if 2 * fullest.max(initial=0) > view.report.target.bytes_per_tile else "data"
     too_full = view.report.meta["state"] == "out of memory"  # by its extent, gaps included
     return [
         common.controls(
@@ -56,7 +61,7 @@ def layout(view: View) -> Any:
                 "with" if too_full else "without",
             ),
             common.switch(
-                view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"
+                view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), scaled
             ),
             common.other_switch(view),
         ),

@@ -37,10 +37,12 @@ def layout(view: View) -> Any:
     """The page."""
     target, shards = view.report.target, analysis.shards_of(view.report)
     number = target.num_ipus * shards
-    what = (
-        f"{count(number, 'IPU')}: t = {shards} share the tensors of a stage and are alike,"
-        f" p = {target.ipus_per_replica} in the pipeline, r = {target.num_replicas} replicas."
-    )
+    parts = [f"{count(target.ipus_per_replica, 'IPU')} (p) in a replica's pipeline"]
+    if shards > 1:
+        parts.append(f"{shards} (t) share the tensors of each stage and are alike")
+    if target.num_replicas > 1:
+        parts.append(f"{target.num_replicas} replicas (r)")
+    what = f"{count(number, 'IPU')}: {'; '.join(parts)}."
 
     def no_ipu(value: str) -> str:
         if common.whole(value, -1, 0, number - 1) >= 0:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ipuscope.planner.mappings import load
-from ipuscope.profiler import open_report
+from ipuscope.profiler import analysis, open_report
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
 from tests.ipu_exec.test_run import ipu_run, write
 from tests.paths import ROOT
@@ -175,3 +175,42 @@ def _ends(group: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_tuning_compares_the_training_as_it_is_with_what_is_allowed(tmp_path: Path) -> None:
+    script = write(tmp_path / "train.py", SEQUENTIAL)
+    words = ("--tune", "2", "--proportions", "0.6", "--micro-batches", "1", "--verify", "1")
+    tuned = ipu_run(*words, "--allow", "half", str(script), cwd=tmp_path)
+    assert tuned.returncode == 0, tuned.stderr
+    for name, levers in (("tuned.json", ""), ("tuned-half.json", "half")):
+        plan = load(tmp_path / name)
+        assert plan.levers == levers
+        assert plan.modules  # the model names no Blocks: both plans say where they begin
+        assert plan.best.obtained is not None and not plan.best.obtained.problem
+    assert "Training as the script has it:" in tuned.stdout
+    assert "With half:" in tuned.stdout
+    command = next(line for line in tuned.stdout.splitlines() if "tuned-half.json" in line)
+    assert "--with half" in command
+    out = tmp_path / "out"
+    options = ("--placement", "tuned-half.json", "--with", "half", "--profile-dir", str(out))
+    assert ipu_run(*options, str(script), cwd=tmp_path).returncode == 0
+    with open_report(out / "training") as report:
+        obtained = load(tmp_path / "tuned-half.json").best.obtained
+        assert obtained is not None and analysis.pace(report).cycles == obtained.cycles
+        assert set(report.variables.query("role == 'weight'")["dtype"]) == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--plan", "2", "--with", "micro-batch=8"), "a plan decides it; say --micro-batches"),
+        (("--plan", "2", "--with", "recompute=no"), "a plan decides it; say --fix recompute"),
+        (("--tune", "2", "--allow", "double"), "there are half and outputs to allow"),
+        (("--tune", "2", "--compile-only"), "leave --compile-only out"),
+        (("--allow", "half"), "--allow goes with --plan N or --tune N"),
+    ],
+)
+def test_no_option_is_ignored(words: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    refused = ipu_run(*words, str(write(tmp_path / "train.py", TRAIN)), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert why in refused.stderr

@@ -73,6 +73,7 @@ def test_a_profile_says_how_it_was_made_and_is_made_so_again(tmp_path: Path) -> 
         assert report.stages["blocks"].tolist() == stages  # the script alone has no stages
         assert "float16" in set(report.variables["dtype"])
         assert Provenance.of(report).levers == "half"
+        assert "promise" not in Provenance.of(report).placement  # which was made without it
     script.write_text(SCRIPT + "# edited\n")
     (changed,) = made.differences(str(script), ["64"])
     assert "not the script" in changed

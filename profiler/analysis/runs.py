@@ -1,0 +1,66 @@
+"""Many profiles as one table: what each was made with, how fast it is and whether it fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
+from ipuscope.profiler.analysis.pace import pace
+from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.provenance import Provenance
+from ipuscope.profiler.report import Report, number, open_report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PROMISES = ("promise", "planned")  # of a placement file: what was predicted of it
+
+
+def run_of(report: Report) -> dict[str, Any]:
+    """A profile's row.
+
+    ``samples`` of a weight update (a device iteration in inference) over all replicas;
+    ``samples_per_second`` 0 where it does not fit; ``fullest_bytes`` the largest extent of a tile,
+    of ``tile_bytes``; ``predicted_cycles`` by the placement that it was made with, 0 without.
+    """
+    made, now = Provenance.of(report), pace(report)
+    fits = report.meta.get("state") != "out of memory"
+    target, micro_batch = report.target, int(number(report.meta, "micro_batch", 0))
+    promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})
+    predicted = promise.get("cycles", 0) if isinstance(promise, dict) else 0
+    return {
+        "profile": str(report.path),
+        "model": str(report.meta.get("model", "")),
+        "kind": str(report.meta.get("kind", "")),
+        "ipus": target.num_ipus,
+        "replicas": target.num_replicas,
+        "micro_batch": micro_batch,
+        "samples": now.micro_batches * micro_batch * target.num_replicas,
+        "levers": made.levers,
+        "num_ipus": made.num_ipus,
+        "placed": bool(made.placement),
+        "cycles": int(now.cycles),
+        "predicted_cycles": predicted if isinstance(predicted, int) else 0,
+        "samples_per_second": now.samples_per_second if fits else 0.0,
+        "fullest_bytes": int(largest_extents(report).max(initial=0)),
+        "tile_bytes": target.bytes_per_tile,
+        "fits": fits,
+        "command": made.command_line,
+        "created": str(report.meta.get("created", "")),
+    }
+
+
+def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of profiles, in the order of their paths, and why some could not be read."""
+    import pandas as pd
+
+    rows, problems = [], []
+    for path in paths:
+        try:
+            with open_report(path) as report:
+                rows.append(run_of(report))
+        except ProfileError as error:
+            problems.append(str(error))
+    return pd.DataFrame(rows), problems
