@@ -283,9 +283,15 @@ class _Lowering:
         return self.wide[id(plan)][1]
 
     def _spec(self, op: OpNode, stage: int, shard: Shard | None) -> OpSpec:
+        seen: set[int] = set()
+
         def concrete(item: Any) -> Any:
             if isinstance(item, ValueRef):
-                return self._operand(item.id, stage, shard)
+                operand = self._operand(item.id, stage, shard)
+                if item.id in seen:
+                    return replace(operand, again=True)
+                seen.add(item.id)
+                return operand
             return tuple(concrete(element) for element in item) if isinstance(item, tuple) else item
 
         read = {self.graph.values[v].storage for v in op.inputs}

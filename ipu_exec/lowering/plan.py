@@ -55,6 +55,7 @@ class Operand:
     storage_elements: int = 0
     layout: Layout | None = None
     role: str = "activation"  # of ipuscope.profiler.file.records.ROLES
+    again: bool = False  # the same tensor as an earlier argument of the call
 
     @property
     def elements(self) -> int:

@@ -279,6 +279,8 @@ def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[st
     arrived until the end of the plan.
     """
     operand = build.spec.operands[index]
+    if operand.again and operand.shape == lead.shape:  # it was brought, or is what leads
+        return "same", int(spread.elements.max(initial=0))
     if operand.shape == lead.shape and not any(expanded(operand)):
         source = build.place(index, spread if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):

@@ -116,3 +116,17 @@ def test_the_gradient_of_dropout_draws_again_where_the_mask_was_made() -> None:
         assert int(computes(plan)["dropout"].cycles.max()) == 6 + 6 * (
             24 + 2 * math.ceil(worker / 2)
         )
+
+
+def test_a_gradient_that_a_call_reads_twice_is_rearranged_once() -> None:
+    """Adam's second moment takes grad * grad; its state lies as the weight does."""
+    state = tensor(256, 512, role="optimiser state")
+    state = replace(state, layout=linear_layout(state, 1472))
+    other = tensor(256, 512, strides=(1, 256), layout=linear_layout(tensor(512, 256), 1472))
+    name = "aten.addcmul_.default"
+    twice = lower(op(name, (state, other, replace(other, again=True)), state), MK2)
+    both = lower(op(name, (state, other, other), state), MK2)  # two tensors that lie alike
+    moves = ["regroup operand 1", "operand 1"]
+    assert list(exchanges(twice)) == moves
+    assert list(exchanges(both)) == [*moves, "regroup operand 2", "operand 2"]
+    assert plan_cycles(twice, MK2) < plan_cycles(both, MK2)
