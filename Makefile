@@ -20,7 +20,7 @@ STAMP := $(VENV)/.made-from-pins
 PIP   := $(BIN)/python -m pip install --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo view test fuzz lint format docs gallery dist compatibility screenshots browser clean
+.PHONY: help setup demo view test fuzz lint format docs figures gallery dist compatibility screenshots browser clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,12 @@ gallery: $(STAMP) ## Profiles of ResNet-50, BERT-Large, GPT-2 and ViT as HTML re
 
 dist: $(STAMP) ## Build and check wheel and sdist, and run the wheel outside of the clone
 	$(BIN)/python -m tools.wheel
+
+# A page names the commit that its figures were made at. Timings want a machine that does nothing else.
+figures: $(STAMP) ## Make all pages of figures again: predictions (half an hour) and timings (hours)
+	for page in fidelity scaling rebalance plan advise compile overhead profile viewer clients; do \
+	  $(BIN)/python -m benchmarks.$$page || exit 1; \
+	done
 
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md

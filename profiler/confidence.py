@@ -40,6 +40,14 @@ class Confidence:
         return round(max(1 / self.low, self.high) - 1, 4)
 
     @property
+    def words(self) -> str:
+        """How far cycles are off, ``likely within 8%`` or ``likely 2% fewer to 35% more``."""
+        fewer, more = 1 - 1 / self.high, 1 / self.low - 1
+        if abs(1 / self.low - self.high) < 0.005:
+            return f"likely within {more:.0%}"
+        return f"likely {fewer:.0%} fewer to {more:.0%} more"
+
+    @property
     def spread(self) -> float:
         """The share by which parts may differ from what all of them are off by, below 1.
 
@@ -119,12 +127,7 @@ def by_class(report: Report) -> pd.DataFrame:
 def likely(report: Report) -> str:
     """``likely within 8%``, or ``likely 2% fewer to 35% more``; empty where nothing says so."""
     known = confidence(report)
-    if known is None:
-        return ""
-    fewer, more = 1 - 1 / known.high, 1 / known.low - 1
-    if abs(1 / known.low - known.high) < 0.005:
-        return f"likely within {more:.0%}"
-    return f"likely {fewer:.0%} fewer to {more:.0%} more"
+    return "" if known is None else known.words
 
 
 def _header(report: Report) -> dict[str, Any] | None:

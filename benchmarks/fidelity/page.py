@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.fidelity import bars, increments, store
+from benchmarks.fidelity import bars, constants, increments, store
 from benchmarks.fidelity.fits import Verdict
 from benchmarks.fidelity.fits import section as fitting
 
@@ -338,6 +338,7 @@ def whole(results: Sequence[Result], more: Sequence[Result], verdicts: Sequence[
     return (
         f"{head(both)}{reach(both)}\n\n{REACH}{beyond(both)}\n\n"
         f"{MEMORY}{memory_misses(vendor)}\n\n{bars.section(both, verdicts)}\n\n"
+        f"{constants.section(both)}\n\n"
         f"## Sources\n\n{coverage(both)}\n\n{SEARCHED}{FITS}{fitting(verdicts)}\n\n"
         f"{SAME_MODEL}{same_model(both)}\n\n{INCREMENTS}{increments.section(both)}\n\n"
         f"## How close\n\n{groups(results)}\n\n{BODY}"

@@ -177,15 +177,15 @@ def _speed(report: Report) -> Speed | None:
     one = pace(report)
     if not one.cycles:
         return None
-    error, rate = confidence.likely_error(report), one.samples_per_second
+    known, rate = confidence.confidence(report), one.samples_per_second
     return Speed(
         one.cycles,
         one.micro_batches,
         one.cycles / report.target.clock_hz,
         rate,
         waiting(report),
-        error,
-        None if error is None else (rate / (1 + error), rate * (1 + error)),
+        None if known is None else known.likely,
+        None if known is None else known.rates(rate),
         confidence.unmeasured(report),
     )
 
@@ -336,9 +336,10 @@ def _runs(of: Facts) -> str:
 
 
 def _doubt(of: Speed) -> list[Fact]:
-    if of.error is None:
+    if of.error is None or of.likely is None:
         return []
-    words = f"likely within {of.error:.0%}"
+    low, high = (rate / of.samples_per_second for rate in of.likely)
+    words = confidence.Confidence(low, high).words
     if of.unmeasured:
         share = f"{of.unmeasured:.0%}"
         words += f"; {share} are of operators that nobody measured, judged by likeness"

@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.fidelity import bars, errors, fits, increments, models, page, small, store
+from benchmarks.fidelity import (
+    bars,
+    constants,
+    errors,
+    fits,
+    increments,
+    models,
+    page,
+    small,
+    store,
+)
 from benchmarks.fidelity.__main__ import HERE, read, registered, run
 from benchmarks.fidelity.cases import CannotRun, Compiled, Row, predict
 from benchmarks.fidelity.errors import Residual, kind_of
@@ -360,6 +370,13 @@ def test_a_small_program_that_nobody_has_seen_runs(case: str, parameters: int) -
 
 
 TOTAL = {"quantity": "total memory without gaps", "unit": "bytes"}
+
+
+def test_constants_are_listed_with_the_scored_rows_of_their_source() -> None:
+    known = {one.name: one for one in constants.constants()}
+    assert known["STREAM_STEP_CYCLES"].value == "257" and "JIA" in known["LINK_HOP_SECONDS"].keys
+    text = constants.section([Result(replace(ROW, source="JIA 5.5"), 60.0)])
+    assert "| LINK_HOP_SECONDS | `1.6e-07` | ipu_exec/machine.py | [JIA] | 1 |" in text
 
 
 def sizes(*cases: tuple[int, int, float, float]) -> list[Result]:

@@ -29,7 +29,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(
-        rf"^```{language}(?: title=\S+)?\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+        rf"^```{language}(?: title=\S+)?\n(.*?)^```",
+        (ROOT / page).read_text(),
+        re.MULTILINE | re.DOTALL,
     )
 
 
