@@ -626,10 +626,16 @@ def own_names() -> dict[str, list[str]]:
         names = (
             ipu_exec.__all__
             if owner is ipu_exec
-            else [name for name in vars(owner) if not name.startswith("_")]
+            else [name for name in _of_class(owner) if not name.startswith("_")]
         )
         owners[prefix] = sorted(set(names) - theirs)
     return owners
+
+
+def _of_class(owner: type) -> list[str]:
+    """Names that a class defines, with those of the classes that the executor is made of."""
+    parts = [kind for kind in owner.__mro__ if kind.__module__.startswith("ipu_exec.session.")]
+    return [name for kind in parts or [owner] for name in vars(kind)]
 
 
 def theirs() -> list[str]:
