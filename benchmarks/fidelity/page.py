@@ -444,9 +444,9 @@ REACH = """The wanted bounds that are missed, and what of that public knowledge 
   by a quarter in opposite directions; nothing public tells what else runs in their bars.
 - Convolutions of [JIA] are of software of early 2019. poplibs' history goes back that far, but its
   planner and vertices of then are another program, which is not built a second time here.
-- Inference of [POPRT]'s ResNet-50: in fp32 13 to 17% too fast at all batches; in fp16 within 5% from
-  batch 16 on, and 6 to 12% too fast at batches 1 to 4, where each lacks about 20 us. Neither cause
-  is found.
+- Inference of [POPRT]'s ResNet-50: in fp32 13 to 17% too fast at all batches; in fp16 within 5%
+  from batch 16 on, and 6 to 12% too fast at batches 1 to 4, where each lacks about 20 us. Neither
+  cause is found.
 - Reductions' and poolings' fullest tile is where poplibs' *tool* maps its test tensor (8 bytes a
   tile in turn, or a whole region 1), not what an operator in a model would find.
 - Gather: the vendor's model has one of a tile's six workers find all its rows; six times the cycles
