@@ -169,7 +169,7 @@ def _only_if_even(
         f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
         f" stages even {turn(costs)} would take about {if_even:,} cycles less."
     )
-    action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+    action = "Cut its Blocks into smaller ones: ipu-report ops has their longest operators"
     return [
         replace(
             uneven,

@@ -74,9 +74,3 @@ def test_rebalance_says_that_a_compile_decides(
     assert ipu_report(["rebalance", "--stages", "2", str(before)]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert UNSURE[1:] in words and "within 3%: compile to know" in words
-    asked = ["--prove", "--prices", "--pareto", "--robust", "10%"]
-    assert ipu_report(["rebalance", "--stages", "2", *asked, str(before)]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert UNSURE[1:] in words
-    assert "--prices has no answer of splits that are sure to fit: no split" in words
-    assert "With endless memory the least would be" in words  # --prove

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -223,18 +222,6 @@ def _compiled(example: Example, starts: Sequence[int], ipus: Sequence[int], fold
     model.compile(*example.inputs(16 * 2))
     model.destroy()
     return where / "training"
-
-
-def test_answers_of_one_stage_an_ipu_say_what_they_leave_out(
-    pod16: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for answer in ("--prove", "--prices"):
-        assert ipu_report(["rebalance", str(pod16.path), answer]) == 0
-        words = " ".join(capsys.readouterr().out.split())
-        quickest = re.search(r"of one stage an IPU\. With stages on IPUs ([\d,]+) it takes", words)
-        assert quickest is not None
-        ipus = quickest[1].split(",")
-        assert len(set(ipus)) == len(ipus) - 1  # one of them has two stages
 
 
 def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) -> None:
