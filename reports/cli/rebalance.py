@@ -275,6 +275,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     import pandas as pd
 
     from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
+    from ipuscope.planner.search.near_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
     from ipuscope.reports.tables import (
         Column,
@@ -293,11 +294,13 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     choices = _choices(costs, args)
     try:
         split = _wanted_or_nearest(costs, args, choices)
+        maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
         verified: tuple[Table | Lines, ...] = ()
         if compiles:
             split, verified = rebalance_verify.quickest_compiled(
-                report, costs, split, compiles, args.script
+                report, costs, split, compiles, args.script, maybe
             )
+            maybe = None
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -318,7 +321,6 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
             zip(spans, wanted.stage_cycles.tolist(), strict=True)
         )
     ]
-    names = ["stage", "ipu", "blocks", "forward", "backward", "cycles", "fullest_tile"]
     columns: tuple[Column, ...] = (
         Column("stage", "stage", identity),
         Column("ipu", "IPU", identity),
@@ -344,6 +346,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         say(units.sentence(words) + ".") for words in (*split.why, *wanted.problems, *wanted.notes)
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
+    lines += [say(words) for words in _may_fit(costs, maybe, wanted.total)]
     if wanted.total > (1 - _LITTLE) * now.total:
         lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
@@ -355,7 +358,7 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
                 f"{args.output}: cannot be written: {error.strerror}"
             ) from error
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
-    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    frame = pd.DataFrame(rows, columns=pd.Index([one.key for one in columns]))
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
         frame["saves"] = [_saves(one) for one in chosen]
@@ -368,6 +371,17 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     more = args.form == "csv" and verified
     tables = (*verified, table) if more else (table, proof, *lines, *verified)
     return Page(str(report.path), tables)
+
+
+def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
+    """What a split would gain of which only a compile knows whether it fits."""
+    if maybe is None:
+        return []
+    less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
+    return [
+        f"A split that a compile may find too large would take {less:.1%} less ({sizes}):"
+        " --verify N --script 'FILE ARGS' compiles it too."
+    ]
 
 
 def _saves(choice: Choice) -> str:
