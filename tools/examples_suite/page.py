@@ -14,7 +14,7 @@ All PyTorch applications, tutorials and simple applications of graphcore/example
 SDK 3.4), unchanged, under `ipu-run --compile-only`, on generated data. Of {total}
 {compiles} compile; {others} end before, at the first thing that is not ours: data or weights that
 have to be downloaded, C++, a library that cannot be installed, or the age of the libraries that
-they were written for; {undecided} are undecided, since they ran out of time or end at anything else.
+they were written for; {undecided} are undecided: they ran out of time, or end at anything else.
 
 Made on {date} by
 
