@@ -848,3 +848,26 @@ def test_html_writes_one_file(
 def test_operators_are_asked_for_by_the_directions_there_are() -> None:
     no_operators = Direction.RECOMPUTE  # steps have it: of operators that run again
     assert tuple(one for one in Direction if one != no_operators) == ops.DIRECTIONS
+
+
+def test_what_if_gives_other_schedules_and_the_engines_own_cycles(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = demo / "training"
+
+    def table(name: str, *words: object) -> list[dict[str, object]]:
+        (page,) = json.loads(say(capsys, "whatif", profile, *words, "--json"))
+        return page[name]
+
+    rows = {row["schedule"]: row for row in table("schedules", "--schedule", "all")}
+    cycles = table("whatif")[0]["cycles"]
+    assert rows["poptorch"]["cycles"] == cycles
+    assert rows["zb-h2"]["stash"] > rows["zb-h1"]["stash"] > rows["1f1b"]["stash"]
+    assert rows["tf-sequential"]["free"] > rows["gpipe"]["free"] > rows["zb-h1"]["free"]
+    file = tmp_path / "own.csv"
+    drawn = say(capsys, "whatif", profile, "--schedule", "zb-h1", "--schedule-csv", file)
+    assert "W gradients of weights" in drawn
+    (read,) = table("schedules", "--schedule", file)
+    assert (read["cycles"], read["free"]) == (rows["zb-h1"]["cycles"], rows["zb-h1"]["free"])
+    assert main(["whatif", str(profile), "--schedule", "zb-v"]) != 0
+    assert "8 stages need as many Blocks" in capsys.readouterr().err
