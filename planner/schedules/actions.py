@@ -1,8 +1,8 @@
 """A pipeline schedule as data: what each rank (IPU) does, in order; its CSV file.
 
-The CSV is that of `torch.distributed.pipelining`: a row a rank, a cell an action such as ``2F0``:
-stage, work, micro-batch. Empty cells (a rank that waits) and what moves tensors (``SEND_F``,
-``UNSHARD`` and the like) say nothing about the order of the work and are left out.
+The CSV is that of `torch.distributed.pipelining` [TPP]; a row is a rank, a cell an action such as
+``2F0``: stage, work, micro-batch. Empty cells (a rank that waits) and what moves tensors
+(``SEND_F``, ``UNSHARD`` and the like) say nothing about the order of the work and are left out.
 """
 
 from __future__ import annotations
