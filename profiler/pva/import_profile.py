@@ -269,8 +269,11 @@ class _Import:
     def _stages(self, steps: list[records.Step]) -> list[records.Stage]:
         """A stage an IPU, with the cycles of its operators; what operators take, too."""
         spent: Counter[tuple[int, str]] = Counter()
+        counted = set()  # what is run again, to recompute, is the same program
         for step in steps:
-            if step.op >= 0:
+            key = self.keys[self.step_at[step.ipu][step.position]], step.ipu
+            if step.op >= 0 and key not in counted:
+                counted.add(key)
                 op = self.ops[step.op]
                 op.cycles += step.cycles
                 op.ipu = op.stage = step.ipu

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipuscope.profiler import Report, open_report, pva
+from ipuscope.profiler import Report, analysis, open_report, pva
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.pva.import_profile import import_profile
 from tests.synthetic import synthetic_profile
@@ -145,3 +145,17 @@ def test_what_the_vendors_reader_refuses_is_a_clear_error(tmp_path: Path) -> Non
     with pytest.raises(ProfileError, match="pva cannot open it: unsupported version"):
         import_profile(vendor, "theirs.pop", tmp_path / "own.pop")
     assert not (tmp_path / "own.pop").exists()
+
+
+def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) -> None:
+    own, measured = through(synthetic_profile(tmp_path / "a.pop", ipus=2), tmp_path)
+    same = analysis.compare_classes(measured, own)
+    assert (same["error"] == 0).all() and len(same) > 1
+    with open_report(synthetic_profile(tmp_path / "b.pop", ipus=2, seed=1)) as modelled:
+        rows = analysis.compare_classes(measured, modelled).set_index("kind")
+        alike = modelled.ops["aten"].str.startswith("aten.addmm.")
+        assert rows.loc["aten.addmm", "modelled"] == modelled.ops["cycles"][alike].sum()
+        assert rows.loc["aten.addmm", "measured"] == own.ops["cycles"][alike].sum()
+    whole = rows.loc["all"]
+    assert whole["operators"] == rows["operators"].drop("all").sum()
+    assert whole["error"] == whole["modelled"] / whole["measured"] - 1 != 0

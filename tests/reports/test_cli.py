@@ -907,4 +907,6 @@ def test_import_without_names_has_none_and_says_what_it_met(
         assert not report.ops["name"].str.contains("layer").any()
         assert not report.variables["name"].str.contains("layer").any()
         assert set(report.ops["file"]) == {""}
-    assert "stage" in say(capsys, "stages", own)
+    assert "not in this profile" in " ".join(say(capsys, "summary", own).split())
+    assert main(["insights", str(own)]) == 1
+    assert "are not in this profile" in capsys.readouterr().err
