@@ -109,6 +109,7 @@ def _writable(folder: Path | None) -> None:
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
+    common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import LEAST_GAIN
     from ipuscope.reports.tables import Page, say

@@ -353,11 +353,29 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line saying the times are predicted if no call was profiled; ``name`` is the profile's."""
+    """A line where times are predicted, or a profile was imported; ``name`` is the profile's."""
+    from ipuscope.profiler.analysis import imported
     from ipuscope.profiler.report import PREDICTED_NOTE
     from ipuscope.reports.tables import say
 
+    if imported(report):
+        words = (
+            f"{name}Imported: times are the file's; what the SDK's reader lacks is not in this"
+            " profile (micro-batches, Blocks, stages that are not IPUs)."
+        )
+        return (say(words, "yellow"),)
     return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
+
+
+def check_not_imported(report: Report) -> None:
+    """CommandError for a profile of real IPUs: what its answer needs is not in it."""
+    from ipuscope.profiler.analysis import imported
+
+    if imported(report):
+        raise CommandError(
+            f"{report.path} was imported: micro-batches, stages and Blocks are not in this profile."
+            " ops, program, variables, memory, tile, liveness, timeline and compare answer for it"
+        )
 
 
 def check_ipu(report: Report, ipu: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import getpass
 import os
 import shlex
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -35,8 +37,7 @@ EXAMPLES = """  ipu-report view demo/training
   ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
-  on a machine far away:   ipu-report view --no-browser demo/training
-  and on yours:            ssh -L 8050:127.0.0.1:8050 that-machine, then http://127.0.0.1:8050
+  over ssh it prints the line for your own machine: ssh -L 8050:127.0.0.1:8050 you@there
 """
 
 
@@ -207,13 +208,32 @@ def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: i
             " profile",
             flush=True,
         )
-    if not args.no_browser:
+    if forward := ssh_forward(os.environ, args.host, port, getpass.getuser):
+        print(f"from your own machine: {forward}, then open {address}", flush=True)
+    # a session without a screen has no browser; editors that forward ports give one as BROWSER
+    screen = not forward or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ)
+    if screen and not args.no_browser:
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
     from ipuscope.viewer.app import serve
 
     serve(app, args.host, port)
+
+
+def ssh_forward(
+    environment: Mapping[str, str], host: str, port: int, user: Callable[[], str]
+) -> str:
+    """The command that brings the port of an SSH session to the user's machine; "" without one.
+
+    A viewer that listens for other machines needs none. sshd gives the server's address as the
+    third word of SSH_CONNECTION.
+    """
+    words = environment.get("SSH_CONNECTION", "").split()
+    if len(words) != 4 or host not in ("127.0.0.1", "localhost", "::1"):
+        return ""
+    here = f"[{host}]" if ":" in host else host
+    return f"ssh -L {port}:{here}:{port} {user()}@{words[2]}"
 
 
 def _open(pattern: str) -> Report:
