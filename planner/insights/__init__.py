@@ -25,6 +25,7 @@ from ipuscope.planner.insights.rest import rest
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler import analysis
 from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 
+@stored
 def insights(report: Report) -> list[Insight]:
     """All insights: by cycles gained, most first, then by bytes, then the rest."""
     basis = _basis(report)

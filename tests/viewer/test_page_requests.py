@@ -67,7 +67,7 @@ def test_a_failure_is_shown_and_the_next_request_asks_again(
     first = PageRequests(create_app(open_report(path)))
     asked = dict(first.of_page(PAGES[0], WHERE))["summary-insights"]
     with monkeypatch.context() as broken:
-        broken.setattr(summary, "known_insights", fail)
+        broken.setattr(summary, "insights", fail)
         assert "not today" in first.ask(asked)
     assert "not today" not in first.ask(asked)
 
