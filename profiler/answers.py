@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, wraps
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -39,7 +39,6 @@ MOST_BYTES = 512 << 20  # of everything in the directory; the least recently use
 MOST_OF_ONE = 64 << 20  # unpacked
 STORED: dict[str, Callable[[Any], Any]] = {}  # every function that is `stored`, by its name
 _DIGEST_BYTES = 16
-_READ = 1 << 20
 _PACKAGES = ("ipuscope/profiler", "ipuscope/planner", "ipuscope/viewer", "ipuscope/reports")
 _DTYPES = {"i": "<i8", "u": "<i8", "f": "<f8", "b": "|b1"}  # by which arrays are stored
 _SCALARS = (bool, int, float, str, NoneType)
@@ -154,10 +153,8 @@ def _content(path: str, state: tuple[int, ...]) -> str:
     known = store.get(name)
     if known is not None:
         return known.decode("latin-1")
-    digest = _digest()
     with open(path, "rb") as file:
-        while piece := file.read(_READ):
-            digest.update(piece)
+        digest = file_digest(file, "sha256")  # most processors have instructions for it
     store.put(name, digest.hexdigest().encode())
     return digest.hexdigest()
 
