@@ -120,7 +120,7 @@ def code() -> str:
     for package in (*_PACKAGES, "ipu_exec"):
         for file in sorted(_sources(os.fspath(here / package))):
             state = os.stat(file)
-            digest.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode())
+            digest.update(os.fsencode(file) + f" {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -149,7 +149,7 @@ def content(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _content(path: str, state: tuple[int, ...]) -> str:
-    store, name = Store("contents"), name_of(path, repr(state))
+    store, name = Store("contents"), name_of(os.fsencode(path), repr(state))
     known = store.get(name)
     if known is not None:
         return known.decode("latin-1")
