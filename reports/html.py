@@ -25,11 +25,10 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights import Insight
-from ipuscope.planner.insights.kept_insights import known_insights
+from ipuscope.planner.insights import Insight, insights
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
-from ipuscope.planner.search.known_split import known_split
+from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import facts
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
@@ -227,7 +226,7 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
 
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
-    found = known_insights(report)
+    found = insights(report)
     rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in found]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
@@ -266,7 +265,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
-        best = known_split(report)
+        best = quickest(costs)
     except ValueError:
         return
     if len(costs) < 2:

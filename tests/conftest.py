@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Cached data of profiles (`profiler.kept`) neither comes from an earlier run nor stays."""
+    """Cached data of profiles (`profiler.answers`) neither comes from an earlier run nor stays."""
     os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
 
 

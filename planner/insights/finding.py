@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Insight:
     gain_cycles: int = 0
     gain_bytes: int = 0
     at_most: bool = False
-    change: dict[str, Any] = field(default_factory=dict)
+    change: Mapping[str, int | str | list[int]] = field(default_factory=dict)
     estimate: bool = False
     waits: Waits | None = None
     code: tuple[str, ...] = ()

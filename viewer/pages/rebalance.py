@@ -17,7 +17,6 @@ from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
 from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
-from ipuscope.planner.search.known_split import known_split
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.provenance import Provenance
@@ -214,7 +213,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             return ""
         if by == "rebalance-best":
             number = common.whole(count, len(costs.ipus), 1, len(costs))
-            return in_address(_best(report, costs, number)[0].prediction.assignment)
+            return in_address(_best(costs, number)[0].prediction.assignment)
         return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
 
     @app.callback(
@@ -312,15 +311,14 @@ def _lever(one: Advice) -> Any:
     return html.Li([html.Div(words), common.statements(one.code)])
 
 
-def _best(report: Report, costs: Costs, count: int) -> tuple[Split, str]:
+def _best(costs: Costs, count: int) -> tuple[Split, str]:
     """The quickest split into this many stages, and what it is.
 
     For the profiled number also onto fewer IPUs, or back to one, as `ipu-report rebalance` finds.
     """
     if count != len(costs.ipus):
         return best_split(costs, count), f"split into {counted(count, 'stage')}"
-    own = costs is Costs.from_report(report)
-    return (known_split(report) if own else quickest(costs)), "split onto these IPUs"
+    return quickest(costs), "split onto these IPUs"
 
 
 def _written(starts: tuple[int, ...]) -> str:
@@ -470,7 +468,7 @@ def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:
     as_many = len(set(shown.ipus)) == len(set(costs.ipus))
     count = len(costs.ipus) if as_many else len(shown.starts)
     try:
-        best, what = _best(report, costs, count)
+        best, what = _best(costs, count)
     except ValueError as error:
         return common.message(sentence(str(error)), "warning")
     rest = prediction.total - best.prediction.total

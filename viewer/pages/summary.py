@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from dash import Dash, Output, dcc, html
 
-from ipuscope.planner.insights import Insight
-from ipuscope.planner.insights.kept_insights import known_insights
+from ipuscope.planner.insights import Insight, insights
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis import facts, waits_in_short
 from ipuscope.profiler.timeline.executed_steps import Executed
@@ -280,7 +279,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        findings = profiles.made(report, "insights", lambda: known_insights(report))
+        findings = profiles.made(report, "insights", lambda: insights(report))
         if not findings:
             return common.message("Nothing that is known would make it faster or smaller.")
         clock = Clock(report.target.clock_hz)
