@@ -30,8 +30,8 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
 }
-LEAVES = "leaves of layers together"  # name of the answer
-LOOK = "layers together"  # ... and of what is seen of them first
+LEAVES = "leaves of layers together, by cause"  # name of the answer
+LOOK = "layers together, by cause"  # ... and of what is seen of them first
 _OF_LOOK = {
     **dict.fromkeys(("parent", "value", "before", "width", "inside"), INT),
     **dict.fromkeys(("name", "kind"), TEXT),
@@ -40,6 +40,7 @@ NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
+_OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE = "no module", "no stage"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
@@ -81,7 +82,7 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
     """`cycles_by_step` of the first device iteration: ``path``, ``value`` (cycles) and ``kind``.
 
-    ``kind``: the direction of work in a model's operators, else what the cycles are spent on.
+    ``kind``: the direction of what operators do on their chip, else what the cycles are spent on.
     Steps that no operator makes (copies, host I/O) have their cause in place of a module.
     ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
     """
@@ -128,7 +129,8 @@ def _leaves_of_cycles(report: Report, order: str, together: bool) -> pd.DataFram
     steps = cycles_by_step(report)
     op = steps["op"].to_numpy()
     none = steps["cause"].astype(str).to_numpy()
-    kind = np.where(op >= 0, steps["direction"].astype(str).to_numpy(), none)
+    own = (op >= 0) & np.isin(none, _OF_OPERATORS)
+    kind = np.where(own, steps["direction"].astype(str).to_numpy(), none)
     rows = steps.assign(kind=kind, otherwise=none)
     return _leaves(report, rows, "cycles", order, together)
 

@@ -13,7 +13,8 @@ from ipuscope.profiler.held import INT, TEXT
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent
 
-NAME = "cycles by kind"  # name of the answer
+NAME = "cycles by kind of step"  # name of the answer
+STREAMING = "streaming memory"  # of host I/O, what `streaming_steps` take
 _NUMBERS = ("ipu", "streams", "cycles", "count", "first", "last")
 _COLUMNS = {"kind": TEXT, **dict.fromkeys(_NUMBERS, INT)}
 
@@ -47,6 +48,19 @@ def spent_by_kind(
     streams = (columns["streams"][wanted] != 0) & bool(len(streaming))
     step = np.where(streams, streaming[:1].sum(), -1)
     return Spent(step, kind, columns["cycles"][wanted], columns["count"][wanted], kinds)
+
+
+def cycles_of_ipus(report: Report) -> tuple[tuple[str, ...], np.ndarray]:
+    """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind].
+
+    As `spent_by_kind` has them; streaming memory is a kind of its own.
+    """
+    columns = report.answered_columns(NAME, _COLUMNS, lambda: _by_kind(report), _sound)
+    kind = np.where(columns["streams"] != 0, STREAMING, columns["kind"])
+    kinds, at = np.unique(kind.astype(str), return_inverse=True)
+    cycles = np.zeros((report.target.num_ipus, len(kinds)), dtype=np.int64)
+    np.add.at(cycles, (columns["ipu"].astype(np.int64), at), columns["cycles"].astype(np.int64))
+    return tuple(kinds.tolist()), cycles
 
 
 def worked_out(report: Report) -> dict[str, Any]:

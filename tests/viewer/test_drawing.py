@@ -16,9 +16,9 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import critical_path
-from ipuscope.viewer.figures import counters, memory, pipeline, rebalance, trace, waterfall
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.viewer.figures import bars, counters, memory, pipeline, rebalance, trace
 from ipuscope.viewer.figures.drawing import Drawing
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.marks import Selection, marked
 from ipuscope.viewer.figures.theme import DARK, LIGHT
 from ipuscope.viewer.figures.units import Clock
@@ -67,17 +67,17 @@ def empty(report: Report, profiles: Profiles) -> Drawing:
 
 
 def spent(report: Report, profiles: Profiles) -> Drawing:
-    known = timeline.lanes_of(profiles, report, 0, 0)
-    return with_streams(pipeline.busy(known, CLOCK, DARK), report)
+    each = [(f"IPU {ipu}", np.array([ipu])) for ipu in range(report.target.num_ipus)]
+    return bars.busy(each, *cycles_of_ipus(report), CLOCK, DARK)
 
 
 def stages(report: Report, profiles: Profiles) -> Drawing:
-    return pipeline.stage_costs(report.stages, CLOCK, LIGHT)
+    return bars.stage_costs(report.stages, CLOCK, LIGHT)
 
 
 def waits(report: Report, profiles: Profiles) -> Drawing:
     path = critical_path.critical_path(report)
-    return waterfall.waterfall(critical_path.waterfall(path), CLOCK, LIGHT)
+    return bars.waterfall(critical_path.waterfall(path), CLOCK, LIGHT)
 
 
 def tiles(report: Report, profiles: Profiles) -> Drawing:

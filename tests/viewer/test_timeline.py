@@ -13,6 +13,7 @@ import pytest
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.report.query import Answer, select
 from ipuscope.viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
+from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.marks import Selection
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, query, selection, timeline, waits
@@ -90,12 +91,12 @@ def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (10, 50, 0.5, 2.5)
 
 
-def groups(*members: list[int]) -> list[pipeline.Lane]:
-    return [pipeline.Lane(one[0], np.array(one), one[0]) for one in members]
+def groups(*members: list[int]) -> list[laning.Lane]:
+    return [laning.Lane(one[0], np.array(one), one[0]) for one in members]
 
 
 def arranged(opened: set[int], pinned: list[int]) -> list[tuple[int, list[int], bool]]:
-    lanes = pipeline._arranged(groups([0], [1, 2, 3], [4, 5]), opened, pinned)
+    lanes = laning._arranged(groups([0], [1, 2, 3], [4, 5]), opened, pinned)
     return [(one.shown, one.members.tolist(), one.pinned) for one in lanes]
 
 
@@ -152,11 +153,11 @@ def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles)
     lanes = timeline.lanes_of(profiles, report, 0, 0)
     task = lanes.tasks[lanes.tasks["ipu"] == 2].iloc[5]
     middle = (task["start"] + task["end"]) / 2 - lanes.origin
-    position = pipeline.task_at(lanes, middle, 2.1)
+    position = laning.task_at(lanes, middle, 2.1)
     assert position is not None
     assert lanes.tasks.iloc[position].equals(task)
-    assert pipeline.task_at(lanes, middle, 77) is None
-    assert pipeline.task_at(lanes, -5, 2) is None
+    assert laning.task_at(lanes, middle, 77) is None
+    assert laning.task_at(lanes, -5, 2) is None
     words = json.dumps(
         pipeline_page.task_details(report, lanes, (middle, 2.1), CLOCK),
         default=lambda o: o.to_plotly_json(),
@@ -220,7 +221,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
 ) -> None:
     """As GPT-3 over 256 IPUs, with 13 million steps on each."""
     counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
-    monkeypatch.setattr(pipeline, "MOST_STEPS", min(counts) - 1)
+    monkeypatch.setattr(laning, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
     lanes = timeline.with_steps(profiles, report, 0, 0, timeline.lanes_of(profiles, report, 0, 0))
     assert not len(lanes.steps) and len(lanes.tasks)
@@ -229,7 +230,7 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
     assert (rows.step == -1).all()
     (said,) = timeline.as_tasks(report, 0, 0, [1])
     assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
-    monkeypatch.setattr(pipeline, "MOST_STEPS", sum(counts))
+    monkeypatch.setattr(laning, "MOST_STEPS", sum(counts))
     assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
     all_of_it = timeline.with_steps(Profiles([report]), report, 0, 0, lanes)
     assert len(all_of_it.steps) == sum(counts)
@@ -259,7 +260,7 @@ def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = timeline.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
-    monkeypatch.setattr(pipeline, "MOST_STEPS", 0)
+    monkeypatch.setattr(laning, "MOST_STEPS", 0)
     profiles = Profiles([report])
     window = (whole.end * 0.4, whole.end * 0.5)
     assert timeline.as_tasks(report, 0, 0, [1], window) == []

@@ -14,20 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ipuscope.profiler.analysis.kinds import STREAMING
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.executed_steps import Names, Spent
 from ipuscope.viewer.figures import lod
 from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes
 from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.lod import Pieces, Rows
-from ipuscope.viewer.figures.pipeline import (
-    MARGINS,
-    CriticalPath,
-    StepRows,
-    codes,
-    critical,
-    judged_by,
-)
+from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by
 from ipuscope.viewer.figures.slices import DRAWN, Canvas, Look, look
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from ipuscope.viewer.figures.units import Clock, plain, shortened, text_of
@@ -384,13 +379,12 @@ def by_activity(
     ``streaming``: ids of the steps that are named streaming memory.
     """
     code = np.array([BY_KIND.get(kind, COMPUTE) for kind in spent.kinds] or [0])[spent.kind]
-    code = np.where(np.isin(spent.step, streaming), len(NAMES), code)
-    names = [*NAMES, "streaming memory"]
+    code = np.where(np.isin(spent.step, streaming), BY_KIND[STREAMING], code)
     cycles, count = (
-        np.bincount(code, weights=values, minlength=len(names)).astype(np.int64).tolist()
+        np.bincount(code, weights=values, minlength=len(NAMES)).astype(np.int64).tolist()
         for values in (spent.cycles, spent.count)
     )
-    activities = [(names[at], cycles[at], count[at]) for at in range(len(names)) if count[at]]
+    activities = [(NAMES[at], cycles[at], count[at]) for at in range(len(NAMES)) if count[at]]
     return sorted(activities, key=lambda row: -row[1])
 
 

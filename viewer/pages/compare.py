@@ -7,9 +7,9 @@ from typing import Any
 from dash import Dash, Output, html
 
 from ipuscope.profiler import Report, analysis
+from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
-from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common
@@ -102,10 +102,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         clocks = [
             Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both
         ]
-        stages = [
-            pipeline_figures.stage_costs(r.stages, c, theme)
-            for r, c in zip(both, clocks, strict=True)
-        ]
+        stages = [bars.stage_costs(r.stages, c, theme) for r, c in zip(both, clocks, strict=True)]
         most = max(
             (
                 r.stages["cycles"].max() * c.scale

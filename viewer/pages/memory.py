@@ -12,7 +12,7 @@ from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import memory as figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.pipeline import FEW
+from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.pages import common
 from ipuscope.viewer.pages.common import Column, Page, View

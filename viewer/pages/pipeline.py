@@ -14,9 +14,9 @@ from dash import Dash, Input, Output, dcc, html
 from ipuscope.profiler import Report
 from ipuscope.viewer.figures import pipeline as figures
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.lanes import Lanes, task_at
 from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.marks import marked
-from ipuscope.viewer.figures.pipeline import Lanes
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import common, selection, timeline
@@ -82,7 +82,6 @@ def layout(view: View) -> Any:
         ),
         html.Div(
             [
-                common.figure_card("Busy and waiting", "pipeline-busy", height=190),
                 common.card(
                     "Phases", common.filled("pipeline-phases"), note="of the device iteration"
                 ),
@@ -107,7 +106,6 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("pipeline-lanes", "figure"),
-        Output("pipeline-busy", "figure"),
         Output("pipeline-phases", "children"),
         Output("pipeline-said", "children"),
         Output("pipeline-measured", "children"),
@@ -133,14 +131,13 @@ def register(app: Dash, profiles: Profiles) -> None:
         key = (run, iteration, arrangement)
         end, count = lanes.end, len(lanes.shown)
         timeline.keep_zoom(figure, NAME, clock, window, key, end, lanes.arranged, count)
-        busy = with_streams(figures.busy(lanes, clock, theme, window), report)
         said = [
             *timeline.no_iteration(report, run, of[2]),
             *timeline.refusals(low, high, asked_marks, chosen, end, count),
         ]
         measured = timeline.measured(marks, selected, clock)
         phases = _phases(report, run, iteration, clock, theme)
-        return figure, busy, phases, said, measured, list(window or ())
+        return figure, phases, said, measured, list(window or ())
 
     @app.callback(
         Output("pipeline-sum", "children"),
@@ -186,7 +183,7 @@ def task_details(
     ``meanwhile`` has more to say of a wait between two cycles; ``asked`` is the point as the
     address has it.
     """
-    position = None if point is None else figures.task_at(lanes, *point)
+    position = None if point is None else task_at(lanes, *point)
     if point is None or position is None:
         return timeline.nothing_at(asked, lanes.end, len(lanes.shown), "a task in the pipeline")
     task: Any = lanes.tasks.iloc[position]

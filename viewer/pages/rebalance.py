@@ -27,7 +27,7 @@ from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import rebalance as figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.pipeline import CriticalPath
+from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import checked, common, refused, timeline
@@ -150,9 +150,7 @@ def asked(costs: Costs, starts: Any) -> Assignment:
         ipus_said = tuple(common.whole(ipu, -1, 0, MOST_STAGES - 1) for ipu in said)
         if len(ipus_said) == len(rows) and set(ipus_said) == set(range(max(ipus_said) + 1)):
             return Assignment(tuple(rows), ipus_said)
-        now = profiled(costs)
-        ipus = now.ipus if len(now.ipus) == len(rows) else tuple(range(len(rows)))
-        return Assignment(tuple(rows), ipus)
+        return Assignment(tuple(rows), tuple(range(len(rows))))
     return profiled(costs)
 
 
@@ -162,8 +160,8 @@ def _no_split(view: View) -> refused.Check:
     def check(value: str) -> str:
         costs = costs_of(view.profiles, view.report)
         split = asked(costs, value)
-        written = in_address(split)
-        if value in (written, written.partition("@")[0]):
+        first, ipus = (",".join(map(str, part)) for part in (split.starts, split.ipus))
+        if value in (in_address(split), f"{first}@{ipus}"):
             return ""
         there = (
             "it has the first Block of each stage, from 0 and rising to"
@@ -174,10 +172,11 @@ def _no_split(view: View) -> refused.Check:
     return check
 
 
-def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage forward (``by`` 1) or back (-1).
+def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> Assignment:
+    """The split after moving ``block`` one stage forward (``by`` 1) or back (-1).
 
-    The Blocks between it and the cut move along.
+    The Blocks between it and the cut move along; every stage keeps its IPU. A stage beyond the ends
+    is on one IPU more, and IPUs count without a gap.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
@@ -185,10 +184,11 @@ def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[in
         changed = [k + (k == at and b >= block) for b, k in enumerate(stage)]
     else:
         changed = [k - (k == at and b <= block) for b, k in enumerate(stage)]
-    # Stages are counted anew: an emptied one closes up, one beyond the ends is new.
-    order = {k: i for i, k in enumerate(sorted(set(changed)))}
-    counted = [order[k] for k in changed]
-    return tuple(counted.index(k) for k in range(max(counted) + 1))
+    rest = sorted(set(changed))
+    known, free = dict(enumerate(assignment.ipus)), max(assignment.ipus) + 1
+    ipus = [known.get(k, free) for k in rest]
+    ranks = sorted(set(ipus))
+    return Assignment.of([rest.index(k) for k in changed], [ranks.index(ipu) for ipu in ipus])
 
 
 def register(app: Dash, profiles: Profiles) -> None:
@@ -215,7 +215,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         if by == "rebalance-best":
             number = common.whole(count, len(costs.ipus), 1, len(costs))
             return in_address(_best(report, costs, number)[0].prediction.assignment)
-        return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
+        return in_address(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
 
     @app.callback(
         Output("rebalance-numbers", "children"),
@@ -321,10 +321,6 @@ def _best(report: Report, costs: Costs, count: int) -> tuple[Split, str]:
         return best_split(costs, count), f"split into {counted(count, 'stage')}"
     own = costs is Costs.from_report(report)
     return (known_split(report) if own else quickest(costs)), "split onto these IPUs"
-
-
-def _written(starts: tuple[int, ...]) -> str:
-    return ",".join(str(first) for first in starts)
 
 
 def _numbers(

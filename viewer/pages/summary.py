@@ -11,16 +11,14 @@ from ipuscope.planner.insights import Insight
 from ipuscope.planner.insights.kept_insights import known_insights
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis import facts, waits_in_short
-from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.units import per_second, sentence
+from ipuscope.viewer.figures import bars as bar_figures
 from ipuscope.viewer.figures import memory as memory_figures
-from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures import waterfall as waterfall_figures
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, waits
+from ipuscope.viewer.pages import common, timeline, waits
 from ipuscope.viewer.pages.bars import bars_card
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
@@ -51,7 +49,7 @@ def _made(view: View) -> list[Any]:
             bars_card(
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
-                pipeline_figures.stage_costs(report.stages, clock, view.theme),
+                bar_figures.stage_costs(report.stages, clock, view.theme),
                 html.P(
                     ["Their operators: ", *_operators_of(report)],
                     className="note stage-links",
@@ -108,7 +106,7 @@ def _why(view: View, clock: Clock) -> Any:
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
-        waterfall_figures.waterfall(critical.waterfall, clock, view.theme),
+        bar_figures.waterfall(critical.waterfall, clock, view.theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
     )
     share = units.percent(float(rows["share"].sum()))
@@ -226,17 +224,14 @@ def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
-    tasks = report.tasks(0, iteration=0)
-    lanes = pipeline_figures.lanes(
-        tasks,
-        Executed.nothing(),
-        report.pipeline_cycles(0, 0),
-        report.stages,
-        fold=report.target.num_ipus > pipeline_figures.FEW,
-        path=waits.chain(view.profiles, report, 0, 0),
+    folded = timeline.Arrangement(timeline.fold_default(report) == "folded")
+    lanes = timeline.lanes_of(view.profiles, report, 0, 0, folded)
+    figure = bar_figures.busy(
+        [(one.name, one.members) for one in lanes.arranged],
+        *cycles_of_ipus(report),
+        Clock(report.target.clock_hz),
+        view.theme,
     )
-    figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
-    figure = with_streams(figure, report)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
     return bars_card(
         "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."

@@ -19,12 +19,14 @@ from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.counters import OfSteps, of_merged, of_steps
 from ipuscope.profiler.analysis.pod import shards_of
 from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.viewer.figures import lanes as lane_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import trace as trace_figures
 from ipuscope.viewer.figures.counters import Track, tracks
 from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, StepRows
 from ipuscope.viewer.figures.marks import MOST_MARKS, Selection
-from ipuscope.viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
+from ipuscope.viewer.figures.pipeline import MARGINS
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock, percent
 from ipuscope.viewer.pages import common, refused, waits
@@ -222,7 +224,7 @@ def lanes_of(
         cycles = report.pipeline_cycles(run, iteration)
         more = waits.chain(profiles, report, run, iteration), shards_of(report)
         tasks, none = report.tasks(run, iteration=iteration), Executed.nothing()
-        return pipeline_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
+        return lane_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
 
     return profiles.made(report, ("lanes", run, iteration, arrangement), make)
 
@@ -296,8 +298,8 @@ def part_of(
     has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are those of
     the tasks that run at a cycle, which are enough then.
     """
-    if pipeline_figures.drawable(report, run, iteration, ipus):
-        few = pipeline_figures.steps_of(report, run, iteration, ipus) <= _EACH
+    if lane_figures.drawable(report, run, iteration, ipus):
+        few = lane_figures.steps_of(report, run, iteration, ipus) <= _EACH
         if each or few or window is not None:
             return Part()
         if moment is None:
@@ -325,7 +327,7 @@ def as_tasks(
     """A message if rows have tasks because their steps are too many."""
     if part_of(report, run, iteration, ipus, window) is not None:
         return []
-    count = pipeline_figures.steps_of(report, run, iteration, ipus)
+    count = lane_figures.steps_of(report, run, iteration, ipus)
     words = (
         f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
         " forward or backward. Zoom in for the steps."
@@ -484,7 +486,7 @@ def keep_zoom(
     window: tuple[float, float] | None,
     key: Any,
     end: int,
-    lanes: Sequence[pipeline_figures.Lane] = (),
+    lanes: Sequence[lane_figures.Lane] = (),
     rows: int = 0,
 ) -> None:
     """Let the address set the zoom, and keep legend switches as they are.

@@ -21,9 +21,9 @@ from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import trace as figures
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.lanes import Lane
 from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.marks import marked
-from ipuscope.viewer.figures.pipeline import Lane
 from ipuscope.viewer.figures.theme import WAITING, Theme
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis.critical_path import path_on_ipus
-from ipuscope.viewer.figures.pipeline import CriticalPath
+from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.profiles import Profiles
 
 
