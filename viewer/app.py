@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,10 @@ from werkzeug.serving import run_simple
 from ipuscope.planner.advice import Relief, relief
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.profiler import ProfileError, Report, analysis
-from ipuscope.profiler.file import records
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer import guard as guards
-from ipuscope.viewer.answers import Preparation, keep
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.first_answers import FirstAnswers
 from ipuscope.viewer.pages import (
     common,
     compare,
@@ -105,18 +100,15 @@ def create_app(
     report: Report,
     other: Report | None = None,
     guard: guards.Guard | None = None,
-    prepare: bool = False,
     script: Sequence[str] = (),
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard`` decides who is answered; without one, only this machine is. With ``prepare``, the
-    first view of every page is worked out while the user reads the first one, and progress is
-    shown. ``script`` is the script that wrote the profile, with its arguments, so that Rebalance
-    can compile splits.
+    ``guard`` decides who is answered; without one, only this machine is. ``script`` is the
+    script that wrote the profile, with its arguments, so that Rebalance can compile splits.
     """
     profiles = Profiles([report] if other is None else [report, other], script)
-    return _app(profiles, _title(report), guard, prepare)
+    return _app(profiles, _title(report), guard)
 
 
 def serve(app: Dash, host: str, port: int) -> None:
@@ -130,9 +122,7 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     """The viewer over the profiles that runs write below a directory; redraws for a new one."""
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
-    app.layout = lambda: html.Div(
-        [_shell(profiles, prepare=False), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
-    )
+    app.layout = lambda: html.Div([_shell(), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)])
 
     @app.callback(
         Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
@@ -144,7 +134,7 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     return app
 
 
-def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bool = False) -> Dash:
+def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
@@ -155,12 +145,9 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bo
     )
     app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
     guard = guard or guards.Guard()
-    app.layout = lambda: _shell(profiles, prepare)
+    app.layout = _shell
     guards.protect(app, guard)
-    keep(app, profiles)
     _register(app, profiles)
-    if prepare:
-        _prepare(app, profiles, guard)
     for page in PAGES:
         page.register(app, profiles)
     return app
@@ -173,51 +160,7 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
-    """Start preparing when the browser first asks for the progress."""
-
-    @cache
-    def first_answers() -> FirstAnswers:
-        host = min(guard.hosts, key=lambda name: (name != "localhost", name))
-        cookies = {guard.cookie: guard.token} if guard.token else {}
-        return FirstAnswers(app, host, cookies)
-
-    def prepare(at: int, where: dict[str, Any]) -> None:
-        if at == len(PAGES):
-            _read(profiles)
-            return
-        first = first_answers()
-        for _, request in first.of_page(PAGES[at], where):
-            first.ask(request)
-
-    preparation = Preparation(len(PAGES) + 1, prepare)
-
-    @app.callback(
-        Output("preparing", "children"),
-        Output("preparing-again", "disabled"),
-        Input("preparing-again", "n_intervals"),
-        State("where", "data"),
-        prevent_initial_call=True,
-    )
-    def progress(_: Any, where: dict[str, Any] | None) -> Any:
-        preparation.begin(where or {})
-        return preparation.words, not preparation.words
-
-
-def _read(profiles: Profiles) -> None:
-    """Load what a first click or zoom needs into memory."""
-    for at in range(len(profiles)):
-        with suppress(ProfileError, ValueError, LookupError, OSError):
-            report = profiles.get(at)
-            report.program_steps()
-            report.columns_of(records.Op).read()
-            report.columns_of(records.Variable).read()
-            report.tiles(0)
-            if len(report.runs):
-                report.tasks(0, iteration=0)
-
-
-def _shell(profiles: Profiles, prepare: bool) -> Any:
+def _shell() -> Any:
     links = [
         dcc.Link(
             page.name,
@@ -233,7 +176,6 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
-            *([dcc.Interval(id="preparing-again", interval=1000)] if prepare else []),
             html.A("To the page", href="#main", className="skip"),
             dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
             html.Nav(
@@ -260,7 +202,6 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
             ),
             html.Main(
                 [
-                    *([html.Div(id="preparing", role="status")] if prepare else []),
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),

@@ -1,6 +1,6 @@
 """CPU time of the viewer's server for the layout of every page and the callbacks that fill it.
 
-Measured without a browser (`ipuscope.viewer.first_answers`), in a separate process for each
+Measured without a browser (`tests.viewer.page_requests`), in a separate process for each
 opening: the first computes everything, the second finds it in the cache.
 """
 
@@ -144,12 +144,12 @@ def _cell(times: tuple[float, float], small: float) -> str:
 def _measure(path: Path) -> list[tuple[str, float, int]]:
     from ipuscope.profiler import open_report
     from ipuscope.viewer.app import PAGES, create_app
-    from ipuscope.viewer.first_answers import FirstAnswers
     from ipuscope.viewer.process import settle
+    from tests.viewer.page_requests import PageRequests
 
     app = create_app(open_report(path))
     settle()  # as `ipu-report view` does
-    first = FirstAnswers(app)
+    first = PageRequests(app)
     answers = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})

@@ -12,37 +12,23 @@ from typing import Any
 
 from dash import Dash
 
-from ipuscope.viewer.answers import PREPARED
 from ipuscope.viewer.pages.common import Page
 
 UPDATE = "/_dash-update-component"
 Where = dict[str, Any]  # path, query and theme, as assets/viewer.js says them
 
 
-class FirstAnswers:
-    """The requests of an app's pages, and their answers.
+class PageRequests:
+    """The requests of an app's pages, and their answers."""
 
-    ``host`` and ``cookies`` are what requests need to be let in.
-    """
-
-    def __init__(
-        self,
-        app: Dash,
-        host: str = "localhost",
-        cookies: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, app: Dash) -> None:
         self._client = app.server.test_client()
-        self._base = f"http://{f'[{host}]' if ':' in host else host}"
-        for name, value in (cookies or {}).items():
-            self._client.set_cookie(name, value, domain=host)
-        self._frame = self._client.get("/_dash-layout", base_url=self._base).json
-        self._specs = self._client.get("/_dash-dependencies", base_url=self._base).json or []
+        self._frame = self._client.get("/_dash-layout").json
+        self._specs = self._client.get("/_dash-dependencies").json or []
 
     def ask(self, body: dict[str, Any]) -> str:
         """The server's answer to a callback's request; "" if there is none."""
-        return self._client.post(
-            UPDATE, json=body, base_url=self._base, environ_overrides={PREPARED: True}
-        ).text
+        return self._client.post(UPDATE, json=body).text
 
     def of_page(self, page: Page, where: Where) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (what, request) of the layout and then, once it is answered, of each callback.
