@@ -25,7 +25,6 @@ from ipuscope.profiler import held, held_memory, kept
 from ipuscope.profiler.analysis import hierarchy, memory_hot_spots, waits_in_short
 from ipuscope.profiler.analysis.critical_path import worked_out as of_path
 from ipuscope.profiler.analysis.kinds import worked_out as of_kinds
-from ipuscope.profiler.analysis.operators import worked_out as of_operators
 from ipuscope.profiler.analysis.pod import worked_out as of_pod
 from ipuscope.profiler.analysis.program import worked_out as of_program
 from ipuscope.profiler.file import records
@@ -58,7 +57,6 @@ def worked_out(report: Report) -> dict[str, Any]:
         SUMS: report.sums_over_tiles[1].tolist(),
         memory_hot_spots.FULLEST: memory_hot_spots.fullest_tiles(report).tolist(),
         **_of_memory(report),
-        **of_operators(report),
         **of_program(report),
     }
     if len(report.runs):

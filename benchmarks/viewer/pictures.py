@@ -21,9 +21,9 @@ from ipuscope.viewer.app import create_app
 from ipuscope.viewer.screenshots import find_browser, serving, take
 
 ROOT = Path(__file__).parents[2]
-BERT_LARGE = ("/", "/pipeline", "/trace", "/flame?layers=together")
-IPUS_256 = ("/", "/pipeline", "/trace")
-GPT3 = ("/", "/pipeline", "/trace?from=20000000000&to=20200000000")
+BERT_LARGE = ("/", "/timeline", "/memory", "/costs")
+IPUS_256 = ("/", "/timeline")
+GPT3 = ("/", "/timeline", "/timeline?from=20000000000&to=20200000000")
 PATIENCE = 300_000  # ms for a page
 
 
@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name(path: str) -> str:
-    return path.partition("?")[0].strip("/") or "summary"
+    part = "-part" if "from=" in path else ""
+    return (path.partition("?")[0].strip("/") or "summary") + part
 
 
 if __name__ == "__main__":

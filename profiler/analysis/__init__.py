@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from ipuscope.profiler.analysis.balance import step_balance
-from ipuscope.profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
+from ipuscope.profiler.analysis.compare import (
+    compare,
+    compare_ops,
+    compare_paths,
+    compare_waits,
+    not_comparable,
+)
 from ipuscope.profiler.analysis.host_transfers import host_tensors
 from ipuscope.profiler.analysis.memory_hot_spots import (
     fullest,
@@ -27,6 +33,7 @@ __all__ = [
     "bubble",
     "compare",
     "compare_ops",
+    "compare_paths",
     "compare_waits",
     "cycle_table",
     "efficiency",

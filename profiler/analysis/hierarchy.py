@@ -211,6 +211,19 @@ def _leaves(
     return table[[*_LEAF]]
 
 
+def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
+    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
+    table = operators.assign(
+        operator=operators["name"],
+        block=operators["block_name"].replace("", "no Block"),
+        stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
+        otherwise="",
+    )
+    dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
+    names = [_names(dim, table, together) for dim in dims]
+    return [_joined(parts) for parts in zip(*names, strict=True)]
+
+
 def _joined(parts: Iterable[Path]) -> Path:
     """One path, leaving out a name that repeats the one above it."""
     names: list[str] = []

@@ -29,7 +29,6 @@ from ipuscope.profiler import report as reports
 from ipuscope.profiler.analysis import critical_path, hierarchy, kinds, program
 from ipuscope.profiler.analysis.critical_path import path_on_ipus
 from ipuscope.profiler.analysis.kinds import spent_by_kind
-from ipuscope.profiler.analysis.operators import BY_ATEN, by_aten, grouped
 from ipuscope.profiler.analysis.pod import LINKS, LOADS
 from ipuscope.profiler.analysis.program import TOP, nodes, top_nodes
 from ipuscope.profiler.file import records
@@ -140,7 +139,6 @@ def everything(report: Report) -> dict[str, Any]:
         "loads": analysis.loads(report),
         "pod": analysis.pod(report),
         "links": analysis.link_loads(report),
-        "by ATen": by_aten(report),
         "nodes": pd.DataFrame({name: getattr(top, name) for name in program._OF_NODES}),
         "count": pd.Series([top.count]),
         "path": pd.DataFrame(dict(enumerate(path_on_ipus(report)))),
@@ -204,7 +202,7 @@ def first_refused(load: Callable[[Report, int], Any]) -> Callable[[Report, int],
 
 
 NAMES = (
-    *(LIVE, KINDS, FULLEST_AT, MAP, VARIABLES, LOADS, LINKS, BY_ATEN, TOP, "tiles of IPU 0"),
+    *(LIVE, KINDS, FULLEST_AT, MAP, VARIABLES, LOADS, LINKS, TOP, "tiles of IPU 0"),
     *(hierarchy.LOOK, critical_path.ON_IPUS, kinds.NAME, profiled_split.PATH, known_ties.GRADIENTS),
 )
 
@@ -416,15 +414,6 @@ def test_a_profile_without_answers_gives_the_same(written: Path, tmp_path: Path)
     with open_report(written) as report, open_report(copy) as other:
         assert not other.holds_worked_out
         same(everything(report), everything(other))
-
-
-def test_groups_of_all_operators_are_those_of_the_table(written: Path) -> None:
-    with open_report(written) as report:
-        frame = grouped(analysis.operators(report), "aten")
-        groups = by_aten(report)
-        assert groups["aten"].tolist() == frame["aten"].tolist()
-        assert groups["total_cycles"].tolist() == frame["total_cycles"].tolist()
-        assert groups["operators"].sum() == len(report.ops)
 
 
 def test_the_top_of_the_program_is_what_is_seen_first(written: Path) -> None:

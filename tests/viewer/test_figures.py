@@ -36,7 +36,7 @@ from ipuscope.viewer.figures import (
 )
 from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, hits, selection, timeline
+from ipuscope.viewer.pages import common, hits, selection, timespan
 from ipuscope.viewer.pages import rebalance as rebalance_page
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
@@ -439,14 +439,14 @@ def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Re
     for _ in range(len(found)):
         one = hits.in_rows(rows, name, (-1.0, -1.0), True, now)
         assert one == hits.in_tasks(found, rows, (-1.0, -1.0), True, now) and one is not None
-        now = hits.chosen(rows, name, timeline.point_of(one.at), None)
+        now = hits.chosen(rows, name, timespan.point_of(one.at), None)
         assert now == one
         seen.append(one)
     assert len(set(seen)) == len(found) > len({one.start for one in seen})
     assert hits.in_rows(rows, name, None, False, now) == seen[-2]
     assert hits.in_tasks(found, rows, None, False, now) == seen[-2]
     last = seen[-1]
-    assert hits.chosen(rows, name, timeline.point_of(last.at), (0.0, last.start - 1.0)) is None
+    assert hits.chosen(rows, name, timespan.point_of(last.at), (0.0, last.start - 1.0)) is None
 
 
 @pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK])

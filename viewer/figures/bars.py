@@ -14,12 +14,13 @@ from ipuscope.viewer.figures.drawing import Drawing, above, beside, vertical
 from ipuscope.viewer.figures.lanes import FEW, stage_label
 from ipuscope.viewer.figures.slices import marker
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, Theme
-from ipuscope.viewer.figures.units import Clock, percent, rows_of
+from ipuscope.viewer.figures.units import Clock, minus, percent, plain, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_STAGES = 48  # of stages
+_MOST_CHANGES = 10  # between two profiles
 _SPREAD = 0.02  # of the time: IPUs of one bar that wait longer than others by more say so
 SPACER = "spacer"  # ``meta`` of a trace that only moves what follows it to the right
 
@@ -252,3 +253,58 @@ def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
         colour = theme.text if share >= 0.2 else theme.muted
         notes.append(beside(cause, f"{percent(share)} · {clock.short(one)}", colour))
     return Drawing(bars, {**layout, "annotations": notes})
+
+
+def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme: Theme) -> Drawing:
+    """From the cycles of A to those of B (``ends``), one difference below the other.
+
+    ``table`` has ``name, cycles_a, cycles_b, difference``, as `compare_paths` gives them; small
+    ones are one bar.
+    """
+    rows = [
+        (str(name), float(change), f"A {clock.both(before)}<br>B {clock.both(after)}")
+        for name, before, after, change in zip(
+            *(table[name] for name in ("name", "cycles_a", "cycles_b", "difference")), strict=True
+        )
+        if change
+    ]
+    rest = rows[_MOST_CHANGES:]
+    if rest:
+        name = f"{len(rest)} more"
+        rows = [*rows[:_MOST_CHANGES], (name, sum(change for _, change, _ in rest), name)]
+    before = ends[0] + np.cumsum([0.0, *(change for _, change, _ in rows)])[: len(rows)]
+    colours = [theme.limit if change > 0 else theme.accent for _, change, _ in rows]
+    both = [("A", ends[0], clock.both(ends[0])), *rows, ("B", ends[1], clock.both(ends[1]))]
+    names = [name for name, _, _ in both]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "y": names,
+        "x": [value * clock.scale for _, value, _ in both],
+        "base": [0.0, *(before * clock.scale).tolist(), 0.0],
+        "marker": {"color": [theme.muted, *colours, theme.muted]},
+        "customdata": [f"<b>{plain(name)}</b><br>{words}" for name, _, words in both],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "showlegend": False,
+    }
+    notes = [
+        beside(name, ("+" if change > 0 else "") + minus(clock.short(change)), theme.text)
+        for name, change, _ in rows
+    ]
+    notes += [
+        beside(name, clock.short(end), theme.muted) for name, end in zip("AB", ends, strict=True)
+    ]
+    layout = theme.frame(
+        70 + 28 * len(names),
+        bargap=0.25,
+        margin={"l": 64, "r": 90, "t": 8, "b": 44},
+        xaxis={"title": {"text": clock.title}, "exponentformat": "SI"},
+        yaxis={
+            "autorange": "reversed",
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names,
+            "showgrid": False,
+        },
+    )
+    return Drawing([bar], {**layout, "annotations": notes})

@@ -370,21 +370,36 @@ def _label_width(labels: Sequence[str]) -> int:
     return round(widest)
 
 
+def _height(lanes: Lanes) -> int:
+    """Pixels of a lane."""
+    return max(3, min(LANE, 900 // max(1, len(lanes.labels))))
+
+
+def _labels(lanes: Lanes, width: int) -> list[str]:
+    """The lanes' names, with what is on them where there is room for it."""
+    narrow = _label_width(lanes.labels) > _WHOLE_LABELS * width
+    names = lanes.names if narrow or _height(lanes) < _TWO_LINES else lanes.labels
+    return [one.mark + name for one, name in zip(lanes.arranged, names, strict=True)]
+
+
+def left_margin(lanes: Lanes, width: int) -> int:
+    """Pixels at the left of the lanes, of a figure of that width: their names."""
+    return 34 + _label_width(_labels(lanes, width))
+
+
 def _layout(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, width: int
 ) -> dict[str, Any]:
     count = max(1, len(lanes.labels))
     scale = clock.scale
-    height = max(3, min(LANE, 900 // count))
-    whole = height >= _TWO_LINES and _label_width(lanes.labels) <= _WHOLE_LABELS * width
-    names = lanes.labels if whole else lanes.names
-    labels = [one.mark + name for one, name in zip(lanes.arranged, names, strict=True)]
+    height = _height(lanes)
+    labels = _labels(lanes, width)
     every = -(-_LINE // height)
     return theme.frame(
         # top: legend, phases, cycle numbers; bottom: the axis
         height * count + 160,
         barmode="overlay",
-        margin={"l": 34 + _label_width(labels), "r": 16, "t": 104, "b": 48},
+        margin={"l": left_margin(lanes, width), "r": 16, "t": 104, "b": 48},
         xaxis={
             "range": [(low - lanes.origin) * scale, (high - lanes.origin) * scale],
             "title": {"text": clock.title},

@@ -276,11 +276,12 @@ def drawing(
     find: str = "",
     path: CriticalPath | None = None,
     have: Collection[str] = (),
+    left: int = 0,
 ) -> Drawing:
     """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
     ``path`` is the critical path by row; ``have``: names that are not faint either, of tasks that
-    have such a step.
+    have such a step; ``left``: pixels at the left of the rows at the least.
     """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
@@ -295,6 +296,7 @@ def drawing(
     if (coarser := canvas.coarser(finest, DRAWN)) > finest:
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     layout = _layout(rows, clock, theme, low, high)
+    layout["margin"]["l"] = max(left, layout["margin"]["l"])
     figure = Drawing(canvas.traces(_looks(theme)), layout)
     _one_name_for_modules(figure)
     if path is not None:
@@ -328,8 +330,10 @@ def _drawn(
     return canvas
 
 
-def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> Drawing:
-    """The whole time in small: the share of it not spent waiting."""
+def overview(
+    rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS, left: int = 0
+) -> Drawing:
+    """The whole time in small: the share of it not spent waiting. ``left``: as for `drawing`."""
     bins = min(pixels // 2, max(1, rows.end))
     edges = np.linspace(0, max(1, rows.end), bins + 1)
     busy = np.zeros(bins)
@@ -355,7 +359,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> D
     }
     layout = theme.frame(
         84,
-        margin={"l": left_margin(rows), "r": 16, "t": 10, "b": 22},  # as the rows below have it
+        margin={"l": max(left, left_margin(rows)), "r": 16, "t": 10, "b": 22},
         xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
         yaxis={
             "range": [0, 100],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from ipuscope.planner.advice import Advice, Advised, advise
+from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
 from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
 from ipuscope.planner.predict.split_text import in_address
@@ -30,7 +30,7 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import checked, common, refused, timeline
+from ipuscope.viewer.pages import causes, checked, common, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 
@@ -48,7 +48,7 @@ def layout(view: View) -> Any:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
             common.card("Rebalance", common.message(sentence(str(error)))),
-            _levers_card("What else gains, each alone and several together."),
+            _levers_card(view, "What else gains, each alone and several together."),
         ]
     counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
     return [
@@ -105,12 +105,13 @@ def layout(view: View) -> Any:
             height=190,
         ),
         *checked.card(view.profiles),
-        _levers_card("The split is one of several: what each gives alone, and several together."),
+        _levers_card(view, "What each gives alone, and several together."),
     ]
 
 
-def _levers_card(note: str) -> Any:
-    return common.card("All levers", common.filled("rebalance-levers", awaited=True), note=note)
+def _levers_card(view: View, note: str) -> Any:
+    levers = common.filled("rebalance-levers", awaited=True)
+    return common.card("All levers", causes.batch_switch(view), levers, note=note)
 
 
 def _pace(report: Report) -> str:
@@ -242,17 +243,17 @@ def register(app: Dash, profiles: Profiles) -> None:
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
             _why(report, costs, wanted),
-            pipeline_figures.drawing(lanes, clock, theme, pixels=timeline.pixels(where)),
+            pipeline_figures.drawing(lanes, clock, theme, pixels=timespan.pixels(where)),
             _memory(costs, wanted, theme),
         )
 
     @app.callback(
-        Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "unit")
+        Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "batch")
     )
-    def levers(profile: Any, _: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+    def levers(profile: Any, batch: Any) -> Any:
+        report, may = profiles.get(common.whole(profile, 0)), batch == "change"
         try:
-            advised = profiles.made(report, "advised", lambda: advise(report))
+            advised = profiles.made(report, ("advised", may), lambda: _advised(report, may))
         except ValueError as error:
             return common.message(sentence(str(error)))
         return _levers(report, advised)
@@ -276,6 +277,12 @@ def register(app: Dash, profiles: Profiles) -> None:
     checked.register(app, profiles, split_of, NAME)
 
 
+def _advised(report: Report, may_change: bool) -> Advised:
+    """The advisor's proposals; ``may_change``: an update may have more samples than now."""
+    most = anything(basis_of(report)).samples if may_change else 0
+    return advise(report, Allowed(samples=most))
+
+
 def _saved(costs: Costs, starts: Any) -> dict[str, str]:
     """The placement file of a split, as the browser saves it."""
     content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
@@ -297,17 +304,19 @@ def _levers(report: Report, advised: Advised) -> Any:
         return common.message("No lever that is known makes it fit. What frees most is said above.")
     if not every:
         return common.message("No other lever that is known gains anything.")
-    rows = [_lever(one) for one in every[:MOST_LEVERS]]
+    rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
     command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")
     return [html.Ol(rows, className="insights"), check]
 
 
-def _lever(one: Advice) -> Any:
+def _lever(one: Advice, samples: int) -> Any:
     rate = f"{per_second(one.samples_per_second)} samples a second"
     if one.estimate:
         rate = f"about {rate} (±{one.doubt / one.samples_per_second:.0%})"
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
+    if one.samples != samples:
+        gain += f"; {one.samples:,} samples an update instead of {samples:,}"
     words = [html.B(sentence(one.title)), html.Span(f"{gain}; {one.memory}", className="gain")]
     return html.Li([html.Div(words), common.statements(one.code)])
 
