@@ -80,7 +80,8 @@ _CLICK = """
 function(click, at) {
     const point = click && click.points && click.points[0], none = window.dash_clientside.no_update;
     const path = (at || '').split('@@').filter((one) => one);
-    if (!point || path.length > 1 || /^[AB]$| more$/.test(point.y)) { return none; }
+    if (!point || path.length > 1) { return none; }
+    if ('AB'.includes(point.y) || point.y.endsWith(' more')) { return none; }
     return [...path, point.y].join('@@');
 }
 """.replace("@@", SEPARATOR)
