@@ -293,6 +293,7 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
         assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
         assert units.size(int(live["bytes"].sum())) in words
         assert live["name"].iloc[0] in words
+        page.locator("#liveness-heat").evaluate("one => one.scrollIntoView()")
         box = page.locator("#liveness-heat .nsewdrag").first.bounding_box()
         page.mouse.click(box["x"] + 30, box["y"] + 30)
         view.wait("new URLSearchParams(location.search).get('step') !== '10'")
