@@ -26,6 +26,7 @@ from werkzeug.serving import run_simple
 from ipuscope.planner.advice import Relief, relief
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.profiler import ProfileError, Report, analysis
+from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer import guard as guards
 from ipuscope.viewer.figures import theme as themes
@@ -33,18 +34,15 @@ from ipuscope.viewer.figures import units
 from ipuscope.viewer.pages import (
     common,
     compare,
-    flame,
-    liveness,
+    costs,
     memory,
-    operations,
-    pipeline,
+    palette,
     pod,
-    program,
     query,
     rebalance,
     refused,
     summary,
-    trace,
+    timeline,
 )
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.process import settle
@@ -52,20 +50,15 @@ from ipuscope.viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,
-    pipeline.PAGE,
-    trace.PAGE,
-    flame.PAGE,
+    timeline.PAGE,
     memory.PAGE,
-    liveness.PAGE,
-    operations.PAGE,
-    program.PAGE,
+    costs.PAGE,
     rebalance.PAGE,
-    pod.PAGE,
     compare.PAGE,
-    query.PAGE,
+    pod.PAGE,
 )
 
-PAGE_KEYS = "1234567890cq"  # what opens each
+PAGE_KEYS = "1234567"  # what opens each
 _MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
@@ -122,7 +115,8 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     """The viewer over the profiles that runs write below a directory; redraws for a new one."""
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
-    app.layout = lambda: html.Div([_shell(), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)])
+    look_again = dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)
+    app.layout = lambda: html.Div([_shell(profiles), look_again])
 
     @app.callback(
         Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
@@ -145,11 +139,13 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
     )
     app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
     guard = guard or guards.Guard()
-    app.layout = _shell
+    app.layout = lambda: _shell(profiles)
     guards.protect(app, guard)
     _register(app, profiles)
     for page in PAGES:
         page.register(app, profiles)
+    query.register(app, profiles)
+    palette.register(app, profiles)
     return app
 
 
@@ -160,12 +156,12 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _shell() -> Any:
+def _shell(profiles: Profiles) -> Any:
     links = [
         dcc.Link(
             page.name,
             href=page.path,
-            className="nav",
+            className="nav" if page.shown(profiles) else "nav unused",
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
@@ -184,6 +180,12 @@ def _shell() -> Any:
                     *links,
                     html.Div(
                         [
+                            html.Button(
+                                "Find", id="find", className="quiet", title="Anything (Ctrl+K)"
+                            ),
+                            html.Button(
+                                "Query", id="query", className="quiet", title="SQL, in a drawer (q)"
+                            ),
                             html.Button(
                                 "Theme",
                                 id="theme",
@@ -205,11 +207,14 @@ def _shell() -> Any:
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
+                    common.hidden_state("query", "query"),
+                    html.Aside(id="query-drawer"),
                 ],
                 id="main",
                 tabIndex="-1",
             ),
             _shortcuts(),
+            palette.dialog(),
         ],
         className="shell",
     )
@@ -218,6 +223,8 @@ def _shell() -> Any:
 def _shortcuts() -> Any:
     keys = [
         *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
+        ("Ctrl + K", "find a page, an operator, a variable, a stage, or what to do"),
+        ("q", "a query, in a drawer"),
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
@@ -231,7 +238,7 @@ def _shortcuts() -> Any:
         ("p", "pin the lane under the pointer or asked after, or unpin it"),
         ("o", "open that lane, or fold it"),
         ("↑ ↓ ← →, Tab", "from cell to cell of a table, and on to what follows it"),
-        ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
+        ("n N, Enter", "next and previous step found in the timeline; Enter in its field"),
         ("?", "these keys"),
         ("Esc", "close; no selection, then no details"),
     ]
@@ -244,17 +251,18 @@ def _shortcuts() -> Any:
 def _head(view: View) -> Any:
     report = view.report
     meta, target = report.meta, report.target
-    parts = [
+    parts: list[Any] = [
         f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
         f"{units.count(target.num_ipus * analysis.shards_of(report), 'IPU')} ({target.name})",
         f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
         f"{target.clock_hz / 1e9:.3g} GHz",
+        *([html.Span("times are predicted", title=PREDICTED_NOTE)] if report.predicted else []),
     ]
     children: list[Any] = [
         html.Div(
             [html.H1(str(meta["model"] or report.path.parent.name)), html.Code(str(report.path))]
         ),
-        html.P(" · ".join(parts)),
+        html.P(common.separated(parts)),
     ]
     if meta["state"] == "out of memory":
         children.append(_out_of_memory(view))
@@ -290,7 +298,7 @@ def _too_full(view: View) -> Any:
     live = common.query(ipu=ipu, tile=tile, step=step, profile=view.params.get("profile"))
     links = [
         dcc.Link("What that tile holds", href=f"/memory?{there}"),
-        dcc.Link("what is live at that step", href=f"/liveness?{live}"),
+        dcc.Link("what is live at that step", href=f"/memory?{live}"),
         dcc.Link("other splits", href="/rebalance"),
     ]
     return html.P([html.B("Out of memory:"), words, *common.separated(links)])
@@ -314,7 +322,9 @@ def _relief(view: View) -> list[Any]:
         )
         for one in reliefs
     ]
-    return [html.P("What frees most of it:", className="then"), html.Ol(rows, id="relief")]
+    alone = [one for one in reliefs if one.fits == Answer.FITS.value]
+    lead = "What frees most of it:" if alone else "What frees most of it; none of these fits alone:"
+    return [html.P(lead, className="then"), html.Ol(rows, id="relief")]
 
 
 def _relieved(one: Relief) -> str:
@@ -362,7 +372,11 @@ def _register(app: Dash, profiles: Profiles) -> None:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)
-        classes = ["nav here" if link["nav"] == path else "nav" for link in links]
+        unused = {page.path for page in PAGES if not page.shown(profiles)} - {path}
+        classes = [
+            "nav here" if link["nav"] == path else "nav unused" if link["nav"] in unused else "nav"
+            for link in links
+        ]
         if isinstance(profiles, FollowedProfiles) and not len(profiles):
             return _waiting(profiles), [], [], classes
         if page is None:
@@ -378,7 +392,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
             common.parse(where.get("search")),
             _theme(where),
         )
-        _refuse(view, str(where.get("search") or ""), page.name, _params_of(app, view.page))
+        known = _params_of(app, view.page) | _params_of(app, query.NAME)
+        _refuse(view, str(where.get("search") or ""), page.name, known)
         try:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_SAMPLES = "samples an update instead of"  # `lever_gains.training_changes`
+
+
 @dataclass(frozen=True)
 class Insight:
     """One finding.
@@ -40,6 +43,11 @@ class Insight:
     estimate: bool = False
     waits: Waits | None = None
     code: tuple[str, ...] = ()
+
+    @property
+    def changes_batch(self) -> bool:
+        """Whether a weight update then has other samples than now."""
+        return "gradientAccumulation" in self.change or _SAMPLES in self.detail
 
     @property
     def change_in_words(self) -> str:

@@ -41,7 +41,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
                 f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
                 f" {over.contents.in_words()}.",
                 action if ways else f"{_LESS}{parts}",
-                f"/liveness?ipu={over.ipu}&tile={over.tile}",
+                f"/memory?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
                 code=ways,
             )

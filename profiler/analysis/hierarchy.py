@@ -33,6 +33,7 @@ NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
+_OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE = "no module", "no stage"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
@@ -74,14 +75,15 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
     """`cycles_by_step` of the first device iteration: ``path``, ``value`` (cycles) and ``kind``.
 
-    ``kind``: the direction of work in a model's operators, else what the cycles are spent on.
+    ``kind``: the direction of what operators do on their chip, else what the cycles are spent on.
     Steps that no operator makes (copies, host I/O) have their cause in place of a module.
     ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
     """
     steps = cycles_by_step(report)
     op = steps["op"].to_numpy()
     none = steps["cause"].astype(str).to_numpy()
-    kind = np.where(op >= 0, steps["direction"].astype(str).to_numpy(), none)
+    own = (op >= 0) & np.isin(none, _OF_OPERATORS)
+    kind = np.where(own, steps["direction"].astype(str).to_numpy(), none)
     rows = steps.assign(kind=kind, otherwise=none)
     return _leaves(report, rows, "cycles", order, together)
 
@@ -160,6 +162,19 @@ def _leaves(
     if together:
         table = table.groupby(["path", "kind"], as_index=False, sort=False)[["value"]].sum()
     return table[[*_LEAF]]
+
+
+def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
+    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
+    table = operators.assign(
+        operator=operators["name"],
+        block=operators["block_name"].replace("", "no Block"),
+        stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
+        otherwise="",
+    )
+    dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
+    names = [_names(dim, table, together) for dim in dims]
+    return [_joined(parts) for parts in zip(*names, strict=True)]
 
 
 def _joined(parts: Iterable[Path]) -> Path:

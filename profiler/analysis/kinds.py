@@ -11,6 +11,7 @@ from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent
 
+STREAMING = "streaming memory"  # of host I/O, what `streaming_steps` take
 _COLUMNS = ("kind", "ipu", "streams", "cycles", "count", "first", "last")
 
 
@@ -43,6 +44,19 @@ def spent_by_kind(
     streams = (columns["streams"][wanted] != 0) & bool(len(streaming))
     step = np.where(streams, streaming[:1].sum(), -1)
     return Spent(step, kind, columns["cycles"][wanted], columns["count"][wanted], kinds)
+
+
+def cycles_of_ipus(report: Report) -> tuple[tuple[str, ...], np.ndarray]:
+    """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind].
+
+    As `spent_by_kind` has them; streaming memory is a kind of its own.
+    """
+    columns = _by_kind(report)
+    kind = np.where(columns["streams"] != 0, STREAMING, columns["kind"])
+    kinds, at = np.unique(kind.astype(str), return_inverse=True)
+    cycles = np.zeros((report.target.num_ipus, len(kinds)), dtype=np.int64)
+    np.add.at(cycles, (columns["ipu"].astype(np.int64), at), columns["cycles"].astype(np.int64))
+    return tuple(kinds.tolist()), cycles
 
 
 @stored

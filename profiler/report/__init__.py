@@ -788,7 +788,7 @@ class Report:
         row = self._found(bodies.step, step["id"], order, "a body has the step")
         row = order[row] if steps else row
         own = steps + at
-        whole = body["kind"] != "task"
+        whole, beside = body["kind"] != "task", body["kind"] == records.BESIDE
         kind_of_step, kinds = self._kinds_of_steps
         places = {name: place for place, name in enumerate(kinds)}
         of_body = np.where(whole, body["kind"], "compute").tolist()
@@ -806,7 +806,7 @@ class Report:
             Names(steps + len(body["id"]), names),
             tuple(places),
             what,
-            kind[np.where(whole[at] if len(at) else False, own, what)],
+            kind[np.where(beside[at] if len(at) else False, own, what)],
         )
 
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
@@ -838,7 +838,7 @@ class Report:
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )
-        whole = (body["kind"] != "task")[distinct.body[task]]
+        whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
         own = of_body[distinct.body[task]]
         order = np.argsort(steps["id"], kind="stable")
         row = self._found(step, steps["id"], order, "a body has the step")

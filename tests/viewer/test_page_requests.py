@@ -12,7 +12,7 @@ import pytest
 
 from ipuscope.profiler import open_report
 from ipuscope.viewer.app import PAGES, create_app
-from ipuscope.viewer.pages import rebalance, summary
+from ipuscope.viewer.pages import causes, rebalance
 from ipuscope.viewer.process import settle
 from tests.synthetic import synthetic_profile
 from tests.viewer.page_requests import PageRequests
@@ -67,7 +67,7 @@ def test_a_failure_is_shown_and_the_next_request_asks_again(
     first = PageRequests(create_app(open_report(path)))
     asked = dict(first.of_page(PAGES[0], WHERE))["summary-insights"]
     with monkeypatch.context() as broken:
-        broken.setattr(summary, "insights", fail)
+        broken.setattr(causes, "insights", fail)
         assert "not today" in first.ask(asked)
     assert "not today" not in first.ask(asked)
 

@@ -11,7 +11,7 @@ import pytest
 
 from ipuscope.profiler import open_report
 from ipuscope.viewer.app import PAGES, create_app
-from ipuscope.viewer.pages import common, refused, timeline
+from ipuscope.viewer.pages import common, refused, timespan
 from ipuscope.viewer.pages.common import Page
 from tests.synthetic import synthetic_profile
 from tests.viewer.page_requests import PageRequests
@@ -130,17 +130,17 @@ def test_a_window_that_is_not_shown_as_asked_is_refused(asked: tuple[str, str], 
     ],
 )
 def test_a_selection_that_is_not_taken_as_asked_is_refused(select: str, fine: bool) -> None:
-    assert (timeline.refusals("", "", "", select, 100, 4) == []) == fine
+    assert (timespan.refusals("", "", "", select, 100, 4) == []) == fine
 
 
 def test_what_is_refused_is_named_with_what_there_is_and_a_way_out(pages: PageRequests) -> None:
     asked = {"follow": "900", "unit": "parsecs", "pins": "1,77"}
-    layout = next(answers(pages, PAGE["Pipeline"], **asked))
+    layout = next(answers(pages, PAGE["Timeline"], **asked))
     assert list(texts(layout["response"]["alert"])) == [
+        "There is no 77 in “pinned”: there are 0 to 3. It is left out.",
         "There is no “parsecs” in “time in”: there are cycles and µs. This is cycles.",
         "There is no micro-batch 900: there are 0 to 9. None is chosen; choose in “follow a"
         " micro-batch”.",
-        "There is no 77 in “pinned”: there are 0 to 3. It is left out.",
     ]
 
 
