@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ipuscope.waiting import EVERY_VARIABLE
 from tests import forked
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +18,9 @@ ROOT = Path(__file__).parent.parent
 # Tests run side by side, so a thread each; and the sums of one run have the order of another (MKL
 # takes as many threads as it likes). Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine adds no lines of progress to what a command prints.
+os.environ.setdefault(EVERY_VARIABLE, "600")
 
 
 @pytest.fixture(scope="session", autouse=True)
