@@ -356,6 +356,7 @@ window.ipuscopeKeep = function (query) {
   function high(pixels) {
     const height = Math.max(38, Math.min(window.innerHeight - 160, pixels));
     root.style.setProperty('--drawer', height + 'px');
+    document.querySelector('.grip')?.setAttribute('aria-valuenow', String(Math.round(height)));
     try { localStorage.setItem('ipuscope-drawer', String(height)); } catch { /* as in the page's head */ }
   }
   try { const kept = Number(localStorage.getItem('ipuscope-drawer')); if (kept) { high(kept); } } catch { /* none */ }
