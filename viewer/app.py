@@ -156,12 +156,20 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
+def _is_listed(page: Page, profiles: Profiles) -> bool:
+    """Whether it has something to show; a profile that is gone leaves the saying to its page."""
+    try:
+        return page.shown(profiles)
+    except ProfileError:
+        return True
+
+
 def _shell(profiles: Profiles) -> Any:
     links = [
         dcc.Link(
             page.name,
             href=page.path,
-            className="nav" if page.shown(profiles) else "nav unused",
+            className="nav" if _is_listed(page, profiles) else "nav unused",
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
@@ -372,7 +380,7 @@ def _register(app: Dash, profiles: Profiles) -> None:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)
-        unused = {page.path for page in PAGES if not page.shown(profiles)} - {path}
+        unused = {page.path for page in PAGES if not _is_listed(page, profiles)} - {path}
         classes = [
             "nav here" if link["nav"] == path else "nav unused" if link["nav"] in unused else "nav"
             for link in links

@@ -220,7 +220,7 @@ def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Pa
         assert len(report.runs) == 1
         by_page.append({one.where.split("?")[0]: one for one in insights(report)})
     compiled, ran = by_page
-    assert compiled.keys() == ran.keys() >= {"/rebalance", "/pipeline"}
+    assert compiled.keys() == ran.keys() >= {"/rebalance", "/timeline"}
     for where, one in compiled.items():
         assert one.gain_cycles == pytest.approx(ran[where].gain_cycles, rel=0.02)
         assert one.action == ran[where].action

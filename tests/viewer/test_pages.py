@@ -923,7 +923,7 @@ def test_what_is_refused_is_said_until_something_else_is_chosen(
         assert "There is no “sideways” in “for”" in page.inner_text("#alert")
         assert "There is no stage 77" in page.inner_text("#alert")
         assert "direction" not in view.query() or view.query()["direction"] == "all"
-        page.locator(".control").filter(has_text="stage").locator("button").first.click()
+        page.locator(".control").filter(has_text=re.compile("^stage")).locator("button").click()
         page.get_by_role("option", name="1 on IPU 1").click()
         view.wait("!document.querySelector('#alert').innerText.includes('stage 77')")
         assert "There is no “sideways” in “for”" in page.inner_text("#alert")

@@ -435,7 +435,10 @@ def source_link(file: Any, line: Any) -> Children:
 def drawer(*parts: tuple[str, Children]) -> Children:
     """What is docked at the bottom of a page: its details, each with a title."""
     named: Any = {"aria-label": "Height of the details", "aria-orientation": "horizontal"}
-    named |= {"aria-valuemin": "38", "aria-valuenow": "280"}  # pixels; the browser's follow the drag
+    named |= {
+        "aria-valuemin": "38",
+        "aria-valuenow": "280",
+    }  # pixels; the browser's follow the drag
     grip = html.Div(className="grip", role="separator", tabIndex="0", **named)
     sections = [html.Section([html.H2(title), html.Div(part)]) for title, part in parts]
     return html.Aside([grip, html.Div(sections, className="parts")], id="drawer")

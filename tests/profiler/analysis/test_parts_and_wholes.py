@@ -14,7 +14,6 @@ from ipuscope.planner.predict.profiled_split import predicted_path, profiled_spl
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import program
 from ipuscope.profiler.analysis.kinds import spent_by_kind
-from ipuscope.profiler.analysis.operators import by_aten, grouped
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures.rebalance import predicted_lanes
 from tests.synthetic import synthetic_profile
@@ -48,13 +47,6 @@ def test_windows_that_cut_a_run_are_summed_up_from_its_steps(report: Report) -> 
     for ipus in ([0], [1], [0, 1], []):
         whole = spent_by_kind(report, 0, ipus, 0, (first, last))
         assert sorted(whole.by_kind()) == sorted(report.spent(0, ipus, 0).by_kind())
-
-
-def test_groups_of_all_operators_are_those_of_the_table(report: Report) -> None:
-    frame, groups = grouped(analysis.operators(report), "aten"), by_aten(report)
-    assert groups["aten"].tolist() == frame["aten"].tolist()
-    assert groups["total_cycles"].tolist() == frame["total_cycles"].tolist()
-    assert groups["operators"].sum() == len(report.ops)
 
 
 def test_the_top_of_the_program_is_what_is_seen_first(report: Report) -> None:
