@@ -45,8 +45,17 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     from ipuscope.planner.schedules.actions import write_csv
     from ipuscope.planner.schedules.compared import ASSUMES, compared
     from ipuscope.planner.schedules.generators import KINDS
-    from ipuscope.profiler import confidence
-    from ipuscope.reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
+    from ipuscope.profiler import confidence, units
+    from ipuscope.reports.tables import (
+        Column,
+        Page,
+        Table,
+        change,
+        identity,
+        kibibytes,
+        say,
+        sentence,
+    )
 
     asked = [name for one in args.schedule for name in (KINDS if one == "all" else [one])]
     rows, found = compared(report, costs, assignment, asked, args.chunks)
@@ -60,10 +69,10 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
         Column("schedule", "schedule", sentence),
         Column("stages", "stages", identity),
         Column("cycles", "cycles\nin steps"),
-        Column("change", "", _change),
+        Column("change", "", change),
         Column("free", "cycles\nfree"),
-        Column("free_change", "", _change),
-        Column("waiting", "waits\nfree", _percent),
+        Column("free_change", "", change),
+        Column("waiting", "waits\nfree", units.percent),
         Column("ramps", "ramps\nfree"),
         Column("stash", "stash\nKiB", kibibytes),
         Column("fullest_tile", "extent\nKiB", kibibytes),
@@ -101,11 +110,3 @@ def _picture(schedule: Schedule) -> Lines:
     if schedule.part is not None:
         tasks["direction"] = tasks["direction"].where(schedule.part == 0, WEIGHTS)
     return Lines(tuple(timeline(tasks, cycles, drawing_width(), speaks_unicode())), as_drawn=True)
-
-
-def _change(share: float) -> str:
-    return f"{share:+.1%}" if share else ""
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
