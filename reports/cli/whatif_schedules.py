@@ -45,16 +45,16 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     from ipuscope.planner.schedules.actions import write_csv
     from ipuscope.planner.schedules.compared import ASSUMES, compared
     from ipuscope.planner.schedules.generators import KINDS
-    from ipuscope.profiler import confidence, units
+    from ipuscope.profiler import confidence
     from ipuscope.reports.tables import (
         Column,
         Page,
         Table,
         change,
-        identity,
-        kibibytes,
         say,
         sentence,
+        whole_kibibytes,
+        whole_text,
     )
 
     asked = [name for one in args.schedule for name in (KINDS if one == "all" else [one])]
@@ -65,24 +65,21 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
         if len(asked) != 1:
             raise ValueError("--schedule-csv writes one schedule: name one with --schedule")
         write_csv(found[asked[0]].schedule, args.schedule_csv)
-    columns = (
-        Column("schedule", "schedule", sentence),
-        Column("stages", "stages", identity),
+    columns = (  # those that fit 80 characters; --json and --csv have the others
+        Column("schedule", "schedule", whole_text),
         Column("cycles", "cycles\nin steps"),
         Column("change", "", change),
         Column("free", "cycles\nfree"),
         Column("free_change", "", change),
-        Column("waiting", "waits\nfree", units.percent),
-        Column("ramps", "ramps\nfree"),
-        Column("stash", "stash\nKiB", kibibytes),
-        Column("fullest_tile", "extent\nKiB", kibibytes),
+        Column("stash", "stash\nKiB", whole_kibibytes),
         Column("memory", "memory", sentence),
-        Column("runs", "runs\ntoday", sentence),
     )
     notes = [say(f"{row.schedule}: {row.note}.") for row in rows[rows["note"] != ""].itertuples()]
     answered = rows[rows["note"] == ""]
     whole = ("stages", "cycles", "free", "ramps", "stash", "fullest_tile")
     shown = Table("schedules", answered.astype(dict.fromkeys(whole, "int64")), columns)
+    today = ", ".join(answered.loc[answered["runs"] == "yes", "schedule"])
+    notes.append(say(f"PopTorch can run {today or 'none of these'}."))
     drawn = _pictures(found[asked[0]]) if len(asked) == 1 else []
     if within := confidence.likely(report):
         notes.append(say(f"Cycles are {within}; two schedules share most of that."))
