@@ -156,7 +156,7 @@ MOMENTS = (
     (ProfileWriter, "add", 1),
     (ProfileWriter, "add", 3),
     (ProfileWriter, "publish", 1),
-    (writer, "store_answers", 1),
+    (writer, "_fsync", 2),
     (writer, "_fsync", 1),
     (debug_info, "write", 1),
     (ProfileWriter, "publish", 2),
