@@ -17,9 +17,9 @@ import pytest
 from ipuscope.profiler import Report, open_report
 from ipuscope.viewer.app import PAGES, create_app
 from ipuscope.viewer.guard import MAX_BODY_BYTES, Guard
-from ipuscope.viewer.screenshots import serving, settled
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
+from tools.screenshots import serving, settled
 
 UPDATE = "/_dash-update-component"
 
