@@ -64,3 +64,28 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
         except ProfileError as error:
             problems.append(str(error))
     return pd.DataFrame(rows), problems
+
+
+def settings_of(table: pd.DataFrame) -> pd.DataFrame:
+    """What differs between runs: a column a lever of ``ipu-run --with``, "" where it is not pulled.
+
+    And of IPUs, replicas, micro-batch and samples those that differ otherwise.
+    """
+    import pandas as pd
+
+    levers = pd.DataFrame([_words(one) for one in table["levers"]], index=table.index).fillna("")
+    for name in levers:
+        numbers = pd.to_numeric(levers[name], errors="coerce")
+        if numbers.notna().all():
+            levers[name] = numbers
+    for name in ("ipus", "replicas", "micro_batch", "samples"):
+        label = name.replace("_", "-")
+        if label not in levers and table[name].nunique() > 1:
+            levers[label] = table[name]
+    return levers
+
+
+def _words(levers: str) -> dict[str, str]:
+    """``micro-batch=2,half`` by name; a word without a value is its own."""
+    words = (word.partition("=") for word in levers.split(",") if word)
+    return {name: value or name for name, _, value in words}
