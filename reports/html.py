@@ -33,11 +33,13 @@ from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import facts
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
+from ipuscope.viewer.figures import peak as figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
 from ipuscope.viewer.figures.legend import with_streams
@@ -134,6 +136,8 @@ def _sections(report: Report) -> list[Section]:
     sections = [summary, _insights(report)]
     if len(report.runs):
         sections += _path(report, clock)
+    if found := peak(report):
+        sections += _from_peak(report, found)
     if len(report.stages):
         sections.append(
             Section(
@@ -224,6 +228,15 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
     ]
     heads = ("share", "cycles", "IPU", "what it waits for")
     yield Section("The longest waits", "", table=(heads, rows))
+
+
+def _from_peak(report: Report, found: Peak) -> Iterator[Section]:
+    """The way from the peak down to MFU, and how far operators are from their ceilings."""
+    words, operators = f"{found.words}.", analysis.operators(report)
+    yield Section("From the peak to MFU", words, _themed(lambda t: figures.from_peak(found, t)))
+    note = "What units, exchange and links of an IPU allow; operators that are alike are one point."
+    figure = _themed(lambda t: figures.roofline(report, operators, t))
+    yield Section("Operators below their ceilings", note, figure)
 
 
 def _insights(report: Report) -> Section:
