@@ -13,9 +13,14 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
 
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import Bound, OneOf
 
 APPLICATION_ID = 0x49505553  # "IPUS"
 # 2: the plain tables (`ipuscope.profiler.file.sql_rows`) and the views on them; 3: what bodies,
@@ -56,44 +61,49 @@ VECTORS = """CREATE TABLE vectors (
   data BLOB NOT NULL
 )"""
 
-_SQL_TYPES = {
-    "int": "INTEGER",
-    "float": "REAL",
-    "str": "TEXT",
-    "Vector": "INTEGER",
-    "Vector | None": "INTEGER",
-}
+_SQL_TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT", "vector": "INTEGER"}
+_KINDS: dict[type, str] = {int: "int", float: "float", str: "str", np.ndarray: "vector"}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a record. ``kind`` is "int", "float", "str" or "vector"."""
+    """One field of a record. ``kind`` is "int", "float", "str" or "vector".
+
+    ``bound``: what it may hold; None of texts that may be anything.
+    """
 
     name: str
     kind: str
     optional: bool
+    bound: Bound | None
 
     @property
     def sql(self) -> str:
         """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
-        return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
-            reference if self.optional else f" NOT NULL{reference}"
-        )
+        null = "" if self.optional else " NOT NULL"
+        return f"{self.name} {_SQL_TYPES[self.kind]}{null}{reference}"
 
 
-def columns(record: type[Any]) -> tuple[Column, ...]:
+def columns(record: Any) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    known = []
-    for item in fields(record):
-        annotation = str(item.type)
-        if annotation not in _SQL_TYPES:
-            raise TypeError(
-                f"{record.__name__}.{item.name}: a table has no column for {annotation!r}"
-            )
-        kind = "vector" if annotation.startswith("Vector") else annotation
-        known.append(Column(item.name, kind, annotation.endswith("None")))
-    return tuple(known)
+    return _columns(record)
+
+
+@cache
+def _columns(record: Any) -> tuple[Column, ...]:
+    hints = get_type_hints(record, include_extras=True)
+    return tuple(_column(record, item.name, hints[item.name]) for item in fields(record))
+
+
+def _column(record: type[Any], name: str, hint: Any) -> Column:
+    optional = NoneType in get_args(hint)
+    if optional:
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    kind, bound = get_args(hint) if hasattr(hint, "__metadata__") else (hint, None)
+    if kind not in _KINDS:
+        raise TypeError(f"{record.__name__}.{name}: a table has no column for {hint!r}")
+    return Column(name, _KINDS[kind], optional, bound)
 
 
 def create_table(record: type[Any]) -> str:
@@ -446,6 +456,9 @@ def _table_lines(record: type[Any]) -> Iterator[str]:
     for column in columns(record):
         kind = "vector" if column.kind == "vector" else _SQL_TYPES[column.kind]
         note = comments.get(column.name, "").replace("|", "\\|")
+        if isinstance(column.bound, OneOf):
+            words = ", ".join(word or '""' for word in column.bound.words)
+            note = f"{note}; {words}".lstrip("; ")
         if column.optional:
             note = f"{note} (may be NULL)".lstrip()
         yield f"| `{column.name}` | {kind} | {note} |".replace("|  |", "| |")

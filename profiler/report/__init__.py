@@ -7,7 +7,6 @@ profiler` stays light.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from ipuscope.profiler import held, held_memory, kept
-from ipuscope.profiler.file import integrity, records, seal, trace
+from ipuscope.profiler.file import from_json, integrity, records, seal, trace
+from ipuscope.profiler.file.bounds import Known
 from ipuscope.profiler.file.columns import Check, Columns, among
 from ipuscope.profiler.file.lock import is_being_written
-from ipuscope.profiler.file.reader import Reader, one_row
+from ipuscope.profiler.file.reader import Reader
 from ipuscope.profiler.file.trace import Bodies, Tasks
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import liveness
@@ -184,9 +184,8 @@ class Report:
     @cached_property
     def target(self) -> records.Target:
         """The modelled machine."""
-        target: records.Target = one_row(self._reader, records.Target)
-        self._sound(integrity.of_target(target))
-        return target
+        columns = self._table(records.Target)
+        return records.Target(**{name: values.item() for name, values in columns.items()})
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -194,10 +193,10 @@ class Report:
         columns = self._table(records.Option)
         try:
             return {
-                name: json.loads(value)
+                name: from_json.loads(value)
                 for name, value in zip(columns["name"], columns["value"], strict=True)
             }
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
 
     # -- stages, blocks, operators ---
@@ -1295,15 +1294,18 @@ class Report:
         """The function with which `ipuscope.profiler.file.integrity` checks columns of a table."""
 
         def check(columns: Columns, names: Iterable[str]) -> None:
-            known = integrity.Known(
-                lambda: self.target.ipus_per_replica,
-                lambda other: self._table(other)["id"],
-                lambda: self._table(records.Step)["ipu"],
-                self.meta["complete"],
-            )
-            self._sound(integrity.of_table(record, columns, names, known))
+            self._sound(integrity.of_table(record, columns, names, self._known))
 
         return check
+
+    @cached_property
+    def _known(self) -> Known:
+        return Known(
+            lambda: self.target.ipus_per_replica,
+            lambda table: self._table(records.BY_TABLE[table])["id"],
+            lambda: self._table(records.Step)["ipu"],
+            self.meta["complete"],
+        )
 
     def _sound(self, wrong: str) -> None:
         """Raise `ProfileError` if `ipuscope.profiler.file.integrity` found a problem."""
@@ -1482,7 +1484,7 @@ class Report:
             self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
-        wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
+        wrong = integrity.of_tasks(columns, body_ipu, self._known)
         self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
