@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -231,9 +232,8 @@ def _cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
     samples = basis.micro_batch * basis.costs.micro_batches
     near = [basis.micro_batch * ratio for ratio in (_RATIOS[0], _RATIOS[-1])]
     least, cuts = _least(basis, stages), []
-    for size in range(1, samples + 1):
-        other = size != basis.micro_batch and near[0] <= size <= near[1]
-        if other and samples % size == 0 and samples // size >= least:
+    for size in range(max(1, math.ceil(near[0])), min(samples, int(near[1])) + 1):
+        if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
             cuts.append((size, samples // size))
     return cuts
 
