@@ -66,7 +66,7 @@ class DataLoader(torch.utils.data.DataLoader):
         sampler = kwargs.get("batch_sampler")
         if combined is not None and sampler is None:
             _check_size(dataset, combined, batch_size, options)
-        self._combined = combined
+        self._combined_batch_size = combined
         options._freeze()
         if sampler is not None:
             dataset = _MicroBatches(
@@ -102,7 +102,7 @@ class DataLoader(torch.utils.data.DataLoader):
     @property
     def combinedBatchSize(self) -> int | None:
         """Samples of one call; None if ``batch_size`` is None."""
-        return self._combined
+        return self._combined_batch_size  # scripts read that name, too
 
     @property
     def options(self) -> Options:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipuscope.planner.levers.compile_again import compile_again
+from ipuscope.planner.levers.registry import argument
 from ipuscope.planner.predict.what_if import placement_file
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.provenance import Provenance
@@ -45,7 +46,7 @@ class Script:
         made = Provenance.of(basis.report)
         stages = None if levers.split is None else _placement(levers, basis)
         script, folder = (self.path, *self.arguments), self.folder / name
-        profile, why = compile_again(script, folder, made, self.kind, levers.argument, stages)
+        profile, why = compile_again(script, folder, made, self.kind, argument(levers), stages)
         return _outcome(profile) if profile else Outcome(0.0, 0, False, why, None)
 
 

@@ -50,13 +50,16 @@ ACTIVITIES = (
     Activity("sync", "s", "cyan"),
     Activity("host I/O", "h", "red"),
     Activity("other work", "o", ""),
+    Activity("gradients of weights", "W", "black on bright_magenta"),
     IDLE,
 )
+WEIGHTS = "gradients of weights"  # a direction of its own where a schedule has them apart
 _BY_DIRECTION: dict[str, int] = {
     Direction.FORWARD: 0,
     Direction.BACKWARD: 1,
     Direction.RECOMPUTE: 2,
     Direction.UPDATE: 3,
+    WEIGHTS: 8,
 }
 _BY_KIND = {
     "global exchange": 4,
@@ -64,7 +67,7 @@ _BY_KIND = {
     "external sync": 5,
     "host I/O": 6,
     records.BESIDE: 6,
-    "idle": 8,
+    "idle": 9,
 }
 _OTHER = 7
 

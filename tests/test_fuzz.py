@@ -117,7 +117,7 @@ FOUND = {
     "a task elsewhere": "UPDATE traces SET task_ipu = task_pipeline_cycle",
     "a body of no direction there is": "UPDATE bodies SET direction = 'sideways' WHERE id = 0",
     "a body of no kind there is": "UPDATE bodies SET kind = 'x' WHERE id = 0",
-    "a body that works in no direction": "UPDATE bodies SET direction = '' WHERE kind = 'task'",
+    "a body whose direction is not its task": "UPDATE bodies SET direction = 'update' WHERE id = 0",
     "no device iteration": "UPDATE traces SET iterations = 0",
     "a clock that stands": "UPDATE target SET clock_hz = 1e-300",
     "a shape that is none": "UPDATE variables SET shape = '[' WHERE id = 0",

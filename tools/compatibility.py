@@ -500,85 +500,9 @@ RAN = (
         " once, when it compiles",
     ),
     (
-        "graphcore/examples: nlp/bert, `run_pretraining.py --config demo_tiny_128 --dataset"
-        " generated"
-        " --training-steps 2`",
-        "`ipu-run`, transformers 4.28.1",
-        "trains: the loss goes from 11.0 to 10.4",
-    ),
-    (
-        "graphcore/examples: nlp/gpt2, `train_gpt2.py --model gpt2 --dataset generated`, 12"
-        " layers on"
-        " 4 IPUs, `--remap-logit False`",
-        "`ipu-run --compile-only`",
-        "compiles; with `--remap-logit True` its operator RemapCE, compiled from C++, has to be"
-        " given to register_custom_op",
-    ),
-    (
-        "graphcore/examples: vision/vit, `pretrain.py --config b16_in1k_pretrain --dataset"
-        " generated`",
-        "`ipu-run --compile-only`",
-        "compiles; `finetune.py` reads pretrained weights that have to be downloaded",
-    ),
-    (
-        "graphcore/examples: vision/cnns, `train.py --data generated --model resnet18 --precision"
-        " 16.16`",
-        "`ipu-run --compile-only`",
-        "compiles",
-    ),
-    (
-        "graphcore/examples: multimodal/CLIP, `train.py --config CLIP_ViT-B-32_cc3m"
-        " --host_generate_data True --batch_size 2`, on 8 IPUs",
-        "`ipu-run --compile-only`",
-        "compiles",
-    ),
-    (
-        "graphcore/examples: vision/mae, vision/dino",
-        "`ipu-run`",
-        "end before the model is made: they ask for libraries compiled from C++ for PopART",
-    ),
-    (
-        "graphcore/examples: tutorials/simple_applications/pytorch/mnist,"
-        " mnist_poptorch_code_only.py",
-        "`ipu-run`, files of MNIST's format with generated digits",
-        "trains to 90 % of the generated digits; ended after 500 s",
-    ),
-    (
-        "graphcore/examples: tutorials/pytorch, mixed_precision/walkthrough_code_only.py",
-        "`ipu-run`, generated FashionMNIST",
-        "trains; ended after 240 s, at 131 of its 133 batches",
-    ),
-    (
-        "graphcore/examples: tutorials/pytorch, efficient_data_loading/tuto_data_loading.py",
-        "`ipu-run`",
-        "not decided: ended after 240 s on a loaded machine",
-    ),
-    (
-        "graphcore/examples: tutorials/pytorch, basics/walkthrough_code_only.py",
-        "`ipu-run`, generated FashionMNIST",
-        "trains, saves and evaluates (100 % of the generated pictures); ends at a picture that only"
-        " the repository has",
-    ),
-    (
-        "graphcore/examples: tutorials/pytorch, observing_tensors/anchor_tensor_example.py and"
-        " pipelining/mnist_pipeline.py --epochs 1",
-        "`ipu-run`, generated MNIST",
-        "both run; the pipeline trains to 100 % of the generated digits",
-    ),
-    (
-        "graphcore/examples: gnn/*, tutorials/pytorch_geometric, tutorials of finetuning_bert and"
-        " vit_model_training, bert_inference.py, octconv, popdist_training.py, pytorch_demo.py",
-        "not run",
-        "they download their data (QM9, Planetoid, TUDataset, SQuAD, CIFAR-10, chest X-rays) or"
-        " pretrained weights",
-    ),
-    (
-        "graphcore/examples: multimodal/frozen_in_time, mini_dalle, perceiver_io; speech/*;"
-        " yolo_v4;"
-        " swin",
-        "not run",
-        "they need data, pretrained weights or compiled libraries (torchaudio, decord, pycocotools)"
-        " that were not to be had",
+        "graphcore/examples: all applications, tutorials and simple applications in PyTorch",
+        "`ipu-run --compile-only`, transformers 4.28.1",
+        "[one by one](graphcore-examples.md)",
     ),
     (
         "optimum-graphcore (transformers 4.29.2, optimum 1.6.1): BertForMaskedLM,"

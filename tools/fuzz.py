@@ -359,7 +359,7 @@ def _commands(sound: Path) -> dict[str, list[str]]:
     """Words of each subcommand; PROFILE stands for the file, OUT for a new one."""
     from ipuscope.reports.cli import COMMANDS
 
-    left_out = ("completion", "view", "compare", "export", "html", "query")
+    left_out = ("completion", "view", "compare", "export", "html", "import", "query")
     commands = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
     commands |= {
         f"{name} --json": [name, "--json", "PROFILE"] for name in ("summary", "insights", "ops")

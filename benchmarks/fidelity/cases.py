@@ -229,7 +229,7 @@ def compiled_by(
     except ipu_exec.OutOfMemoryError as error:
         training = optimiser is not None
         executable = compile_step(executor.model, micro, {}, executor.options, optimiser, training)
-        return executable, str(error).partition(". The five")[0]
+        return executable, error.message.splitlines()[0]
     return executor.executable, ""
 
 

@@ -85,7 +85,7 @@ def _too_few_parts(costs: Costs) -> str:
 def _with_levers(report: Report, ipus: int) -> str:
     """Levers with which a split that does not fit may, by the advisor's estimates; "" if none."""
     from ipuscope.planner.advice import Basis, Levers
-    from ipuscope.planner.levers.levers import title
+    from ipuscope.planner.levers.registry import argument, title
     from ipuscope.planner.predict.what_if import memory_of
     from ipuscope.planner.search.refusal import nearest
 
@@ -99,7 +99,7 @@ def _with_levers(report: Report, ipus: int) -> str:
         costs = basis.costs_with(levers)
         over = max(one.nbytes / one.limit for one in memory_of(costs, nearest(costs, range(ipus))))
         if over <= 1 + _OFF:
-            command = f"ipu-run --num-ipus {ipus} --with {levers.argument}"
+            command = f"ipu-run --num-ipus {ipus} --with {argument(levers)}"
             return f". By an estimate it may fit with {title(basis, levers)}: try {command}"
     return ""
 
@@ -181,39 +181,18 @@ def _last_words(stderr: str) -> str:
 
 
 def quickest(costs: Costs, ipus: int) -> Split:
-    """The fastest split onto that many IPUs.
+    """The fastest split onto that many IPUs, one stage each or with one that comes back.
 
-    If a tied weight is sent between IPUs, splits are also tried whose last stage returns to the
-    first IPU and that keep the Blocks of each tied weight on one: these may also fit where no other
-    does. ValueError if no split fits.
+    The search is that of `ipu-report rebalance`: what overflows is never chosen while another fits.
+    ValueError if no split fits.
     """
-    from ipuscope.planner.search.split_search import best_split
+    from ipuscope.planner.search.split_search import best_split, quickest_split, returning
 
-    returns = bool(costs.cuts.ties) and 1 < ipus < len(costs)
+    lists = [tuple(range(ipus)), *returning(ipus, costs)]
     try:
-        split = best_split(costs, ipus)
-    except ValueError as error:
-        together = _kept_together(costs, ipus) if returns else None
-        if together is None:
-            raise error
-        return together
-    if not returns or not travelling(costs, split):
-        return split
-    together = _kept_together(costs, ipus)
-    if together is None or together.prediction.total >= split.prediction.total:
-        return split
-    return together
-
-
-def _kept_together(costs: Costs, ipus: int) -> Split | None:
-    """The fastest split with tied weights on one IPU each, the first again the last; or None."""
-    from ipuscope.planner.search.split_search import best_split
-
-    try:
-        split = best_split(costs, ipus=(*range(ipus), 0), together=costs.cuts.ties.blocks)
+        return quickest_split(costs, lists)
     except ValueError:
-        return None
-    return None if split.prediction.problems else split
+        return best_split(costs, ipus)  # why one stage an IPU does not fit, or cannot run
 
 
 def travelling(costs: Costs, split: Split) -> list[tuple[str, int]]:
@@ -248,9 +227,11 @@ def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iter
     yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles {turn} predicted)"
     for name, nbytes in travelling(costs, split):
         yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
-    if len(assignment.ipus) > ipus and costs.cuts.ties:
-        names = ", ".join(costs.cuts.ties.names)
-        yield f"ipu-run: the last stage is on IPU 0 again, with the tied weight {names}: quicker so"
+    for stage, ipu in enumerate(assignment.ipus):
+        if ipu in assignment.ipus[:stage]:
+            names = ", ".join(costs.cuts.ties.names)
+            tied = f", with the tied weight {names}" if names else ""
+            yield f"ipu-run: stage {stage} is on IPU {ipu} again{tied}: quicker so"
     if not modules:
         return
     ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]

@@ -27,7 +27,11 @@ from ipu_exec.base.user_tracebacks import hide
 from ipu_exec.commands import launch as launching
 from ipu_exec.commands.num_ipus import placement_for
 from ipu_exec.commands.program import Program, read
-from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, anything_wrapped, at_the_first_backward
+from ipu_exec.commands.unwrapped import (
+    NOTHING_WRAPPED,
+    anything_wrapped,
+    at_the_first_step_of_training,
+)
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
@@ -204,7 +208,7 @@ def run_program(
     error. Where it wrapped no model it says so, and gives 1 if one was ``asked`` for.
     """
     main = program.enter(list(arguments))
-    at_the_first_backward(str(program))
+    at_the_first_step_of_training(str(program))
     try:
         exec(compile(program.source, program.file, "exec"), main.__dict__)
     except SystemExit as end:

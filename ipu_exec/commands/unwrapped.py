@@ -1,4 +1,4 @@
-"""Scripts that wrap no model: they are told at their first backward, not when they have trained."""
+"""Scripts that wrap no model: they are told as they begin to train, not when they have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ipu_exec.base.user_tracebacks import users_frame
 
@@ -25,25 +27,30 @@ def anything_wrapped() -> bool:
     return executor is not None and executor.PoplarExecutor.any_wrapped
 
 
-def at_the_first_backward(program: str) -> None:
-    """Once, if PyTorch's backward is called before any model is wrapped, say so with the line."""
+def at_the_first_step_of_training(program: str) -> None:
+    """Once, if PyTorch's backward or an optimiser's step comes before any wrapped model, say so."""
     backward = torch.autograd.backward
+    hooks: list[RemovableHandle] = []
+
+    def tell(*_: object, **__: object) -> None:
+        torch.autograd.backward = backward
+        if hooks and not anything_wrapped():
+            words = f"{_where()} runs on the host: so far {program} {NOTHING_WRAPPED}"
+            print(f"{WARNING}{words}", file=sys.stderr)
+        while hooks:
+            hooks.pop().remove()
 
     def told(*args: Any, **kwargs: Any) -> None:
-        torch.autograd.backward = backward
-        if not anything_wrapped():
-            print(
-                f"{WARNING}{_where()} runs on the host: so far {program} {NOTHING_WRAPPED}",
-                file=sys.stderr,
-            )
+        tell()
         backward(*args, **kwargs)
 
+    hooks.append(register_optimizer_step_pre_hook(tell))
     torch.autograd.backward = told
 
 
 def _where() -> str:
     frame = users_frame()
     if frame is None:
-        return "a backward"
+        return "training"
     path, line = frame.f_code.co_filename, frame.f_lineno
     return f"{path}:{line}: {linecache.getline(path, line).strip() or 'a backward'}"

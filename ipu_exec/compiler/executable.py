@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, log2
@@ -20,6 +20,8 @@ from ipu_exec.machine import Target
 from ipuscope.profiler import units
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.tile_usage import Overflow, what_it_needs
+
+_MOST_ROWS = 6  # of a table in the error of what does not fit
 
 
 @dataclass(frozen=True)
@@ -67,21 +69,20 @@ class Executable:
         """The tile furthest over its limit, if any."""
         return overflow.find_overflow(self.tile_bytes, self.target)
 
-    def _more_ipus(self, over: Overflow) -> str:
+    def _more_ipus(self, over: Overflow, blocks: Sequence[tuple[str, int]]) -> str:
         """How more IPUs would help: with the model spread over them, or a Block's tensors cut."""
-        names = [block.name for block in self.graph.blocks]
         ipu_bytes = self.target.tiles * self.target.bytes_per_tile
-        block, needs = overflow.largest_block(self.variables, len(names), over.ipu)
+        name, needs = blocks[0] if blocks else ("", 0)
         if needs > ipu_bytes:
             return (
-                f"More IPUs alone do not help: Block {names[block]} needs {units.size(needs)},"
+                f"More IPUs alone do not help: Block {name} needs {units.size(needs)},"
                 f" and an IPU has {units.size(ipu_bytes)}. Cut its tensors over several IPUs"
                 " (Options.tensorSharding), or make it more Blocks"
             )
         # as many as would hold it if each took its share: a power of two, and more than now
         times = ceil(log2((over.limit + over.bytes_over) / over.limit))
         more = 2 ** max(1, times) * self.placement.attached_ipus
-        return f"Or spread the model over more IPUs: ipu-run --num-ipus {more} SCRIPT"
+        return f"Or spread the model over {more} IPUs: ipu-run --num-ipus {more} SCRIPT"
 
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError if a tile's contents exceed its memory.
@@ -91,20 +92,44 @@ class Executable:
         over = self.overflow
         if over is None:
             return
-        needs = what_it_needs(over.bytes_over, over.limit, over.what)
-        filled = over.contents.in_words()
-        shared = self.options.replicas > 1
+        held, shared = over.contents, self.options.replicas > 1
+        names = [block.name for block in self.graph.blocks]
+        blocks = overflow.block_bytes(self.variables, names, over.ipu)
+        an_ipu = units.size(self.target.tiles * self.target.bytes_per_tile)
+        tables = (
+            ("by kind, on that tile then:", held.kinds),
+            ("the largest things there:", held.largest),
+            (f"the Blocks of IPU {over.ipu}, each by itself (an IPU has {an_ipu}):", blocks),
+        )
         where = (
-            f"the profile is {profile_path}"
+            f"The profile is {profile_path}"
             if profile_path
-            else 'no profile was asked for (Options(profile_dir="out"))'
+            else 'No profile was asked for (Options(profile_dir="out"))'
         )
         step = self.tree.step_names(over.ipu)[over.position]
+        lines = [
+            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({step}):"
+            f" it {what_it_needs(over.bytes_over, over.limit, over.what)};"
+            f" {held.always_live / 1024:,.1f} KiB are always live",
+            *(line for title, rows in tables if rows for line in _table(title, rows)),
+            f"{where}. Give the stage fewer Blocks, lower the micro-batch size or"
+            " setAvailableMemoryProportion, or keep optimiser state off the chip"
+            f"{' or in parts on replicas' * shared}. {self._more_ipus(over, blocks)}",
+        ]
         raise OutOfMemoryError(
-            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
-            f" ({step}): it {needs}; {filled}. {where[0].upper()}{where[1:]}. Give the stage"
-            " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
-            f" optimiser state off the chip{' or in parts on replicas' * shared}."
-            f" {self._more_ipus(over)}",
+            "\n".join(lines),
             profile_path=profile_path,
         )
+
+
+def _table(title: str, rows: Sequence[tuple[str, int]]) -> list[str]:
+    """Lines of (name, bytes), the largest first, under a title; the last ones are summed up."""
+    shown, rest = list(rows), list(rows[_MOST_ROWS:])
+    if len(rest) > 1:
+        shown[_MOST_ROWS:] = [(f"{len(rest)} others", sum(nbytes for _, nbytes in rest))]
+    sizes = [units.size(nbytes) for _, nbytes in shown]
+    width = max(map(len, sizes))
+    return [
+        f"  {title}",
+        *(f"    {size:>{width}}  {name}" for size, (name, _) in zip(sizes, shown, strict=True)),
+    ]

@@ -113,7 +113,7 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     own = () if kind is torch.utils.data.DataLoader else (kind,)
     instance: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
     about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
-    vars(instance).update(vars(loader) | about | {"_combined": None})
+    vars(instance).update(vars(loader) | about | {"_combined_batch_size": None})
     # of a prediction Lightning wraps the sampler
     if replicas > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
         vars(instance)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)

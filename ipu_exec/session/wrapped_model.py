@@ -100,6 +100,6 @@ def trainer_of(module: Any) -> Any:
 def shallow_copy(module: torch.nn.Module) -> torch.nn.Module:
     """A copy with its own attributes that shares weights and submodules, as in PopTorch."""
     kind = type(module)._class_of_module if isinstance(module, Wrapped) else type(module)
-    copied = kind.__new__(kind)
+    copied: torch.nn.Module = object.__new__(kind)  # torch.fx's __new__ makes another class
     vars(copied).update(vars(module))
     return copied

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from ipuscope.planner.advice.relief import Relief, relief
 from ipuscope.planner.advice.search import (
-    KEEP,
     Advice,
     Advised,
-    Allowed,
     advise,
     advise_on,
-    anything,
     predicted,
     too_large,
 )
 from ipuscope.planner.levers.levers import Basis, Levers, Outlook
 from ipuscope.planner.levers.phased import basis_of
+from ipuscope.planner.levers.registry import KEEP, Allowed, anything, argument
 
 __all__ = [
     "KEEP",
@@ -29,6 +27,7 @@ __all__ = [
     "advise",
     "advise_on",
     "anything",
+    "argument",
     "basis_of",
     "predicted",
     "relief",

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import STATES, Basis, Levers, title
+from ipuscope.planner.levers.levers import STATES, Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
+from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
@@ -58,7 +59,7 @@ def relief_on(basis: Basis, ipu: int | None = None) -> list[Relief]:
         samples = basis.costs_with(levers).samples / basis.costs.samples
         cycles = round(basis.cycles_with(levers) / samples) - now
         command, where = _asked(basis, levers)
-        estimate = levers.half or bool(levers.micro_batch)
+        estimate = any(lever.estimate(value) for lever, value in pulled(levers))
         reliefs.append(Relief(words, freed, _fits(after), cycles, command, where, estimate))
     return sorted(reliefs, key=lambda one: -one.freed)
 
@@ -134,7 +135,7 @@ def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
     """The command that predicts its effect, and the viewer's page."""
     path = basis.report.path.parent
     if levers.split is None:
-        return f"ipu-run --with {levers.argument} SCRIPT", "/memory"
+        return f"ipu-run --with {argument(levers)} SCRIPT", "/memory"
     starts = ",".join(str(first) for first in levers.split.starts)
     where = f"/rebalance?starts={starts}"
     if levers.split.choices:

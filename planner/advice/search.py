@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
+from typing import Any
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.levers.levers import STATES, Basis, Levers, code, title
+from ipuscope.planner.levers.levers import Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
+from ipuscope.planner.levers.registry import (
+    KEEP,
+    LEVERS,
+    Allowed,
+    anything,
+    argument,
+    code,
+    counts,
+    cuts,
+    pulled,
+    singles,
+    title,
+)
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import quickest
@@ -18,39 +31,13 @@ from ipuscope.planner.search.tied_weights import back_home
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import schedules
 
-MORE = 32  # times as many samples a weight update, where more are allowed without a number
-_MORE_MICRO_BATCHES = 4
-_RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # farther off, an estimate says little
 _A_DOUBLING = (
     0.03  # that twice the samples a weight update have to gain at the least: learning pays
 )
 LEAST_GAIN = 0.005  # of the speed: a lever that gains less is left as it is
-# How far estimates are off at the most, of the gain and of a tile (docs/advice.md#estimates).
-_DOUBT_OF_PRECISION = 0.2
-_DOUBT_OF_SIZE = 0.4
-_DOUBT_OF_MEMORY = 0.12
+_DOUBT_OF_MEMORY = 0.12  # of a tile, that estimates are off (docs/advice.md#estimates)
 _FEW_STAGES = 16  # up to which another split is looked for
 _ROUNDS = 3  # of settings for a split, and a split for the settings
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What an advice may change of the training itself.
-
-    ``half``: the precision. ``samples``: the most of a weight update, over all replicas; 0: as many
-    as now, cut into other micro-batches.
-    """
-
-    half: bool = False
-    samples: int = 0
-
-
-KEEP = Allowed()
-
-
-def anything(basis: Basis) -> Allowed:
-    """Half precision, and up to `MORE` times the samples of a weight update."""
-    return Allowed(True, MORE * basis.costs.samples * basis.costs.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,7 @@ def _usual_splits(basis: Basis) -> bool:
 def _advise_on(basis: Basis, allowed: Allowed, splits: bool) -> Advised:
     present = predicted(basis, Levers())
     now = 0.0 if present.problems else present.samples_per_second
-    levers = [*_single(basis, allowed), *_splits(basis, splits)]
+    levers = [*singles(basis, allowed), *_splits(basis, splits)]
     alone = [
         predicted(basis, one, now) for one in levers if _speed(basis, one) > now * (1 + LEAST_GAIN)
     ]
@@ -139,7 +126,7 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
     rate = 0.0 if outlook.problems else outlook.samples_per_second
     known = replace(levers, half=False, micro_batch=0)
     estimated = outlook.samples_per_second - _speed(basis, known) if known != levers else 0.0
-    doubt = _doubt(levers) * abs(estimated)
+    doubt = max((lever.doubt for lever, _ in pulled(levers)), default=0.0) * abs(estimated)
     return Advice(
         title(basis, levers) or "as profiled",
         levers,
@@ -150,10 +137,10 @@ def predicted(basis: Basis, levers: Levers, now: float = 0.0) -> Advice:
         fullest.nbytes,
         fullest.ipu,
         _memory(outlook.memory, bool(levers.micro_batch)),
-        levers.half or bool(levers.micro_batch) or levers.state == STATES[2],
+        any(lever.estimate(value) for lever, value in pulled(levers)),
         doubt,
         code(basis, levers),
-        levers.argument,
+        argument(levers),
         outlook.problems,
     )
 
@@ -164,17 +151,10 @@ def too_large(basis: Basis, known: Sequence[str] = ()) -> Advice | None:
     ``known``: names of levers that are left out.
     """
     now = basis.outlook(Levers()).samples_per_second
-    others = (one for one in _single(basis, anything(basis)) if not {*one.pulled} & {*known})
+    others = (one for one in singles(basis, anything(basis)) if not {*one.pulled} & {*known})
     quicker = [one for one in others if _speed(basis, one) > now * (1 + LEAST_GAIN)]
     refused = [predicted(basis, one, now) for one in quicker if not basis.fits(one)]
     return min(refused, key=lambda one: one.fullest, default=None)
-
-
-def _doubt(levers: Levers) -> float:
-    """The share of the gain that an estimate may be off."""
-    if levers.micro_batch:
-        return _DOUBT_OF_SIZE
-    return _DOUBT_OF_PRECISION if levers.half else 0.0
 
 
 def _memory(ipus: Sequence[Verdict], other_size: bool) -> str:
@@ -204,87 +184,17 @@ def _best_of_each(advices: Sequence[Advice]) -> list[Advice]:
 # -- settings of each lever ---
 
 
-def _least(basis: Basis, stages: int = 0) -> int:
-    """The fewest micro-batches that a pipeline of these stages takes (0: of the present's)."""
-    stages, costs = stages or len(basis.present.starts), basis.costs
-    return schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
-
-
-def _counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
-    """Numbers of micro-batches a weight update: the least that is legal, and more."""
-    costs, least = basis.costs, _least(basis, stages)
-    most = max(costs.micro_batches, limit // costs.samples)
-    more = [costs.micro_batches * 2, costs.micro_batches * _MORE_MICRO_BATCHES]
-    wanted = {number for number in more if least <= number <= most}
-    return sorted(wanted | ({least} if costs.micro_batches < least else set()))
-
-
-def _sizes(basis: Basis, limit: int) -> list[int]:
-    """Micro-batch sizes in samples, except the present one, with as many micro-batches."""
-    others = basis.costs.samples // basis.micro_batch
-    sizes = [basis.micro_batch * ratio for ratio in _RATIOS]
-    most = limit // max(1, others * basis.costs.micro_batches)  # 0: a file that contradicts itself
-    return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
-
-
-def _cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
-    """Other sizes of micro-batches, and how many of them have the present's samples."""
-    samples = basis.micro_batch * basis.costs.micro_batches
-    near = [basis.micro_batch * ratio for ratio in (_RATIOS[0], _RATIOS[-1])]
-    least, cuts = _least(basis, stages), []
-    for size in range(max(1, math.ceil(near[0])), min(samples, int(near[1])) + 1):
-        if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
-            cuts.append((size, samples // size))
-    return cuts
-
-
 def _batches(basis: Basis, allowed: Allowed, stages: int = 0) -> list[tuple[int, int]]:
     """What is tried of a micro-batch's size and of how many there are; 0: as now."""
-    batches = [(0, 0), *_cuts(basis, stages)]
+    batches = [(0, 0), *cuts(basis, stages)]
     if allowed.samples:
         others = basis.costs.samples // basis.micro_batch
-        for size in (0, *_sizes(basis, allowed.samples)):
+        for size in (0, *LEVERS["micro_batch"].settings(basis, allowed)):
             samples = (size or basis.micro_batch) * others
-            counts = _counts(basis, allowed.samples, stages)
-            fitting = [count for count in counts if count * samples <= allowed.samples]
+            some = counts(basis, allowed.samples, stages)
+            fitting = [count for count in some if count * samples <= allowed.samples]
             batches.append((size, max(fitting, default=0)))
     return list(dict.fromkeys(batches))
-
-
-def _recomputations(basis: Basis) -> list[bool | None]:
-    costs = basis.costs
-    stages = costs.training and costs.pipelined and len(basis.present.starts) > 1
-    return [None, not costs.recompute] if stages else [None]
-
-
-def _states(basis: Basis) -> list[str]:
-    if not basis.costs.training or not basis.keeps_state:
-        return [""]
-    present = basis.state
-    possible = STATES if basis.replicas > 1 else STATES[:2]
-    if present == STATES[2]:  # what whole state would cost, a profile of its parts does not say
-        return [""]
-    return ["", *(state for state in possible if state != present)]
-
-
-def _outputs(basis: Basis) -> list[str]:
-    costs = basis.costs
-    if not costs.training or not costs.streams.stream_out.any():
-        return [""]
-    final = [] if costs.streams.out_once or costs.micro_batches == 1 else ["final"]
-    return ["", *final, *(["loss"] if basis.returned else [])]
-
-
-def _single(basis: Basis, allowed: Allowed) -> Iterator[Levers]:
-    if basis.sizes.halves and allowed.half:
-        yield Levers(half=True)
-    yield from (Levers(micro_batch=size, micro_batches=count) for size, count in _cuts(basis))
-    if allowed.samples:
-        yield from (Levers(micro_batch=size) for size in _sizes(basis, allowed.samples))
-        yield from (Levers(micro_batches=count) for count in _counts(basis, allowed.samples))
-    yield from (Levers(recompute=way) for way in _recomputations(basis)[1:])
-    yield from (Levers(outputs=outputs) for outputs in _outputs(basis)[1:])
-    yield from (Levers(state=state) for state in _states(basis)[1:])
 
 
 def _splits(basis: Basis, splits: bool) -> Iterator[Levers]:
@@ -356,9 +266,9 @@ def _best_beside(basis: Basis, allowed: Allowed, held: Levers) -> Levers:
     if held.micro_batches:
         batches = [one for one in batches if one[1] == held.micro_batches]
     batches = batches or [(held.micro_batch, held.micro_batches)]
-    ways = _recomputations(basis) if held.recompute is None else [held.recompute]
-    states = [held.state] if held.state else _states(basis)
-    outputs = held.outputs or _outputs(basis)[-1]
+    ways = _kept_or(basis, allowed, held, "recompute")
+    states = _kept_or(basis, allowed, held, "state")
+    outputs = held.outputs or ["", *LEVERS["outputs"].settings(basis, allowed)][-1]
     ranked: list[tuple[float, Levers]] = []
     for half, (size, count), again, state in product(precisions, batches, ways, states):
         levers = Levers(half, size, count, again, outputs, state, held.split)
@@ -371,6 +281,13 @@ def _best_beside(basis: Basis, allowed: Allowed, held: Levers) -> Levers:
         if _runs(basis, levers):
             return levers
     return held
+
+
+def _kept_or(basis: Basis, allowed: Allowed, held: Levers, name: str) -> list[Any]:
+    """The setting that is held of this lever, or as profiled and all others."""
+    if name in held.pulled:
+        return [getattr(held, name)]
+    return [getattr(Levers(), name), *LEVERS[name].settings(basis, allowed)]
 
 
 def _worth(basis: Basis, levers: Levers) -> float:

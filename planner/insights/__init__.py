@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from ipuscope.planner.advice import Basis, Levers, basis_of
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import cycles
-from ipuscope.planner.insights.finding import Insight, Waits, accounted
+from ipuscope.planner.insights.finding import Insight, accounted
 from ipuscope.planner.insights.lever_gains import no_blocks, of_levers
 from ipuscope.planner.insights.memory import memory, overflow
 from ipuscope.planner.insights.rest import rest
+from ipuscope.planner.levers.waits import Waits
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler import analysis
 from ipuscope.profiler.analysis.critical_path import critical_path

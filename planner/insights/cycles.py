@@ -10,8 +10,10 @@ import numpy as np
 
 from ipuscope.planner.costs.host_streams import HostStreams
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights.finding import Insight, Waits
-from ipuscope.planner.levers.levers import LEAST_RETURNED, stages_line
+from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.levers.levers import LEAST_RETURNED
+from ipuscope.planner.levers.script_lines import stages_line
+from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment, Prediction, what_if
 from ipuscope.planner.search.split_search import quickest
@@ -23,7 +25,6 @@ from ipuscope.profiler.timeline import schedules
 from ipuscope.profiler.units import sentence
 
 LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
-WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
 _MORE_MICRO_BATCHES = 4
 _MUCH = 0.05  # of a stage: an operator with less is not named
 _MOST_MOVES = 3  # that are named
@@ -169,7 +170,7 @@ def _only_if_even(
         f"{uneven.detail} No better split of these Blocks was found. With smaller ones and all"
         f" stages even {turn(costs)} would take about {if_even:,} cycles less."
     )
-    action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+    action = "Cut its Blocks into smaller ones: ipu-report ops has their longest operators"
     return [
         replace(
             uneven,

@@ -7,39 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ipuscope.profiler.enums import PipelinePhase
+from ipuscope.planner.levers.waits import Waits
 from ipuscope.profiler.units import sentence
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Rows of `ipuscope.profiler.analysis.critical_path` that something accounts for.
-
-    All whose cause, phase, direction, stage and operator are among these; an empty tuple takes any.
-    """
-
-    causes: tuple[str, ...] = ()
-    phases: tuple[PipelinePhase, ...] = ()
-    directions: tuple[str, ...] = ()
-    stages: tuple[int, ...] = ()
-    ops: tuple[int, ...] = ()
-
-    def of(self, path: pd.DataFrame) -> np.ndarray:
-        """The rows that match: bool[row]."""
-        chosen = np.ones(len(path), dtype=bool)
-        for column, values in (
-            ("cause", self.causes),
-            ("phase", self.phases),
-            ("direction", self.directions),
-            ("stage", self.stages),
-            ("op", self.ops),
-        ):
-            if values:
-                chosen &= path[column].isin(values).to_numpy()
-        return chosen
 
 
 @dataclass(frozen=True)

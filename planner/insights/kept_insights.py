@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ipuscope.planner.insights import Insight, insights
+from ipuscope.profiler.analysis.compare import imported
 from ipuscope.profiler.file import from_json, schema
 from ipuscope.profiler.kept import Kept
 from ipuscope.profiler.report import Report
@@ -21,7 +22,12 @@ NAME = "insights"
 
 
 def known_insights(report: Report) -> list[Insight]:
-    """`insights` of a profile; those of one that is being written are not cached."""
+    """`insights` of a profile; those of one that is being written are not cached.
+
+    None of an imported one: they ask for micro-batches and stages, which it does not have.
+    """
+    if imported(report):
+        return []
     if report.path.name.endswith(schema.PARTIAL_SUFFIX):
         return insights(report)
     written = stored_insights(report)

@@ -14,16 +14,14 @@ from ipuscope.planner.advice import (
     anything,
     too_large,
 )
-from ipuscope.planner.insights.cycles import WORK
-from ipuscope.planner.insights.finding import Insight, Waits
+from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.levers.registry import argument, finding
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.planner.predict.what_if import Prediction
 from ipuscope.profiler import units
-from ipuscope.profiler.enums import PipelinePhase
 from ipuscope.profiler.report import Report
 
 _ELSEWHERE = ("micro_batches", "outputs", "split")  # have insights of their own, but in phases
-_ON_LINKS = ("copy between IPUs", "host I/O")
 
 
 def of_levers(basis: Basis, present: Prediction | Outlook) -> Iterator[Insight]:
@@ -59,7 +57,7 @@ def training_changes(one: Advice, present: Advice) -> str:
 
 
 def _change(levers: Levers) -> dict[str, str]:
-    return {"with": levers.argument}
+    return {"with": argument(levers)}
 
 
 def _where(basis: Basis) -> str:
@@ -68,7 +66,7 @@ def _where(basis: Basis) -> str:
 
 
 def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
-    title, detail, waits = _words(basis, one)
+    title, detail, waits = finding(basis, one.levers, lambda what: _room(one, what))
     estimate = " (an estimate)" if one.estimate else ""
     cycles = gain(one, present)
     changed = training_changes(one, present)
@@ -84,70 +82,6 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
         waits=waits,
         code=one.code,
     )
-
-
-def _words(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
-    """Title, detail and what it is about."""
-    levers = one.levers
-    if levers.half:
-        return (
-            "the weights are float32",
-            "In float16 tiles multiply twice as fast, and half the bytes move.",
-            Waits(causes=(*WORK, *_ON_LINKS)),
-        )
-    if levers.micro_batch:
-        size = levers.micro_batch
-        larger = size > basis.micro_batch
-        detail = (
-            f"With {size}, more samples share what each step takes to start and the weights that it"
-            " moves."
-            if larger
-            else f"With {size}, less has to be held."
-        )
-        return (
-            f"a micro-batch has {units.count(basis.micro_batch, 'sample')}",
-            detail,
-            Waits(causes=WORK),
-        )
-    if levers.micro_batches:
-        return (
-            f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
-            f"With {levers.micro_batches}, phases fill and drain{_and_update(basis)} less often.",
-            Waits(phases=(PipelinePhase.UPDATE,)),
-        )
-    if levers.outputs:
-        return (
-            "outputs that nobody has to read go to the host",
-            "Each keeps the IPUs waiting.",
-            Waits(causes=("host I/O",)),
-        )
-    return _words_on_room(basis, one)
-
-
-def _words_on_room(basis: Basis, one: Advice) -> tuple[str, str, Waits]:
-    """The same of the levers that take room on the tiles or give it."""
-    levers = one.levers
-    if levers.recompute is not None:
-        if levers.recompute:
-            detail = "With recomputation less is kept for the backward."
-            return "stages keep all their activations", detail, Waits(causes=("stash",))
-        return (
-            "stages run their forward again before the backward",
-            _room(one, "to keep it all"),
-            Waits(causes=WORK, directions=("recompute",)),
-        )
-    where = levers.state.replace("-", " ")
-    return (
-        f"optimiser state is {basis.state.replace('-', ' ')}",
-        _room(one, f"for it {where}"),
-        Waits(
-            causes=("streaming memory", "collective over replicas"), phases=(PipelinePhase.UPDATE,)
-        ),
-    )
-
-
-def _and_update(basis: Basis) -> str:
-    return " and weights are updated" if basis.costs.training else ""
 
 
 def _refused(basis: Basis, advised: Advised) -> Iterator[Insight]:

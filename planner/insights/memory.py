@@ -9,7 +9,8 @@ from ipuscope.planner.advice.relief import in_words, relief_on
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights.finding import Insight
-from ipuscope.planner.levers.levers import LEAST_SHARDED, Basis, large_enough, location_line
+from ipuscope.planner.levers.levers import LEAST_SHARDED, Basis, large_enough
+from ipuscope.planner.levers.script_lines import location_line
 from ipuscope.planner.predict.what_if import Assignment, memory_of_ipu, what_if
 from ipuscope.profiler import analysis, units
 from ipuscope.profiler.enums import Role

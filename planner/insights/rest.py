@@ -10,8 +10,8 @@ import numpy as np
 
 from ipuscope.planner.costs.cuts import Cuts
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights.cycles import WORK
-from ipuscope.planner.insights.finding import Insight, Waits
+from ipuscope.planner.insights.finding import Insight
+from ipuscope.planner.levers.waits import WORK, Waits
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler.units import percent
 

@@ -1,11 +1,8 @@
-"""The levers of an advice: their meaning in a script, for `ipu-run --with`, and for the costs."""
+"""Settings of the levers, and their effect on the costs of a profile."""
 
 from __future__ import annotations
 
 import json
-import re
-import textwrap
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -30,10 +27,6 @@ from ipuscope.profiler.report import Report, number
 if TYPE_CHECKING:
     import pandas as pd
 
-LINE = 72  # characters: with a margin it fits a terminal
-_INDENT = "    "
-_FEW_STAGES = 16  # up to which each has a line of its own
-_WHOLE_NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]*)(?![0-9])")
 _MOST_ESTIMATES = 2  # kept at a time
 LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 _ON_CHIP, _OFF_CHIP, _IN_PARTS = STATES = ("on-chip", "off-chip", "in-parts")
@@ -73,18 +66,6 @@ class Levers:
             name: getattr(before, name) for name in before.pulled if name not in self.pulled
         }
         return replace(self, **inherited)
-
-    @property
-    def argument(self) -> str:
-        """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
-        words = ["half"] if self.half else []
-        words += [f"micro-batch={self.micro_batch}"] if self.micro_batch else []
-        words += [f"micro-batches={self.micro_batches}"] if self.micro_batches else []
-        if self.recompute is not None:
-            words.append(f"recompute={'yes' if self.recompute else 'no'}")
-        words += [f"outputs={self.outputs}"] if self.outputs else []
-        words += [f"state={self.state}"] if self.state else []
-        return ",".join(words)
 
 
 @dataclass(frozen=True)
@@ -305,175 +286,3 @@ def _in_parts(costs: Costs, shared: float, replicas: int) -> Costs:
     return replace(
         costs, memory=memory, cycles=replace(costs.cycles, update=update), measured=False
     )
-
-
-# -- in words ---
-
-
-def title(basis: Basis, levers: Levers) -> str:
-    """The changes in words: 'half precision, micro-batch of 8'."""
-    return ", ".join(words for words, _ in _said(basis, levers))
-
-
-def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
-    """The lines to write in the script: a statement of one or more lines for each lever."""
-    return tuple(line for _, line in _said(basis, levers))
-
-
-def _said(basis: Basis, levers: Levers) -> Iterator[tuple[str, str]]:
-    """Words and a line for each lever that is pulled."""
-    costs = basis.costs
-    if levers.half:
-        yield "half precision", "model.half()  # and inputs.half() where they are floats"
-    if levers.micro_batch:
-        yield (
-            f"micro-batch of {levers.micro_batch} instead of {basis.micro_batch}",
-            f"poptorch.DataLoader(options, dataset, batch_size={levers.micro_batch})",
-        )
-    if levers.micro_batches:
-        method = "Training.gradientAccumulation" if costs.training else "deviceIterations"
-        spoken = "gradient accumulation" if costs.training else "device iterations"
-        yield (
-            f"{spoken} of {levers.micro_batches} instead of {costs.micro_batches}",
-            f"options.{method}({levers.micro_batches})",
-        )
-    if levers.recompute is not None:
-        kind = "3)  # RecomputationType.Pipeline" if levers.recompute else "0)  # none"
-        words = "recomputation" if levers.recompute else "no recomputation"
-        yield words, f'options._Popart.set("autoRecomputation", {kind}'
-    if levers.outputs == "final":
-        mode = str(basis.report.options.get("outputMode", "Default"))
-        line = "options.outputMode(poptorch.OutputMode.Final)"
-        yield f"outputs once a weight update (OutputMode.Final instead of {mode})", line
-    if levers.outputs == "loss":
-        final = "" if costs.streams.out_once else ", and OutputMode.Final"
-        yield "the loss only, once a weight update", f"return loss  # alone, in forward{final}"
-    if levers.state:
-        yield f"optimiser state {levers.state.replace('-', ' ')}", location_line(levers.state)
-    if levers.split is not None:
-        returns = len(set(levers.split.ipus)) < len(levers.split.ipus)
-        words = "another split, which comes back to an IPU for its tied weight"
-        yield words if returns else "another split", stages_line(costs, levers.split)
-
-
-def location_line(state: str) -> str:
-    """The statement that keeps optimiser state "on-chip", "off-chip" or "in-parts"."""
-    call = (
-        "useReplicatedTensorSharding(True)"
-        if state == _IN_PARTS
-        else f"useOnChipStorage({state == _ON_CHIP})"
-    )
-    settings = f"poptorch.TensorLocationSettings().{call}"
-    return f"options.TensorLocations.setOptimizerLocation(\n{_INDENT}{settings}\n)"
-
-
-def stages_line(costs: Costs, assignment: Assignment) -> str:
-    """The Stage list of a split, in lines of at most `LINE` characters but for longer names."""
-    spans = zip(assignment.spans(len(costs)), assignment.ipus, strict=True)
-    named = [(tuple(costs.names[first : last + 1]), ipu) for (first, last), ipu in spans]
-    if len(named) > _FEW_STAGES:
-        stages = list(_folded(named))
-    else:
-        stages = [_stage(list(map(repr, names)), str(ipu)) for names, ipu in named]
-    kind = "PipelinedExecution" if costs.pipelined else "ShardedExecution"
-    call = f"options.setExecutionStrategy(poptorch.{kind}("
-    line = f"{call}{', '.join(stages)}))"
-    if len(line) <= LINE:
-        return line
-    below = "\n".join(f"{stage}," for stage in stages)
-    return f"{call}\n{textwrap.indent(below, _INDENT)}\n))"
-
-
-def _folded(stages: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[str]:
-    """Stages as arguments of a strategy; those that are numbered like their IPUs as one."""
-    at = 0
-    while at < len(stages):
-        count, names = _numbered(stages[at:])
-        first = stages[at][1]
-        loop = f"for ipu in range({first}, {first + count})"
-        one = _stage(names, "ipu") if names else ""
-        line = f"*({one} {loop})"
-        if "\n" in line or len(line) > LINE - len(_INDENT) - 1:
-            below = textwrap.indent(f"{one}\n{loop}", _INDENT)
-            line = f"*(\n{below}\n)"
-        if count > len(line.splitlines()):
-            yield line
-            at += count
-        else:
-            yield _stage(list(map(repr, stages[at][0])), str(first))
-            at += 1
-
-
-def _numbered(stages: Sequence[tuple[tuple[str, ...], int]]) -> tuple[int, list[str]]:
-    """How many of the first stages have names that a formula over ``ipu`` gives; the formulas.
-
-    The IPUs are consecutive, and each number in a name rises or falls evenly with them.
-    """
-    if len(stages) < 2:
-        return 1, []
-    texts, numbers = zip(*(_parts(names) for names, _ in stages[:2]), strict=True)
-    base = stages[0][1]
-    if texts[0] != texts[1] or len(numbers[0]) != len(numbers[1]):
-        return 1, []
-    steps = [then - now for now, then in zip(*numbers, strict=True)]
-    count = 1
-    for names, ipu in stages[1:]:
-        due = [now + count * step for now, step in zip(numbers[0], steps, strict=True)]
-        if ipu != base + count or _parts(names) != (texts[0], due):
-            break
-        count += 1
-    formulas = [
-        _linear(step, now - step * base) for step, now in zip(steps, numbers[0], strict=True)
-    ]
-    filled = iter(formulas)
-    return count, [
-        f"f{''.join(text + (next(filled) if at else '') for text, at in parts)!r}"
-        for parts in texts[0]
-    ]
-
-
-def _parts(names: Sequence[str]) -> tuple[list[list[tuple[str, bool]]], list[int]]:
-    """Names as text and whether a number follows; the numbers. A leading zero makes it text."""
-    texts, numbers = [], []
-    for name in names:
-        found = list(_WHOLE_NUMBER.finditer(name))
-        starts = [0, *(one.end() for one in found)]
-        ends = [*(one.start() for one in found), len(name)]
-        pieces = [
-            name[a:b].replace("{", "{{").replace("}", "}}")
-            for a, b in zip(starts, ends, strict=True)
-        ]
-        texts.append([(piece, at < len(found)) for at, piece in enumerate(pieces)])
-        numbers += [int(one[0]) for one in found]
-    return texts, numbers
-
-
-def _linear(step: int, offset: int) -> str:
-    """What stands in a name for ``step * ipu + offset``."""
-    if not step:
-        return str(offset)
-    times = "ipu" if step == 1 else f"{step} * ipu"
-    sign = "-" if offset < 0 else "+"
-    return f"{{{times}{f' {sign} {abs(offset)}' if offset else ''}}}"
-
-
-def _stage(names: Sequence[str], ipu: str) -> str:
-    """A stage of Blocks, whose names and IPU are expressions."""
-    line = f"poptorch.Stage({', '.join(names)}).ipu({ipu})"
-    room = LINE - len(_INDENT) - 1
-    if len(line) <= room:
-        return line
-    below = "\n".join(f"{row}," for row in _rows(names, room - len(_INDENT) - 1))
-    return f"poptorch.Stage(\n{textwrap.indent(below, _INDENT)}\n).ipu({ipu})"
-
-
-def _rows(words: Sequence[str], room: int) -> list[str]:
-    """Words with commas between them, in rows of at most ``room`` characters."""
-    rows = [words[0]]
-    for word in words[1:]:
-        longer = f"{rows[-1]}, {word}"
-        if len(longer) <= room:
-            rows[-1] = longer
-        else:
-            rows.append(word)
-    return rows

@@ -156,8 +156,8 @@ def rebalanced(
 ) -> tuple[Candidate, ...]:
     """The splits that the costs of a mapping's own compile promise there or on fewer IPUs.
 
-    It is what `ipuscope.planner.search.split_search.quickest` looks through, with as narrow a gap
-    and lists that come back to any IPU; elsewhere than on the mapping's own list of IPUs only what
+    It is what `ipuscope.planner.search.split_search.quickest` looks through, and lists
+    that come back to any IPU; elsewhere than on the mapping's own list of IPUs only what
     could be better than ``best``.
     """
     priced, to_beat = place.priced, worth(best, question.objective)
@@ -173,9 +173,9 @@ def rebalanced(
         if not own and (bound <= to_beat or (apart and too_few.for_weights_of(one))):
             continue
         beat = None if own else to_beat
-        outcome = try_split(one, question, rings, beat, None if own else 0)
+        outcome = try_split(one, question, rings, beat, exact=own)
         if not own and isinstance(outcome, Candidate) and _may_beat(outcome, question, to_beat):
-            outcome = try_split(one, question, rings, beat, None)
+            outcome = try_split(one, question, rings, beat, exact=True)
         if isinstance(outcome, Failure):
             too_few.add(one)
         elif outcome is not None:
@@ -222,12 +222,12 @@ def try_split(
     question: Question,
     rings: RingsOf,
     beat: tuple[float, ...] | None,
-    narrow: int | None = 0,
     surely: bool = False,
+    exact: bool = False,
 ) -> Candidate | Failure | None:
     """`split_onto`, or why nothing fits."""
     try:
-        return split_onto(place, question, rings, beat, narrow, surely)
+        return split_onto(place, question, rings, beat, surely, exact)
     except ValueError as error:
         return Failure(place, str(error))
 
@@ -286,14 +286,14 @@ def split_onto(
     question: Question,
     rings: RingsOf,
     beat: tuple[float, ...] | None = None,
-    narrow: int | None = 0,
     surely: bool = False,
+    exact: bool = False,
 ) -> Candidate | None:
     """The quickest split onto a place. ValueError where none runs; it says why.
 
-    None where it could not be worth more than ``beat``, even with endless memory. ``narrow``: how
-    far to look on where a gap is left (`ipuscope.planner.search.split_search.best_split`).
-    ``surely``: none that a compile may find too large.
+    None where it could not be worth more than ``beat``, even with endless memory. ``surely``: none
+    that a compile may find too large. ``exact``: whether stages of a returning list look at every
+    way of saving memory.
     """
     if lacking(place) > 0:
         raise ValueError(f"weights and code alone take {lacking(place):,} bytes too many")
@@ -303,9 +303,9 @@ def split_onto(
     endless = costs.with_tile_bytes(_ENDLESS)
     # where a stage comes back, what is cheapest for it may not be so for its IPU, by a few cycles
     apart = len(set(place.ipus)) == len(place.ipus)
-    exactly = narrow is None and not apart
+    exactly = exact and not apart
     if len(choices) == 1 or (keeps_are_cheapest(costs) and not exactly):
-        free = best_split(endless, ipus=place.ipus, choices=choices[:1], narrow=narrow)
+        free = best_split(endless, ipus=place.ipus, choices=choices[:1])
         here = what_if(costs, free.prediction.assignment)
         if not here.problems and not (surely and here.notes):
             return candidate_of(place, costs, here, free.proven, free.gap)
@@ -313,7 +313,7 @@ def split_onto(
             promised = candidate_of(place, costs, here, free.proven, free.gap)
             if worth(promised, question.objective) <= beat:
                 return None
-    split: Split = best_split(costs, ipus=place.ipus, choices=choices, narrow=narrow)
+    split: Split = best_split(costs, ipus=place.ipus, choices=choices)
     if split.prediction.problems:
         raise ValueError("; ".join(split.prediction.problems))
     return candidate_of(place, costs, split.prediction, split.proven, split.gap)

@@ -269,7 +269,7 @@ def _quickest(
     costs, choices = place.costs(rings), choices_of(place, question)
     larger = costs.with_tile_bytes(tile_bytes)
     try:
-        split = best_split(larger, ipus=place.ipus, choices=choices, narrow=0)
+        split = best_split(larger, ipus=place.ipus, choices=choices)
     except ValueError:
         return None
     return what_if(costs, split.prediction.assignment)
@@ -301,9 +301,7 @@ def _enough_ipus(every: list[Priced], question: Question, rings: RingsOf) -> str
         for place in _longest([place for one in every for place in places(one, more)]):
             costs = place.costs(rings)
             try:
-                split = best_split(
-                    costs, ipus=place.ipus, choices=choices_of(place, more), narrow=0
-                )
+                split = best_split(costs, ipus=place.ipus, choices=choices_of(place, more))
             except ValueError:
                 continue
             if not split.prediction.problems:

@@ -8,7 +8,7 @@ last Block).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -130,13 +130,10 @@ def interval_costs(
     most: int,
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
-    spare: int = 0,
 ) -> IntervalCosts:
     """Costs of all stages on these IPUs that take at most ``most`` cycles.
 
     ``together``: groups of Blocks that must be in one stage.
-
-    ``spare``: bytes beyond the tile up to which memory must be exact.
     """
     count, width = len(costs), _width(costs, most)
     first = np.arange(count)[:, None]
@@ -152,12 +149,10 @@ def interval_costs(
             int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
         )
         enough = -(-deepest * stash // costs.machine.tiles)
-        roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + spare)
-        exact_from = None if spare else enough
-        memories = tuple(_memory(costs, roomy, width, one, exact_from) for one in choices)
+        memories = tuple(_memory(costs, width, one, enough) for one in choices)
         if not apart:
             in_company = tuple(
-                _memory(costs, roomy, width, one, exact_from, in_company=True) for one in choices
+                _memory(costs, width, one, enough, in_company=True) for one in choices
             )
     allowed = np.ones_like(inside)
     for group in together:
@@ -189,18 +184,17 @@ def interval_costs(
 
 def _memory(
     costs: Costs,
-    roomy: Costs,
     width: int,
     choice: Choice,
     enough: int | None,
     in_company: bool = False,
 ) -> IntervalMemory:
-    """`interval_memory` of ``roomy``, taken from an earlier table where possible.
+    """`interval_memory`, taken from an earlier table where possible.
 
     A table that leaves more room for a stash, or is exact, also answers for less room; a wider one
     contains the narrower.
     """
-    key = "interval_memory", choice, roomy.machine.bytes_per_tile, in_company
+    key = "interval_memory", choice, costs.machine.bytes_per_tile, in_company
     least_enough = INFINITE if enough is None else enough
     known_width, known_enough, table = costs.known.get(key, (0, 0, None))
     if table is None or known_width < width or known_enough < least_enough:
@@ -211,7 +205,7 @@ def _memory(
             full = table is not None and bool((table.used[:, -1] >= FULL).all())
             wider = len(costs) if full else 2 * known_width
             wide = min(len(costs), max(width + width // 6, wider, _LEAST_WIDTH))
-        table = interval_memory(roomy, wide, choice, enough, in_company)
+        table = interval_memory(costs, wide, choice, enough, in_company)
         costs.known[key] = wide, INFINITE if table.exact else least_enough, table
     narrow: IntervalMemory = table.narrowed(width)
     return narrow
@@ -225,7 +219,7 @@ def memory_of_all(
     ``in_company``: the least that IPUs with these stages hold.
     """
     width = len(costs) if most is None else _width(costs, most)
-    return _memory(costs, costs, width, choice, None, in_company)
+    return _memory(costs, width, choice, None, in_company)
 
 
 def _width(costs: Costs, most: int) -> int:
@@ -233,12 +227,6 @@ def _width(costs: Costs, most: int) -> int:
     total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(len(costs))
     return max(1, min(len(costs), int(reach.max())))
-
-
-def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:
-    """The same stages with the same memory, and the cycles of other costs."""
-    early, final = cycles_of_intervals(costs, table.choices, table.final.shape[1])
-    return replace(table, costs=costs, early=early, final=final)
 
 
 def cycles_of_intervals(

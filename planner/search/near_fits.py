@@ -8,13 +8,13 @@ from dataclasses import replace
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import stages_of
-from ipuscope.planner.predict.memory_verdict import MARGIN, Answer
+from ipuscope.planner.predict.memory_verdict import ABOVE, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
 from ipuscope.planner.search.split_search import Split
 
 UNSURE = (
-    f"no split is sure to fit, and this one is within {MARGIN:.0%} of a tile: compile to know"
+    f"no split is sure to fit, and this one is up to {ABOVE:.0%} over a tile: compile to know"
     " (--verify N --script 'FILE ARGS')"
 )
 _STEPS = 3  # from a tile's end to the margin: the nearer to the end, the likelier it fits
@@ -30,10 +30,23 @@ def or_close(costs: Costs, search: Callable[[Costs], Split]) -> Split:
         return search(costs)
     except ValueError as error:
         for step in range(1, _STEPS + 1):
-            found = _with_more(costs, search, MARGIN * step / _STEPS)
+            found = _with_more(costs, search, ABOVE * step / _STEPS)
             if found is not None:
                 return found
         raise error
+
+
+def quicker_if_it_fits(
+    costs: Costs, search: Callable[[Costs], Split], found: Split
+) -> Split | None:
+    """A quicker split than ``found`` that a compile may or may not find too large; None without.
+
+    It is looked for only where memory is what keeps the slowest stage of ``found`` long.
+    """
+    if UNSURE in found.why or found.lower_bound >= found.least_bottleneck:
+        return None
+    other = _with_more(costs, search, ABOVE)
+    return other if other and other.prediction.total < found.prediction.total else None
 
 
 def _with_more(costs: Costs, search: Callable[[Costs], Split], share: float) -> Split | None:

@@ -1,6 +1,7 @@
-"""A search through the splits of the first Blocks, stage by stage.
+"""The split with the least cycles of a whole weight update, and a bound for all others.
 
-It keeps every way to continue that a lower bound does not rule out. The bound adds what the stages
+The search goes through the splits of the first Blocks, stage by stage, and keeps every way to
+continue that a lower bound does not rule out. The bound adds what the stages
 so far take in the ramps and, for those to come, the least bottleneck by dynamic programming. If few
 enough ways remain, the best of them is optimal. If there are more, nearly alike ways are merged
 into one that is as good as the best of them in every respect: no split takes less than the best of
@@ -18,10 +19,15 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts
-from ipuscope.planner.predict.many_splits import ManySplits, copies_bound, total_cycles
+from ipuscope.planner.predict.interval_costs import INFINITE, IntervalCosts, interval_costs
+from ipuscope.planner.predict.many_splits import (
+    ManySplits,
+    assignment_cycles,
+    copies_bound,
+    counted_micro_batches,
+    total_cycles,
+)
 from ipuscope.planner.predict.what_if import Assignment, holds, what_if
-from ipuscope.planner.search.least_ramps import LeastRamps
 from ipuscope.planner.search.stage_ways import StageWays, connected, least_of_rest
 from ipuscope.planner.search.update_bounds import (
     PipelineWeights,
@@ -31,6 +37,10 @@ from ipuscope.planner.search.update_bounds import (
     may_stay,
 )
 
+MOST_APART = 400_000  # ways x stages up to which none need go on as one
+_WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more
+_CELLS = 4_000_000  # of way x stage x Block that are looked at where more are kept
+_NEAR = 5e-4  # a gap that is small enough not to look further
 _TRIED = 2_000  # of the ways at the end, laid out where they stand for others
 _TRIED_SHARING = 100  # ... and stages share IPUs, so that there is no closed form
 
@@ -47,16 +57,35 @@ class LeastUpdate:
     bound: int
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """What lasts as long as its longest: a stage, the exchange of a link (bytes), a weight update.
+def least_update(
+    costs: Costs,
+    known: Assignment,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+    bottleneck: int = 0,
+) -> LeastUpdate:
+    """The quickest split found onto the IPUs of ``known`` that fits, with a bound on all others.
 
-    Cycles a micro-batch, bytes a micro-batch, and cycles.
+    ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
+    must be on one IPU; ``bottleneck``: a lower bound on the cycles of the busiest IPU, over all
+    splits.
     """
-
-    stage: int = 0
-    link: int = 0
-    update: int = 0
+    least = LeastUpdate(known, assignment_cycles(costs, known), 0)
+    # one stage too many Blocks in a better split: all its work is done one after the other
+    most = max(1, least.total // counted_micro_batches(costs, len(known.ipus)))
+    apart = len(set(known.ipus)) == len(known.ipus)
+    table = interval_costs(costs, known.ipus, choices, most, together if apart else ())
+    search = Search(costs, table, known.ipus, together, bottleneck)
+    width = table.final.shape[1]
+    for ways in (MOST_APART // len(known.ipus), *_WAYS):
+        many = ways > _WAYS[0]
+        if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
+            continue
+        found = search.run(least, ways, least.total)
+        least = replace(found, bound=max(least.bound, found.bound))
+        if least.total - least.bound <= _NEAR * least.total * (least.bound < least.total):
+            break
+    return least
 
 
 @dataclass(frozen=True)
@@ -65,8 +94,7 @@ class Within:
 
     By stage k and first Block of the rest: ``slowest``: the least that the longest stage can be;
     ``links``: bytes of the busiest link; ``updates``: cycles of the longest weight update;
-    ``behind``: the sum over stages of the longest from each on. ``least``: of the whole split.
-    ``ramps``: closer bounds on the ramps.
+    ``behind``: the sum over stages of the longest from each on.
     """
 
     stages: tuple[StageWays, ...]
@@ -74,8 +102,6 @@ class Within:
     links: list[np.ndarray]
     updates: list[np.ndarray]
     behind: list[np.ndarray]
-    least: Lengths = Lengths()
-    ramps: LeastRamps | None = None
 
     @classmethod
     def of(cls, stages: tuple[StageWays, ...], blocks: int) -> Within:
@@ -92,18 +118,6 @@ class Within:
             each = np.minimum(INFINITE, longest + behind[0][stage.behind])
             behind.insert(0, stage.least(each, blocks))
         return cls(stages, slowest, links, updates, behind)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found: a split at least as good, and which ways to choose stages it kept.
-
-    ``update.bound``: a lower bound on all splits that were looked at. ``kept``: for each stage, the
-    rows of its ways that are part of a split which may be below that limit.
-    """
-
-    update: LeastUpdate
-    kept: list[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -254,20 +268,13 @@ class Search:
 
     # -- bounds ---
 
-    def bound_of(self, least: Lengths, ramps: int) -> int:
-        """A lower bound on splits with lengths and ramps that are at least these."""
-        copies = max(int(copies_bound(self.costs, np.array([least.link]))[0]), self.least_copies)
-        update = max(least.update, self.least_weight_update)
-        steady = self.weights.main * least.stage + self.weights.each * copies
-        return self.fixed + steady + update + ramps
-
     def _bound(self, k: int, ways: _Ways, within: Within) -> np.ndarray:
         """A lower bound on any split that continues these ways, whose next stage is k."""
         at, weights = ways.begin, self.weights
-        slowest = np.maximum(ways.both, max(self.bottleneck, within.least.stage))
+        slowest = np.maximum(ways.both, self.bottleneck)
         slowest = np.maximum(slowest, within.slowest[k][at])
-        link = np.maximum(np.maximum(ways.link, within.least.link), within.links[k][at])
-        update = np.maximum(ways.update, max(self.least_weight_update, within.least.update))
+        link = np.maximum(ways.link, within.links[k][at])
+        update = np.maximum(ways.update, self.least_weight_update)
         update = np.maximum(update, within.updates[k][at])
         still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
         ahead = np.maximum(
@@ -276,9 +283,6 @@ class Search:
         )
         behind = within.behind[k][at] if k < self.stages else 0
         to_come = weights.ahead * ahead + weights.behind * behind
-        if within.ramps is not None:
-            least = within.ramps.to_come(k, at, ways.forward, ways.backward)
-            to_come = np.maximum(to_come, least)
         copies = copies_bound(self.costs, np.minimum(link, 1 << 50))
         total: np.ndarray = (
             self.fixed
@@ -297,16 +301,16 @@ class Search:
         each = len(self.table.choices) ** self.stages
         return comb(self.count - 1, self.stages - 1) * each <= ways
 
-    def run(self, least: LeastUpdate, most: int, within: Within, below: int) -> Found:
+    def run(self, least: LeastUpdate, most: int, below: int) -> LeastUpdate:
         """A better split than ``least``, or a better bound, with at most this many ways a time.
 
         Ways whose bound is ``below`` or more are not looked at: the bound found is at most that.
         """
+        within = self.everything
         ways = _Ways(*np.zeros((len(_FIELDS), 1), dtype=np.int64))
-        merged, unit, steps, kept = False, 1, [], []
+        merged, unit, steps = False, 1, list[tuple[np.ndarray, np.ndarray]]()
         for k in range(self.stages):
             ways = self._further(k, ways, below, within)
-            kept.append(np.unique(ways.last))
             if len(ways.begin) > most:
                 (ways, unit), merged = _alike(ways, most, unit), True
             steps.append((ways.before, ways.last))
@@ -315,7 +319,7 @@ class Search:
         rows = np.argsort(ways.bound, kind="stable")[: tried if merged else None]
         splits = self._splits(rows, steps, within)
         found = self._least_of(splits, least)
-        return Found(replace(found, bound=min(found.total, floor)), kept)
+        return replace(found, bound=min(found.total, floor))
 
     def _splits(
         self, rows: np.ndarray, steps: list[tuple[np.ndarray, np.ndarray]], within: Within

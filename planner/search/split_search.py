@@ -3,7 +3,7 @@
 Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
 memory of a tile; then the least sum of bottleneck and copies between IPUs, which is the duration of
 a pipeline cycle in steady state without syncs and host I/O. Neighbouring splits are tried with the
-whole schedule, since ramps count too. From there `least_update` finds the least cycles of a whole
+whole schedule, since ramps count too. From there `partial_splits` finds the least cycles of a whole
 weight update, and either proves that they are the least or reports the remaining gap.
 """
 
@@ -28,9 +28,13 @@ from ipuscope.planner.predict.interval_costs import (
 )
 from ipuscope.planner.predict.many_splits import counted_micro_batches, cycles_of_assignments
 from ipuscope.planner.predict.what_if import Assignment, Prediction, holds, stage_cycles, what_if
-from ipuscope.planner.search.least_update import MOST_APART, least_update, narrows
-from ipuscope.planner.search.partial_splits import LeastUpdate, Search
-from ipuscope.planner.search.proof import does_not_fit
+from ipuscope.planner.search.partial_splits import (
+    MOST_APART,
+    LeastUpdate,
+    Search,
+    least_update,
+)
+from ipuscope.planner.search.refusal import does_not_fit
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
 from ipuscope.planner.search.update_bounds import fixed_cycles, least_copies
 from ipuscope.profiler.timeline import schedules
@@ -94,7 +98,6 @@ def best_split(
     ipus: Sequence[int] | None = None,
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
-    narrow: int | None = None,
 ) -> Split:
     """Find the quickest split into ``stages`` (default: as many as profiled).
 
@@ -104,11 +107,6 @@ def best_split(
     groups of Blocks that must be on one IPU, such as those that share a weight. ``choices``: which
     ways of saving memory each stage may take (default: all as profiled). Raises ValueError if there
     are fewer Blocks than stages, or if no split fits.
-
-    ``narrow``: about how many cells (`boxes`) to look at to bring the gap under a tenth of a per
-    cent, of which a core takes some 10^9 a second. None: as many as are in proportion to the time
-    that the stages' memory takes. 0: none, for a split that only has to be held against others;
-    its gap may be wide. Fewer cells never make the bound wrong, only lower.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
@@ -123,14 +121,8 @@ def best_split(
         free = least_bottleneck(costs, wanted, allowed, together, memory=False)
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
-    near = assignment
-    apart = len(set(where)) == len(where)
-    if (
-        not (narrow != 0 and apart and narrows(costs, near))
-        or len(costs) * wanted <= _WHOLE_SCHEDULES
-    ):
-        near = _better_neighbours(costs, assignment, together)
-    searched = least_update(costs, near, allowed, together, least, narrow)
+    near = _better_neighbours(costs, assignment, together)
+    searched = least_update(costs, near, allowed, together, least)
     prediction = what_if(costs, searched.assignment)
     bound = min(prediction.total, max(searched.bound, at_least(costs, where, allowed)))
     split = Split(prediction, prediction.bottleneck, least, free, bound, ())
@@ -476,7 +468,7 @@ def _one_that_holds(
     few = search.few(MOST_APART // len(like.ipus))
     unknown = LeastUpdate(like, INFINITE, 0)
     most = MOST_APART // len(like.ipus) if few else _TRIED
-    found = search.run(unknown, most, search.everything, INFINITE).update
+    found = search.run(unknown, most, INFINITE)
     if found.total < INFINITE:
         return found.assignment
     if few:

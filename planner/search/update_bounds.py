@@ -10,7 +10,6 @@ import numpy as np
 
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.interval_costs import INFINITE, interval_costs
 from ipuscope.planner.predict.many_splits import copies_bound, counted_micro_batches
 from ipuscope.profiler.timeline import schedules
 
@@ -112,67 +111,3 @@ def may_stay(costs: Costs, ipus: Sequence[int]) -> np.ndarray:
     if len(set(ipus)) == len(ipus):
         return np.zeros((2, len(costs)), dtype=np.int64)
     return costs.cuts.may_stay
-
-
-def longest_stage(
-    costs: Costs,
-    ipus: Sequence[int],
-    choices: Sequence[Choice],
-    most: int,
-    together: Sequence[Sequence[int]],
-    known: int,
-) -> int:
-    """Cycles that no stage exceeds in a split that takes less than ``known``: at most ``most``.
-
-    With endless memory. The longer the longest stage, the more its main part alone takes; the rest
-    takes at least what its ramps do where no stage is longer.
-    """
-    stages, weights = len(ipus), PipelineWeights.of(costs, ipus)
-    if weights.main <= 0:
-        return most
-    table = interval_costs(costs, ipus, choices, most, together, memory=False)
-    early = np.minimum.reduce([np.where(table.allowed, one, INFINITE) for one in table.early])
-    final = np.where(table.allowed, table.final, INFINITE)
-    fixed = fixed_cycles(costs, ipus, choices) + weights.each * least_copies(costs, ipus)
-    while True:
-        shorter = [np.where(one <= most, one, INFINITE) for one in (early, final)]
-        ramps = ramps_at_least([shorter[0]] * (stages - 1) + [shorter[1]], weights)
-        less = (known - fixed - ramps) // weights.main
-        if less >= most - most // 64 or most <= 1:  # as good as it gets: no stage is shorter
-            return most
-        most = max(1, less)
-
-
-def ramps_at_least(both: Sequence[np.ndarray], weights: PipelineWeights) -> int:
-    """A lower bound on the cycles of a pipeline's ramps, over all splits.
-
-    ``both``: forward and backward cycles of all stages k, int64[first, width]. Filling and flushing
-    take at least the longest stage up to each, or the least that the longest up to there can be;
-    likewise those behind it.
-    """
-    count, width = both[0].shape
-    step = np.arange(width)[None, :]
-    after = np.minimum(np.arange(count)[:, None] + step, count - 1) + 1
-    first = np.arange(count)[:, None] - step  # of the stages that end with each Block
-    stage = np.maximum(first, 0) * width + step
-
-    def least_by_end(values: np.ndarray) -> np.ndarray:
-        ends = np.where(first >= 0, values.ravel()[stage], INFINITE)
-        return np.concatenate([[INFINITE], ends.min(axis=1)])
-
-    end = np.full(count + 1, INFINITE)
-    end[count] = 0
-    slowest = [end]
-    for one in reversed(both):
-        least = np.maximum(one, slowest[0][after]).min(axis=1)
-        slowest.insert(0, np.append(least, INFINITE))
-    so_far, total = np.full((2, count + 1), INFINITE)
-    so_far[0] = total[0] = 0
-    for k, one in enumerate(both):
-        ahead = np.maximum(one, so_far[:-1, None])
-        behind = np.maximum(one, slowest[k + 1][after])
-        each = weights.ahead * ahead * (k < len(both) - 1) + weights.behind * behind * (k > 0)
-        each = np.minimum(INFINITE, np.minimum(each, INFINITE) + total[:-1, None])
-        each = np.where(np.maximum(ahead, behind) < INFINITE, each, INFINITE)
-        so_far, total = least_by_end(ahead), least_by_end(each)
-    return int(total[count])

@@ -39,16 +39,18 @@ class Verified:
     rules: str = ""
 
 
-def candidates(costs: Costs, best: Assignment, count: int) -> list[Assignment]:
+def candidates(
+    costs: Costs, best: Assignment, count: int, also: Sequence[Assignment] = ()
+) -> list[Assignment]:
     """``best`` and the quickest splits near it that the costs do not rule out, at most ``count``.
 
     Splits near it are reached by moving cuts by one Block, up to three times. The profiled split is
-    not among them: it is already compiled.
+    not among them: it is already compiled. ``also``: others to begin from.
     """
-    seen, newest = {best}, {best}
+    seen = newest = {best, *also}
     for _ in range(_ROUNDS):
         newest = {near for one in newest for near in _neighbours(one, len(costs))} - seen
-        seen |= newest
+        seen = seen | newest
     own = profiled(costs) if costs.measured else None
     quickest = sorted(seen - {own}, key=lambda one: (assignment_cycles(costs, one), one.starts))
     chosen: list[Assignment] = []

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ipuscope.profiler.analysis.balance import step_balance
-from ipuscope.profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
+from ipuscope.profiler.analysis.compare import (
+    compare,
+    compare_classes,
+    compare_ops,
+    compare_waits,
+    imported,
+    not_comparable,
+)
 from ipuscope.profiler.analysis.host_transfers import host_tensors
 from ipuscope.profiler.analysis.memory_hot_spots import (
     fullest,
@@ -26,6 +33,7 @@ __all__ = [
     "alike_ipus",
     "bubble",
     "compare",
+    "compare_classes",
     "compare_ops",
     "compare_waits",
     "cycle_table",
@@ -34,6 +42,7 @@ __all__ = [
     "fullest_tiles",
     "held_at_peak",
     "host_tensors",
+    "imported",
     "ipu_costs",
     "link_loads",
     "loads",

@@ -55,6 +55,40 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
     return both.drop(columns="number").iloc[order].reset_index(drop=True)
 
 
+def compare_classes(measured: Report, modelled: Report) -> pd.DataFrame:
+    """Cycles of one execution of the operators that both reports have, by class and in total.
+
+    Of an imported profile and a modelled one they are paired by PopART's names and in order.
+    ``kind`` (the ATen operator, without overload; "all" in the last row), ``operators``,
+    ``measured``, ``modelled``, and ``error``: by which share of the measured the modelled is more.
+    Operators that take no cycles in one of them are left out. Empty where none are paired.
+    """
+    import pandas as pd
+
+    sides = []
+    for report in (measured, modelled):
+        ops = report.ops[["popart_name", "direction", "aten", "cycles"]]
+        ops = ops.assign(number=ops.groupby(["popart_name", "direction"]).cumcount())
+        sides.append(ops[ops["cycles"] > 0])
+    both = sides[0].merge(sides[1], on=["popart_name", "direction", "number"])
+    both["kind"] = both["aten_y"].str.split(".").str[:2].str.join(".")
+    sums = {
+        "operators": ("kind", "size"),
+        "measured": ("cycles_x", "sum"),
+        "modelled": ("cycles_y", "sum"),
+    }
+    classes = both.groupby("kind").agg(**sums).sort_values("measured", ascending=False)
+    whole = both.assign(kind="all").groupby("kind").agg(**sums)
+    rows = pd.concat([classes, whole]).reset_index()
+    rows["error"] = rows["modelled"] / rows["measured"] - 1
+    return rows
+
+
+def imported(report: Report) -> bool:
+    """Whether a profile came through ``ipu-report import``."""
+    return bool(report.meta.get("strategy") == "imported")
+
+
 def _or_none(values: pd.Series[Any]) -> pd.Series[Any]:
     """The values, with None for missing ones."""
     return values.astype(object).where(values.notna(), None)

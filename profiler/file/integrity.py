@@ -86,9 +86,9 @@ def _run(columns: Columns) -> str:
 
 
 def _body(columns: Columns) -> str:
-    """Work in a model's operators has a direction, which is its task; all else has none."""
+    """A direction is the task of work in a model's operators; all else has none."""
     works, direction = columns["kind"] == records.TASK, columns["direction"]
-    wrong = direction != np.where(works, columns["task"], "")
+    wrong = (direction != "") & ~(works & (direction == columns["task"]))
     if not wrong.any():
         return ""
     return f"the body {columns['id'][wrong][0]} has the direction {direction[wrong][0]!r}"

@@ -578,7 +578,7 @@ class TileMemory:
     overflow: int  # of the extent beyond the tile
 
 
-STORED: tuple[type[Any], ...] = (
+STORED = (
     Target,
     Option,
     Stage,
@@ -599,7 +599,7 @@ STORED: tuple[type[Any], ...] = (
     HostEvent,
     HostValue,
 )
-BY_TABLE = {record.table: record for record in STORED}
+BY_TABLE: dict[str, type[Any]] = {record.table: record for record in STORED}
 # Of tables that format 1 did not have.
 FIRST_FORMAT = {Use: 2, MovedTensor: 3, HostEvent: 3, HostValue: 3}
 SINCE_3 = {  # columns that formats 1 and 2 did not have

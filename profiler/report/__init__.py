@@ -11,6 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ipus = Sequence[int] | np.ndarray
 
+DAMAGED = (
+    "Bytes of this file have changed since it was written, and not by SQLite: any answer may be"
+    " wrong. ipu-report doctor says what it finds; run the model again"
+)
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 # Columns of steps and variables that are asked for together.
 _FRAME_OF_STEPS = (
@@ -109,6 +114,7 @@ class Report:
         # One lock, for columns and properties too: with several, who has one of them and who has
         # another wait for each other for ever.
         self._lock = threading.RLock()
+        self._seal: Future[seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
         self._kept: dict[Any, Any] = {}
         self._names_asked: dict[type[Any], int] = {}
@@ -1203,7 +1209,25 @@ class Report:
     @cached_property
     def as_written(self) -> seal.State:
         """Whether the file's bytes are those that were written (`ipuscope.profiler.file.seal`)."""
-        return seal.state(self.path, self.meta.get(seal.ENTRY))
+        return self._seal.result() if self._seal is not None else self._sealed()
+
+    def _sealed(self) -> seal.State:
+        try:
+            return seal.state(self.path, self._reader.meta.get(seal.ENTRY))
+        except (OSError, ValueError):  # it vanished, or is empty by now
+            return seal.State.UNKNOWN
+
+    def begin_check(self) -> None:
+        """Have `as_written` be found in a thread, while others read: it goes over every byte."""
+        pool = ThreadPoolExecutor(1)
+        self._seal = pool.submit(self._sealed)
+        pool.shutdown(wait=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever reads the profile has to know: the header's warnings, and damage."""
+        damaged = [DAMAGED] if self.as_written is seal.State.DAMAGED else []
+        return [*map(str, self.meta["warnings"]), *damaged]
 
     @property
     def holds_worked_out(self) -> bool:

@@ -73,7 +73,8 @@ class Costs:
     ``across``: the first input of the next device iteration comes beside the last pipeline cycle
     and the weight update, and the last output of the one before leaves beside the first pipeline
     cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all are one
-    group.
+    group. ``weights``: per stage the gradients of weights, where an `Order` has them apart from
+    ``backward``; empty: they are part of it.
     """
 
     ipus: tuple[int, ...]
@@ -90,6 +91,7 @@ class Costs:
     unload: tuple[tuple[int, int], ...] = ()
     across: bool = False
     host_sync: tuple[int, ...] = ()
+    weights: tuple[int, ...] = ()
 
     @property
     def num_ipus(self) -> int:
@@ -336,16 +338,45 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
 # -- schedules ---
 
 
+@dataclass(frozen=True)
+class Order:
+    """Which micro-batch each stage works on in each step: int64[step, stage].
+
+    Of its forward, its backward and, where these are apart (`Costs.weights`), its gradients of
+    weights. A number that is no micro-batch means none. ``phases``: of each step.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    weights: np.ndarray
+    phases: tuple[PipelinePhase, ...]
+
+
+def grouped(stages: int, micro_batches: int, training: bool) -> Order:
+    """PopART's order: pipeline stage s works on micro-batch c - s in pipeline cycle c."""
+    cycles = np.arange(pipeline_cycles(stages, micro_batches, training))[:, None]
+    stage, none = np.arange(stages), np.zeros((len(cycles), 0), dtype=np.int64)
+    fill = pipeline_stages(stages, training) - 1
+    ramp_up, ramp_down = (PipelinePhase.RAMP_UP,) * fill, (PipelinePhase.RAMP_DOWN,) * fill
+    steady = (PipelinePhase.STEADY,) * (len(cycles) - 2 * fill)
+    backward = cycles - (2 * (stages - 1) - stage) if training else none
+    return Order(cycles - stage, backward, none, (*ramp_up, *steady, *ramp_down))
+
+
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:
-    """Lay out the pipelined order.
+    """Lay out the pipelined order: `grouped`, in pipeline cycles."""
+    order = grouped(len(costs.forward), micro_batches, bool(costs.backward))
+    return in_steps(costs, order, micro_batches)
 
-    In every pipeline cycle each active stage runs on its IPU; then results are copied to the next.
 
-    Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is:
+def in_steps(costs: Costs, order: Order, micro_batches: int) -> Schedule:
+    """Lay out an order in which all IPUs meet after each step (of `grouped`: pipeline cycle).
+
+    In every step each active stage runs on its IPU; then results are copied to the next. A step is:
     streams in, all active stages in parallel (an IPU with several runs them one after the other),
     streams out, copies.
     """
-    turns = _Turns.of(costs, micro_batches)
+    turns = _Turns.of(costs, order, micro_batches)
     host, bodies, last, sync = turns.host, turns.bodies, turns.last, turns.sync
     cycles = np.arange(len(turns.length))
     end = np.cumsum(turns.length)
@@ -384,10 +415,10 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
 class _Bodies:
     """Forwards and backwards of the stages, by IPU and in the order in which each IPU runs them.
 
-    ``slot`` is the pipeline stage: the last stage's forward and backward share one.
+    ``column``: where `Order` has each, its three arrays side by side.
     """
 
-    slot: np.ndarray
+    column: np.ndarray
     kind: np.ndarray
     stage: np.ndarray
     ipu: np.ndarray
@@ -396,15 +427,14 @@ class _Bodies:
     @classmethod
     def of(cls, costs: Costs) -> _Bodies:
         stages = len(costs.forward)
+        # slot: the pipeline stage, which the last stage's forward and backward share
         bodies = [(k, FORWARD, k, costs.forward[k]) for k in range(stages)]
-        if costs.backward:
-            bodies += [
-                (2 * (stages - 1) - k, BACKWARD, k, costs.backward[k]) for k in range(stages)
-            ]
+        for cycles_of in (costs.backward, costs.weights):
+            bodies += [(2 * (stages - 1) - k, BACKWARD, k, c) for k, c in enumerate(cycles_of)]
         slot, kind, stage, cycles = (np.array(column) for column in zip(*bodies, strict=True))
         ipu = np.array(costs.ipus)[stage]
         order = np.lexsort((kind, slot, ipu))
-        return cls(slot[order], kind[order], stage[order], ipu[order], cycles[order])
+        return cls(order, kind[order], stage[order], ipu[order], cycles[order])
 
     def sums(self, spent: np.ndarray, num_ipus: int) -> tuple[np.ndarray, np.ndarray]:
         """Sums of cycles [pipeline cycle, body]: before each body on its IPU, and per IPU."""
@@ -444,16 +474,12 @@ class _Turns:
     length: np.ndarray
 
     @classmethod
-    def of(cls, costs: Costs, micro_batches: int) -> _Turns:
-        stages, training = len(costs.forward), bool(costs.backward)
-        bodies = _Bodies.of(costs)
-        total_cycles = pipeline_cycles(stages, micro_batches, training)
-        cycles = np.arange(total_cycles)
-        micro = cycles[:, None] - bodies.slot[None, :]
+    def of(cls, costs: Costs, order: Order, micro_batches: int) -> _Turns:
+        bodies, forwards = _Bodies.of(costs), order.forward
+        micro = np.concatenate([forwards, order.backward, order.weights], axis=1)[:, bodies.column]
         active = (micro >= 0) & (micro < micro_batches)
         spent = np.where(active, bodies.cycles, 0)
         before, load = bodies.sums(spent, costs.num_ipus)
-        forwards = cycles[:, None] - np.arange(stages)
         runs = (forwards >= 0) & (forwards < micro_batches)
         host = _host(costs, runs, forwards, micro_batches)
         # IPUs that wait for the host together: streams in, work, streams out. Where that is not all
@@ -470,15 +496,8 @@ class _Turns:
         last = finish.max(axis=1) if together else np.zeros_like(meet)
         sync, copy = costs.sync if costs.num_ipus > 1 else 0, max(costs.copies, default=0)
         length = first + meet + sync + last + copy + host.last.max(axis=1)
-        fill = pipeline_stages(stages, training) - 1
-        steady = total_cycles - 2 * fill
-        phases = (
-            *(PipelinePhase.RAMP_UP,) * fill,
-            *(PipelinePhase.STEADY,) * steady,
-            *(PipelinePhase.RAMP_DOWN,) * fill,
-        )
         return cls(
-            *(bodies, host, phases, together, micro, active, spent, before, load),
+            *(bodies, host, order.phases, together, micro, active, spent, before, load),
             *(begin, work, first, meet, last, sync, copy, length),
         )
 
@@ -505,7 +524,8 @@ def lengths(costs: Costs, micro_batches: int) -> Lengths:
     count than a few.
     """
     counted = min(micro_batches, 4 * len(costs.forward))
-    turns = _Turns.of(costs, counted)
+    order = grouped(len(costs.forward), counted, bool(costs.backward))
+    turns = _Turns.of(costs, order, counted)
     if turns.host.ahead:  # what is loaded beside the update must be laid out
         return lengths_of(pipelined(costs, counted), micro_batches - counted)
     update = max(costs.reduce, default=0) + max(costs.update, default=0)

@@ -29,6 +29,7 @@ from ipuscope.reports.cli import (
     doctor,
     export,
     html,
+    import_,
     insights,
     liveness,
     memory,
@@ -75,6 +76,7 @@ COMMANDS = {
     "doctor": doctor,
     "html": html,
     "export": export,
+    "import": import_,
     "view": view,
     "completion": completion,
 }

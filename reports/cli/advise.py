@@ -109,6 +109,7 @@ def _writable(folder: Path | None) -> None:
 
 
 def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
+    common.check_not_imported(report)
     from ipuscope.planner.advice import advise_on, basis_of
     from ipuscope.planner.advice.search import LEAST_GAIN
     from ipuscope.reports.tables import Page, say
@@ -299,6 +300,7 @@ def _errors(advices: list[Advice], outcomes: list[Outcome]) -> list[str]:
 def _rounds(steps: list[Step], folder: Path | None) -> Table:
     import pandas as pd
 
+    from ipuscope.planner.levers.registry import argument
     from ipuscope.reports.tables import Column, Table, kibibytes, sentence, whole_text
 
     rows = [
@@ -307,7 +309,7 @@ def _rounds(steps: list[Step], folder: Path | None) -> Table:
             step.predicted,
             _came(step.outcome),
             step.outcome.fullest,
-            step.levers.argument,
+            argument(step.levers),
             _split(step, folder),
         )
         for step in steps
@@ -366,7 +368,7 @@ def _verdict(
     args: argparse.Namespace, basis: Basis, advised: Advised, steps: list[Step]
 ) -> list[Lines]:
     """How fast the fastest is, and the whole of what makes the script so."""
-    from ipuscope.planner.levers.levers import code
+    from ipuscope.planner.levers.registry import code
     from ipuscope.reports.tables import say
 
     best = max(steps, key=lambda step: step.outcome.samples_per_second)
@@ -384,11 +386,13 @@ def _verdict(
 
 def _command(args: argparse.Namespace, best: Step) -> str:
     """The fastest by `ipu-run`, the script unchanged."""
+    from ipuscope.planner.levers.registry import argument
+
     words = ["ipu-run"]
     if best.levers.split is not None:
         if args.output is None:
             return "-o DIR keeps its placement file, with which `ipu-run` runs the script as it is."
         words += ["--placement", str(_placement(best, args.output))]
-    if best.levers.argument:
-        words += ["--with", best.levers.argument]
+    if asked := argument(best.levers):
+        words += ["--with", asked]
     return f"Compiled so, with the script as it is: {shlex.join([*words, *args.check])}"

@@ -278,7 +278,18 @@ def open_one(args: argparse.Namespace) -> Report:
     """The one profile of a subcommand that takes one."""
     from ipuscope.profiler import open_report
 
-    return open_report(find_one(args.profiles[0]))
+    report = open_report(find_one(args.profiles[0]))
+    _say_damage(report)
+    return report
+
+
+def _say_damage(report: Report) -> None:
+    """Say on standard error that answers of this file may be wrong."""
+    from ipuscope.profiler.file.seal import State
+    from ipuscope.profiler.report import DAMAGED
+
+    if report.as_written is State.DAMAGED:
+        print(f"ipu-report: warning: {one_line(str(report.path))}: {DAMAGED}", file=sys.stderr)
 
 
 def each_profile(
@@ -302,7 +313,9 @@ def each_profile(
                 say(f"{number} of {len(paths)}, {path}")
             try:
                 with open_report(path) as report:
+                    report.begin_check()
                     pages.append(make(report))
+                    _say_damage(report)
             except ProfileError as error:
                 errors.append(str(error))
                 failed = UNREADABLE
@@ -353,11 +366,29 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line saying the times are predicted if no call was profiled; ``name`` is the profile's."""
+    """A line where times are predicted, or a profile was imported; ``name`` is the profile's."""
+    from ipuscope.profiler.analysis import imported
     from ipuscope.profiler.report import PREDICTED_NOTE
     from ipuscope.reports.tables import say
 
+    if imported(report):
+        words = (
+            f"{name}Imported: times are the file's; what the SDK's reader lacks is not in this"
+            " profile (micro-batches, Blocks, stages that are not IPUs)."
+        )
+        return (say(words, "yellow"),)
     return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
+
+
+def check_not_imported(report: Report) -> None:
+    """CommandError for a profile of real IPUs: what its answer needs is not in it."""
+    from ipuscope.profiler.analysis import imported
+
+    if imported(report):
+        raise CommandError(
+            f"{report.path} was imported: micro-batches, stages and Blocks are not in this profile."
+            " ops, program, variables, memory, tile, liveness, timeline and compare answer for it"
+        )
 
 
 def check_ipu(report: Report, ipu: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Page
+    from ipuscope.reports.tables import Page, Table
 
 HELP = "what changed between two profiles; a check for CI"
 EXAMPLES = """  ipu-report compare before/training after/training
@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         with open_report(other_path) as other:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
             waits = analysis.compare_waits(report, other)
+            classes = (
+                analysis.compare_classes(report, other)
+                if analysis.imported(report) != analysis.imported(other)
+                else None
+            )
             reasons = analysis.not_comparable(report, other)
             if args.fail_if:
                 broken.extend(_broken(sums, args.fail_if, reasons))
@@ -125,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
             most=common.top(args),
         )
         tables = [measures, came_from, *([operators] if len(differ) or not people else [])]
+        if classes is not None:
+            tables.insert(0, _measured(classes))
         if args.form == "csv":
             tables = [operators, measures, came_from]
         alike = len(ops) - len(differ)
@@ -137,6 +144,25 @@ def run(args: argparse.Namespace) -> int:
     for words in broken:
         print(f"ipu-report: error: {common.one_line(words)}", file=sys.stderr)
     return max(code, common.NOT_SO) if broken else code
+
+
+def _measured(classes: pd.DataFrame) -> Table:
+    """How far the second profile's cycles are from the first's, where one of them was imported."""
+    from ipuscope.reports.tables import Column, Table, integer, text
+
+    columns = (
+        Column("kind", "operators", text),
+        Column("operators", "number", integer),
+        Column("measured", "cycles A"),
+        Column("modelled", "cycles B"),
+        Column("error", "B to A", lambda error: f"{error:+.1%}"),
+    )
+    return Table(
+        "classes",
+        classes,
+        columns,
+        "one execution of each operator that both have, by PopART's name",
+    )
 
 
 def _apart(reasons: dict[str, str]) -> Iterator[str]:

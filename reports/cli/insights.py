@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.planner.insights.kept_insights import known_insights
         from ipuscope.reports.tables import Column, Page, Table, sentence
 
+        common.check_not_imported(report)
         findings = known_insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
-from ipuscope.reports.cli import common, rebalance_answers, rebalance_verify
+from ipuscope.reports.cli import common, rebalance_verify
 
 if TYPE_CHECKING:
     from ipuscope.planner.costs.memory_choice import Choice
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipuscope.planner.predict.what_if import Assignment
     from ipuscope.planner.search.split_search import Split
     from ipuscope.profiler import Report
-    from ipuscope.reports.tables import Facts, Lines, Page, Table
+    from ipuscope.reports.tables import Lines, Page, Table
 
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
@@ -35,11 +35,27 @@ EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as ma
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
   ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
-  ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
 _LITTLE = 0.005  # of the cycles: a split that gains less is none that helps
 _OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
+_HOW_TO = "docs/how-to/ask-of-a-split.md has the lines of Python for it"
+_GONE = {  # options that there were before the first release, and what to use instead
+    "--pareto": _HOW_TO,
+    "--prices": _HOW_TO,
+    "--bubble": "docs/how-to/accumulation.md has the lines of Python for it",
+    "--robust": "ipu-report rebalance --verify N compiles the best N splits",
+    "--prove": "ipu-report rebalance prints the least possible and the gap",
+    "--inside": "ipu-report ops has the longest operators: cut the Block between them",
+    "--blame": "ipu-report why has every waiting cycle by what it waits for",
+}
 _WAYS = ("profiled", "choose", "always", "never")
+
+
+class _Gone(argparse.Action):
+    """Refuses an option that there was, with what to use instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error(f"{self.option_strings[0]} is gone: {self.const}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'FILE ARGS'",
         help="the script of the profile, with its arguments, for --verify N",
     )
-    rebalance_answers.add_arguments(parser)
+    for option, instead in _GONE.items():
+        parser.add_argument(option, nargs="?", action=_Gone, const=instead, help=argparse.SUPPRESS)
     common.add_form(parser)
 
 
@@ -175,7 +192,7 @@ def best(
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
     """The split requested by the options."""
     from ipuscope.planner.search.fewest_ipus import fewest_ipus
-    from ipuscope.planner.search.split_search import best_split, one_an_ipu, quickest_split
+    from ipuscope.planner.search.split_search import best_split
 
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
@@ -187,9 +204,6 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
             together=together,
             choices=choices,
         )
-    if args.stages is None and rebalance_answers.of_one_stage_an_ipu(args):
-        lists = one_an_ipu(len(set(costs.ipus)))
-        return quickest_split(costs, lists, choices=choices, together=together)
     return best(costs, args.stages, choices=choices, together=together)
 
 
@@ -260,7 +274,8 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
 def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Page:
     import pandas as pd
 
-    from ipuscope.planner.predict.what_if import Assignment, what_if
+    from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
+    from ipuscope.planner.search.near_fits import quicker_if_it_fits
     from ipuscope.profiler import confidence, units
     from ipuscope.reports.tables import (
         Column,
@@ -279,11 +294,13 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
     choices = _choices(costs, args)
     try:
         split = _wanted_or_nearest(costs, args, choices)
+        maybe = quicker_if_it_fits(costs, lambda tiles: _wanted(tiles, args, choices), split)
         verified: tuple[Table | Lines, ...] = ()
         if compiles:
             split, verified = rebalance_verify.quickest_compiled(
-                report, costs, split, compiles, args.script
+                report, costs, split, compiles, args.script, maybe
             )
+            maybe = None
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -304,7 +321,6 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
             zip(spans, wanted.stage_cycles.tolist(), strict=True)
         )
     ]
-    names = ["stage", "ipu", "blocks", "forward", "backward", "cycles", "fullest_tile"]
     columns: tuple[Column, ...] = (
         Column("stage", "stage", identity),
         Column("ipu", "IPU", identity),
@@ -330,80 +346,48 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         say(units.sentence(words) + ".") for words in (*split.why, *wanted.problems, *wanted.notes)
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
+    lines += [say(words) for words in _may_fit(costs, maybe, wanted.total)]
     if wanted.total > (1 - _LITTLE) * now.total:
         lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
+        placed = placement_file(costs, wanted.assignment, sets_accumulation=False)
         try:
-            args.output.write_text(
-                json.dumps(_placement(costs, wanted.assignment, args), indent=2) + "\n"
-            )
+            args.output.write_text(json.dumps(placed, indent=2) + "\n")
         except OSError as error:
             raise common.CommandError(
                 f"{args.output}: cannot be written: {error.strerror}"
             ) from error
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
-    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    frame = pd.DataFrame(rows, columns=pd.Index([one.key for one in columns]))
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
-        frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
+        frame["saves"] = [_saves(one) for one in chosen]
         columns = (*columns, Column("saves", "saves memory by", sentence))
         if args.output is None:
             lines.append(
                 say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
     table = Table("rebalance", frame, columns)
-    returning, answers = _more(report, costs, split, choices, args)
-    lines += [say(words) for words in returning]
-    more = [*verified, *answers]
-    tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
+    more = args.form == "csv" and verified
+    tables = (*verified, table) if more else (table, proof, *lines, *verified)
     return Page(str(report.path), tables)
 
 
-def _more(
-    report: Report,
-    costs: Costs,
-    split: Split,
-    choices: tuple[Choice, ...],
-    args: argparse.Namespace,
-) -> tuple[list[str], list[Table | Facts | Lines]]:
-    """Sentences about what the further answers leave out, and these answers.
-
-    They are of splits that are sure to fit, and say so where none is.
-    """
-    said = list[str]()
-    if rebalance_answers.of_one_stage_an_ipu(args):
-        said += _quicker_ones_that_return(costs, choices, split.prediction.total)
-    return said, list(rebalance_answers.answers(report, costs, split, choices, args))
+def _may_fit(costs: Costs, maybe: Split | None, total: int) -> list[str]:
+    """What a split would gain of which only a compile knows whether it fits."""
+    if maybe is None:
+        return []
+    less, sizes = 1 - maybe.prediction.total / total, maybe.prediction.assignment.sizes(len(costs))
+    return [
+        f"A split that a compile may find too large would take {less:.1%} less ({sizes}):"
+        " --verify N --script 'FILE ARGS' compiles it too."
+    ]
 
 
-def _quicker_ones_that_return(
-    costs: Costs, choices: tuple[Choice, ...], total: int
-) -> Iterator[str]:
-    """What splits with one stage an IPU leave out: a sentence, where that is quicker."""
-    try:
-        quickest = best(costs, choices=choices).prediction
-    except ValueError:  # none is sure to fit
-        return
-    if quickest.total < total:
-        ipus = ",".join(map(str, quickest.assignment.ipus))
-        yield (
-            f"These answers are of one stage an IPU. With stages on IPUs {ipus} it takes"
-            f" {quickest.total:,} cycles: ipu-report rebalance without further answers has that"
-            " split."
-        )
-
-
-def _placement(costs: Costs, assignment: Assignment, args: argparse.Namespace) -> dict[str, Any]:
-    """The file of a split; with ``--bubble``, with the accumulation that makes ramps so small."""
-    from dataclasses import replace
-
-    from ipuscope.planner.predict.what_if import placement_file
-    from ipuscope.planner.search.accumulation import least_accumulation
-
-    if args.bubble is not None and costs.training:
-        wanted = least_accumulation(costs, assignment, args.bubble).micro_batches
-        costs = replace(costs, micro_batches=max(wanted, costs.micro_batches))
-    return placement_file(costs, assignment, sets_accumulation=args.bubble is not None)
+def _saves(choice: Choice) -> str:
+    """How a stage saves memory, in a few words."""
+    ways = [("recomputing", choice.recompute), ("state off the chip", choice.offload)]
+    return " + ".join(words for words, does in ways if does) or "-"
 
 
 def _gain(costs: Costs, now: int, wanted: int) -> str:

@@ -160,11 +160,17 @@ def _notes(promise: Promise, costs: Costs, obtained: Costs) -> list[str]:
 
 
 def quickest_compiled(
-    report: Report, costs: Costs, split: Split, count: int, script: Sequence[str]
+    report: Report,
+    costs: Costs,
+    split: Split,
+    count: int,
+    script: Sequence[str],
+    maybe: Split | None = None,
 ) -> tuple[Split, tuple[Table | Lines, ...]]:
     """The split that proved the quickest of the best ``count``, and what came of each.
 
-    The profiled split, which is compiled already, is among them. CommandError where none compiles
+    The profiled split, which is compiled already, is among them; so is ``maybe``, which is quicker
+    if it fits. CommandError where none compiles
     and fits.
     """
     from dataclasses import replace
@@ -180,7 +186,8 @@ def quickest_compiled(
     from ipuscope.reports.tables import say
 
     proposed = split.prediction.assignment
-    wanted = candidates(costs, proposed, count)
+    also = [maybe.prediction.assignment] if maybe else []
+    wanted = candidates(costs, proposed, count, also)
     compiled = verify(costs, wanted, script, Provenance.of(report), progress=_progress)
     splits = in_order([*of_profile(report, costs, proposed.ipus), *compiled])
     runs = [one for one in splits if not one.problem]

@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, each: bool = False) -> Page:
-    from ipuscope.profiler import confidence
+    from ipuscope.profiler import analysis, confidence
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.host_transfers import streaming_steps
     from ipuscope.reports.tables import Fact, Facts, Lines, Page, Table
 
     of, tile = facts.facts(report), facts.fullest(report)
-    rows = [Fact(*one) for one in (*facts.about(of), *facts.speed(of), *facts.memory(tile))]
+    speed = () if analysis.imported(report) else facts.speed(of)  # of micro-batches
+    rows = [Fact(*one) for one in (*facts.about(of), *speed, *facts.memory(tile))]
     parts: list[Any] = [Facts("summary", tuple(rows))]
     if len(report.runs):
         proportions = report.cycle_proportions(0)

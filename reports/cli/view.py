@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import getpass
 import os
 import shlex
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -35,8 +37,7 @@ EXAMPLES = """  ipu-report view demo/training
   ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
-  on a machine far away:   ipu-report view --no-browser demo/training
-  and on yours:            ssh -L 8050:127.0.0.1:8050 that-machine, then http://127.0.0.1:8050
+  over ssh it prints the line for your own machine: ssh -L 8050:127.0.0.1:8050 you@there
 """
 
 
@@ -144,7 +145,7 @@ def _sweep(args: argparse.Namespace) -> int:
     guard = Guard.bound_to(args.host, args.allow_host)
     path = Path(args.profiles).resolve()
     folder = path if path.is_dir() else path.parent
-    with _Viewers(args.host, here=not guard.token) as viewers:
+    with _Viewers(args.host, guard.token) as viewers:
         app = create_sweep_app(runs, folder.name, viewers.address_of, guard)
         _serve(args, app, guard, args.profiles, port)
     return common.OK
@@ -153,8 +154,8 @@ def _sweep(args: argparse.Namespace) -> int:
 class _Viewers:
     """Viewers of single profiles, each a process of its own that ends with this one."""
 
-    def __init__(self, host: str, here: bool) -> None:
-        self._host, self._here = host, here
+    def __init__(self, host: str, token: str) -> None:
+        self._host, self._token = host, token
         self._started: dict[Path, tuple[str, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> Self:
@@ -166,7 +167,9 @@ class _Viewers:
 
     def address_of(self, profile: Path) -> str | None:
         """The address of a profile's viewer, which is started once; None for other machines."""
-        if not self._here:
+        from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
+
+        if not is_loopback(self._host):
             return None
         known = self._started.get(profile)
         if known is None or known[1].poll() is not None:
@@ -175,8 +178,9 @@ class _Viewers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ipuscope.reports.cli", *words, str(profile)],
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, TOKEN_VARIABLE: self._token},
             )
-            known = f"http://{self._host}:{port}", process
+            known = f"http://{self._host}:{port}/?token={self._token}", process
             self._started[profile] = known
         return known[0]
 
@@ -198,22 +202,43 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
     """Print the address, open a browser, and serve until Ctrl+C."""
+    from ipuscope.viewer.guard import is_loopback
+
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
     address += f"/?token={guard.token}" if guard.token else ""
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
-    if guard.token:
+    if not is_loopback(args.host):
         print(
             f"note: {args.host} is not only this machine: whoever has this address sees the"
             " profile",
             flush=True,
         )
-    if not args.no_browser:
+    if forward := ssh_forward(os.environ, args.host, port, getpass.getuser):
+        print(f"from your own machine: {forward}, then open {address}", flush=True)
+    # a session without a screen has no browser; editors that forward ports give one as BROWSER
+    screen = not forward or {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ)
+    if screen and not args.no_browser:
         opener = threading.Timer(1.0, webbrowser.open, (address,))
         opener.daemon = True
         opener.start()
     from ipuscope.viewer.app import serve
 
     serve(app, args.host, port)
+
+
+def ssh_forward(
+    environment: Mapping[str, str], host: str, port: int, user: Callable[[], str]
+) -> str:
+    """The command that brings the port of an SSH session to the user's machine; "" without one.
+
+    A viewer that listens for other machines needs none. sshd gives the server's address as the
+    third word of SSH_CONNECTION.
+    """
+    words = environment.get("SSH_CONNECTION", "").split()
+    if len(words) != 4 or host not in ("127.0.0.1", "localhost", "::1"):
+        return ""
+    here = f"[{host}]" if ":" in host else host
+    return f"ssh -L {port}:{here}:{port} {user()}@{words[2]}"
 
 
 def _open(pattern: str) -> Report:

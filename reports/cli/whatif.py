@@ -6,6 +6,10 @@ Nothing is compiled: the engine's own schedule is laid out over the costs of the
 An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
 Blocks by name, stages parted by a slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a
 placement file. Without one: the split as profiled.
+
+--schedule asks for another order of the same work: a name, 'all', or a CSV file of
+torch.distributed.pipelining. Its cycles are those with all IPUs meeting after every step, as
+PopART's programs do, and 'free', with each waiting only for what it reads.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ipuscope.reports.cli import common
+from ipuscope.reports.cli import common, whatif_schedules
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +32,8 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
   ipu-report whatif demo/training --assign 2-1-1 --assign 1-1-2       which of the two
   ipu-report whatif demo/training --assign B1/B2/B3/B4@0       a stage list that comes back to IPU 0
   ipu-report whatif demo/training --assign placement.json --json
+  ipu-report whatif demo/training --schedule all       what other schedules would give
+  ipu-report whatif demo/training --schedule zb-h1     one of them, drawn
 """
 
 
@@ -48,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="gradient accumulation (default: as profiled)",
     )
+    whatif_schedules.add_arguments(parser)
     common.add_form(parser)
 
 
@@ -82,6 +89,8 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         ipus = common.stage_ipus(args)
         asked = [(text, parse_assignment(costs.names, text, ipus, costs)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
+        if args.schedule:
+            return whatif_schedules.page(report, costs, asked[0][1], args)
         predictions = [(text, what_if(costs, assignment)) for text, assignment in asked]
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error

@@ -23,8 +23,10 @@ HEAVY = ("torch", "dash", "plotly")
 
 # What comes with a package that the table names.
 COMES_WITH = {"rich": {"pygments"}, "dash": {"flask", "werkzeug", "dash_ag_grid"}}
-# The one place that may start the viewer, and the viewer's picture taker, which drives a browser.
+# The one place that may start the viewer, and the viewer's picture taker, which drives a browser;
+# the one that asks for the vendor's reader, where the Poplar SDK is.
 ALSO = {
+    "reports/cli/import_.py": {"pva"},
     "reports/cli/view.py": {"viewer"},
     "viewer/screenshots.py": {"PIL", "playwright", "reports"},
 }

@@ -280,11 +280,13 @@ def test_room_is_promised_only_where_it_is_known() -> None:
             Advice("", Levers(), 1, 1.0, 1.0, 1, 641_229, 0, memory, False, 0.0, (), "", ()),
             "for it",
         )
-        for memory in ("fits", "IPU 0: within 3%: compile to know")
+        for memory in ("fits", "IPU 0: too close to call: compile to know")
     }
     assert told["fits"] == "There is room for it: the largest extent is 626.2 KiB then."
     assert all("626.2 KiB" in words for words in told.values())
-    assert told["IPU 0: within 3%: compile to know"].startswith("Whether there is room for it is")
+    assert told["IPU 0: too close to call: compile to know"].startswith(
+        "Whether there is room for it is"
+    )
 
 
 def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     uneven = open_report(tmp_path / "inference")
     insight = next(one for one in insights(uneven) if "the mean stage" in one.title)
     assert "No better split of these Blocks was found" in insight.detail
-    assert "--inside" in insight.action
+    assert "ipu-report ops" in insight.action
     assert f"about {insight.gain_cycles:,} cycles less" in insight.detail
     costs = Costs.from_report(uneven)
     mean = np.full_like(costs.cycles.forward, costs.cycles.forward.mean())

@@ -131,16 +131,6 @@ def test_readers_are_told_how_sure_the_cycles_are(
         assert "Cycles are" not in told(capsys, command, silent)
 
 
-def test_a_robust_split_is_sought_for_the_error_that_the_profile_carries(
-    sure: Path, silent: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured = json.loads(told(capsys, "rebalance", sure, "--robust", "--json"))[0]["robust"]
-    asked = json.loads(told(capsys, "rebalance", sure, "--robust", "19", "--json"))[0]["robust"]
-    assert measured == asked and measured["off"] == 0.19
-    assert main(["rebalance", str(silent), "--robust"]) != 0
-    assert "does not say how far its cycles likely are off" in capsys.readouterr().err
-
-
 def test_the_summary_page_marks_what_is_judged_by_likeness(sure: Path, silent: Path) -> None:
     from ipuscope.viewer.pages.summary import _confidence
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ipuscope.planner.advice import Allowed, Basis, Levers
-from ipuscope.planner.levers.levers import LINE, stages_line
+from ipuscope.planner.levers.script_lines import LINE, stages_line
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.profiler import open_report
 from ipuscope.reports import checks

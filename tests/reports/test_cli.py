@@ -26,13 +26,13 @@ from ipuscope.profiler.analysis import waits_in_short
 from ipuscope.profiler.enums import Direction
 from ipuscope.reports.cli import COMMANDS, common, main, make_parser, ops
 from ipuscope.reports.cli.completion import commands_of
-from ipuscope.reports.cli.view import free_port
+from ipuscope.reports.cli.view import free_port, ssh_forward
 from tests.synthetic import synthetic_profile
 
 PRINTING = [
     name
     for name in COMMANDS
-    if name not in ("html", "view", "query", "compare", "export", "completion")
+    if name not in ("html", "view", "query", "compare", "export", "import", "completion")
 ]
 
 
@@ -848,3 +848,65 @@ def test_html_writes_one_file(
 def test_operators_are_asked_for_by_the_directions_there_are() -> None:
     no_operators = Direction.RECOMPUTE  # steps have it: of operators that run again
     assert tuple(one for one in Direction if one != no_operators) == ops.DIRECTIONS
+
+
+def test_what_if_gives_other_schedules_and_the_engines_own_cycles(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = demo / "training"
+
+    def table(name: str, *words: object) -> list[dict[str, object]]:
+        (page,) = json.loads(say(capsys, "whatif", profile, *words, "--json"))
+        return page[name]
+
+    rows = {row["schedule"]: row for row in table("schedules", "--schedule", "all")}
+    cycles = table("whatif")[0]["cycles"]
+    assert rows["poptorch"]["cycles"] == cycles
+    assert rows["zb-h2"]["stash"] > rows["zb-h1"]["stash"] > rows["1f1b"]["stash"]
+    assert rows["tf-sequential"]["free"] > rows["gpipe"]["free"] > rows["zb-h1"]["free"]
+    file = tmp_path / "own.csv"
+    drawn = say(capsys, "whatif", profile, "--schedule", "zb-h1", "--schedule-csv", file)
+    assert "W gradients of weights" in drawn
+    (read,) = table("schedules", "--schedule", file)
+    assert (read["cycles"], read["free"]) == (rows["zb-h1"]["cycles"], rows["zb-h1"]["free"])
+    assert main(["whatif", str(profile), "--schedule", "zb-v"]) != 0
+    assert "8 stages need as many Blocks" in capsys.readouterr().err
+
+
+def test_in_an_ssh_session_the_viewer_says_how_to_reach_it() -> None:
+    session = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.2 22"}
+    line = ssh_forward(session, "127.0.0.1", 8050, lambda: "ada")
+    assert line == "ssh -L 8050:127.0.0.1:8050 ada@10.0.0.2"
+    assert ssh_forward({}, "127.0.0.1", 8050, lambda: "ada") == ""
+    assert ssh_forward(session, "0.0.0.0", 8050, lambda: "ada") == ""
+
+
+def test_import_says_where_the_vendors_reader_comes_from(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["import", str(runs / "training" / "profile.pop"), "-o", str(tmp_path / "own.pop")]
+    assert main(words) == 1
+    assert "the Poplar SDK's pva is not installed" in capsys.readouterr().err
+
+
+def test_import_without_names_has_none_and_says_what_it_met(
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ipuscope.profiler import pva
+
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    own = tmp_path / "own.pop"
+    words = ["import", runs / "training" / "profile.pop", "-o", own, "--anonymise"]
+    said = say(capsys, *words)
+    assert said == Path(f"{own}.txt").read_text()
+    assert "24 programs of type OnTileExecute" in said and "layer" not in said
+    with open_report(own) as report:
+        assert not report.ops["name"].str.contains("layer").any()
+        assert not report.variables["name"].str.contains("layer").any()
+        assert set(report.ops["file"]) == {""}
+    assert "not in this profile" in " ".join(say(capsys, "summary", own).split())
+    assert main(["insights", str(own)]) == 1
+    assert "are not in this profile" in capsys.readouterr().err

@@ -14,7 +14,6 @@ from examples.models import bert
 from ipu_exec.placement_file import StageChoice, load
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.memory_verdict import MARGIN
 from ipuscope.planner.predict.split_text import parse_assignment, profiled
 from ipuscope.planner.predict.what_if import Assignment, placement_file, what_if
 from ipuscope.profiler import open_report
@@ -198,7 +197,7 @@ def test_blocks_that_move_keep_their_memory_proportion(tmp_path: Path) -> None:
         )
         for one in promised.memory:
             fullest = int(report.tiles(one.ipu)["total"].max())
-            assert abs(one.nbytes - fullest) <= MARGIN * one.limit
+            assert abs(one.nbytes - fullest) <= 0.03 * one.limit
         # and what comes of that profile keeps it too
         assert obtained.block_proportion(2) == 0.02
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.predict.what_if import Prediction
+from ipuscope.planner.predict.what_if import Assignment, Prediction
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline import schedules
 from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.timeline.schedules import Schedule
 from ipuscope.viewer.figures.drawing import Drawing, above, vertical
 from ipuscope.viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
 from ipuscope.viewer.figures.pipeline import spans as on_ipus
 from ipuscope.viewer.figures.theme import Theme, text_on
 from ipuscope.viewer.figures.units import Clock, as_array, plain, shortened
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHADES = {"light": ("#0072b2", "#3a93c9"), "dark": ("#3d9be0", "#3f83b5")}  # neighbours apart
 _DIRECTION = {
@@ -172,18 +176,38 @@ def predicted_lanes(
 
     With many lanes, equal ones are folded. ``path``: the critical path, where it is known.
     """
+    return schedule_lanes(costs, prediction.assignment, prediction.schedule, path)
+
+
+def schedule_lanes(
+    costs: Costs, assignment: Assignment, schedule: Schedule, path: CriticalPath | None = None
+) -> Lanes:
+    """The same for any schedule of stages, such as `ipuscope.planner.schedules` has."""
     import pandas as pd
 
-    schedule = prediction.schedule
+    tasks, cycles = frames_of(schedule)
+    blocks = [
+        ", ".join(costs.names[first : last + 1]) for first, last in assignment.spans(len(costs))
+    ]
+    where = pd.DataFrame({"stage": range(len(blocks)), "ipu": assignment.ipus, "blocks": blocks})
+    fold = len(set(assignment.ipus)) > FEW
+    return lanes(tasks, Executed.nothing(), cycles, where, fold, path=path)
+
+
+def frames_of(schedule: Schedule) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tasks and pipeline cycles of a schedule, as `Report.tasks` and `Report.pipeline_cycles`."""
+    import pandas as pd
+
     # what tasks of one kind and stage are: as the bodies of a profile
     stages = int(schedule.stage.max(initial=-1)) + 2
-    first, body = first_of_each(schedule.kind * stages + schedule.stage + 1)
-    of_body = [(int(schedule.kind[row]), int(schedule.stage[row])) for row in first.tolist()]
-    kind = [_KIND.get(code, "task") for code, _ in of_body]
-    direction = [_DIRECTION.get(code, "") for code, _ in of_body]
+    part = np.zeros_like(schedule.kind) if schedule.part is None else schedule.part
+    first, body = first_of_each((schedule.kind * 2 + part) * stages + schedule.stage + 1)
+    of_body = [(int(schedule.kind[row]), int(schedule.stage[row]), int(part[row])) for row in first]
+    kind = [_KIND.get(code, "task") for code, _, _ in of_body]
+    direction = [_DIRECTION.get(code, "") for code, _, _ in of_body]
     names = [
-        f"stage {k} {d}" if d and k >= 0 else (d or what)
-        for (_, k), d, what in zip(of_body, direction, kind, strict=True)
+        f"stage {k} {'gradients of weights' if late else d}" if d and k >= 0 else (d or what)
+        for (_, k, late), d, what in zip(of_body, direction, kind, strict=True)
     ]
     kinds, directions, named = (
         pd.array([*words, ""], dtype="str").take(body) for words in (kind, direction, names)
@@ -215,12 +239,4 @@ def predicted_lanes(
             "slowest_ipu": schedule.slowest_ipu,
         }
     )
-    blocks = [
-        ", ".join(costs.names[first : last + 1])
-        for first, last in prediction.assignment.spans(len(costs))
-    ]
-    where = pd.DataFrame(
-        {"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks}
-    )
-    fold = len(set(prediction.assignment.ipus)) > FEW
-    return lanes(tasks, Executed.nothing(), cycles, where, fold, path=path)
+    return tasks, cycles

@@ -71,28 +71,28 @@ def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
     return max(overflowing, key=lambda over: over.bytes_over, default=None)
 
 
-def largest_block(variables: Sequence[records.Variable], blocks: int, ipu: int) -> tuple[int, int]:
-    """The Block of this IPU that needs most by itself, and its bytes over all tiles; -1: none.
+def block_bytes(
+    variables: Sequence[records.Variable], names: Sequence[str], ipu: int
+) -> list[tuple[str, int]]:
+    """(name, bytes over all tiles) of each Block of this IPU by itself, the largest first.
 
     Its own always-live variables, and the most of its others that are live at one step.
     """
-    always = np.zeros(blocks + 1, dtype=np.int64)
+    always: dict[int, int] = {}
     changes: dict[int, list[tuple[int, int]]] = {}
     for one in variables:
-        if one.ipu != ipu or not 0 <= one.block < blocks:
+        if one.ipu != ipu or not 0 <= one.block < len(names):
             continue
         if one.always_live:
-            always[one.block] += one.bytes
+            always[one.block] = always.get(one.block, 0) + one.bytes
         else:
-            changes.setdefault(one.block, []).extend(
-                [(one.start, one.bytes), (one.stop, -one.bytes)]
-            )
+            edges = [(one.start, one.bytes), (one.stop, -one.bytes)]
+            changes.setdefault(one.block, []).extend(edges)
     for block, edges in changes.items():
-        ends_first = sorted(edges)
-        live = np.cumsum([nbytes for _, nbytes in ends_first])
-        always[block] += max(0, int(live.max()))
-    block = int(always[:-1].argmax()) if blocks else -1
-    return block, int(always[block])
+        live = np.cumsum([nbytes for _, nbytes in sorted(edges)])  # ends first
+        always[block] = always.get(block, 0) + max(0, int(live.max()))
+    found = [(names[block], nbytes) for block, nbytes in always.items()]
+    return sorted(found, key=lambda one: -one[1])
 
 
 def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:

@@ -200,7 +200,9 @@ def _check_cost(nodes: list[Any]) -> None:
     An array is copied once. Nodes share others: a check of a field walks the containers in it, and
     a hash walks everything in a key, both of which double with each level that is there twice.
     """
-    depth, whole, walked = [], [], []  # of each node; nodes in it, shared ones as often as met
+    depth: list[int] = []  # of each node
+    whole: list[int] = []  # nodes in it, shared ones as often as met
+    walked: list[int] = []  # ... of those that a check of a field walks
     copied: set[int] = set()
     checks = values = 0
     for node in nodes:

@@ -17,7 +17,6 @@ from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search.waiting_causes import waiting_causes
 from ipuscope.profiler import analysis, open_report, pva
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
@@ -393,8 +392,6 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     ]
     threads = [e for e in events(report, 0, None, True) if e.get("tid") == 3 and e["ph"] == "X"]
     assert len(threads) == 6
-    frame = waiting_causes(report)
-    assert frame["host"].sum() == rest.loc[rest["kind"] == "idle", "cycles"].sum()
 
 
 def test_an_insight_names_the_way_to_overlap_where_the_host_is_waited_for(tmp_path: Path) -> None:

@@ -334,9 +334,10 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     for part in (
         "IPU 0, tile ",
         "of 624 KiB of tile memory",
-        "five largest",
-        "By kind: optimiser state ",  # AdamW's two moments of each weight
-        "layers.1.weight",
+        "the largest things there:\n",
+        "KiB  optimiser state\n",  # AdamW's two moments of each weight
+        "KiB  layers.1.weight\n",
+        "GiB  L1\n",
         error.profile_path,
         # a weight with its gradient and two moments: more IPUs alone would not hold it
         "Block L1 needs 1.",

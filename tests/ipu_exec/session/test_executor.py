@@ -82,6 +82,12 @@ def test_other_inputs_than_compiled_for_are_errors_until_destroyed(inputs: Any, 
     assert wrapped(torch.ones(3, 4)).shape == (3, 3)
 
 
+def test_a_module_that_torch_fx_made_runs() -> None:
+    module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+    x = torch.randn(2, 4)
+    assert torch.equal(poptorch.inferenceModel(module)(x), module(x))
+
+
 def test_arguments_count_by_name_and_defaults_are_given() -> None:
     wrapped = poptorch.inferenceModel(small(), quiet())
     x = torch.ones(2, 4)

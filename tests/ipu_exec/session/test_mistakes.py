@@ -121,6 +121,14 @@ def test_training_on_the_host_is_told_at_its_first_backward(
     assert "--num-ipus 4 puts its layers on 4 IPUs" in process.stderr
 
 
+def test_a_step_on_the_host_is_told_without_a_backward(tmp_path: Path) -> None:
+    gradient = "torch.autograd.grad(loss, model.weight)"
+    write(tmp_path / "train.py", UNWRAPPED.replace("loss.backward()", gradient))
+    process = ipu_run("train.py", cwd=tmp_path)
+    first = "ipu-run: warning: train.py:8: optimizer.step() runs on the host"
+    assert process.stderr.startswith(first) and process.stderr.count("warning") == 1
+
+
 def test_an_uneven_last_batch_is_told_of_drop_last() -> None:
     model = trained(WithLoss(torch.nn.Linear(6, 3)))
     model(*inputs(8))

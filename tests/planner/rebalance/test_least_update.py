@@ -14,24 +14,17 @@ from ipuscope.planner.costs.cuts import Shared, Ties
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.costs.tile_memory import ipu_bytes
-from ipuscope.planner.predict.interval_costs import interval_costs
 from ipuscope.planner.predict.many_splits import ManySplits, total_cycles
 from ipuscope.planner.predict.what_if import Assignment, what_if
-from ipuscope.planner.search import boxes
-from ipuscope.planner.search import least_update as search
-from ipuscope.planner.search.least_ramps import least_ramps
-from ipuscope.planner.search.partial_splits import LeastUpdate, Search
-from ipuscope.planner.search.robust import least_regret, scenario
+from ipuscope.planner.search import partial_splits as search
 from ipuscope.planner.search.split_search import (
     ALL_CHOICES,
     at_least,
     best_split,
-    longest,
     one_an_ipu,
     quickest_split,
     returning,
 )
-from ipuscope.planner.search.stage_ways import StageWays
 
 
 def model(random: np.random.Generator, count: int, stages: int, full: float = 0.0) -> Costs:
@@ -259,117 +252,6 @@ def test_ways_that_go_on_as_one_keep_the_bound_true(monkeypatch: pytest.MonkeyPa
     assert open_ones > 10
 
 
-def boxed(costs: Costs, ipus: tuple[int, ...], choices: Sequence[Choice]) -> boxes.Boxes | None:
-    """The boxes of all splits that fit, before any is looked at."""
-    starts = min(
-        (one for one in _all(costs, ipus, choices) if _fits(costs, one)),
-        key=lambda one: one.starts,
-        default=None,
-    )
-    if starts is None:
-        return None
-    table = interval_costs(costs, ipus, choices, longest(costs))
-    partial = Search(costs, table, ipus, (), 0)
-    known = LeastUpdate(starts, _quick(costs, starts), 0)
-    return boxes.Boxes(partial, known)
-
-
-@pytest.mark.parametrize("ways", [2, 1000])
-def test_the_bound_of_boxes_is_never_above_the_least(
-    ways: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However few ways are kept and boxes looked at; all of them leave no more than the gap."""
-    monkeypatch.setattr(boxes, "_WAYS", ways)
-    monkeypatch.setattr(boxes, "_CELLS", 9)
-    monkeypatch.setattr(boxes, "_LEAST_CELLS", 4)
-    random, narrowed, inference = np.random.default_rng(ways), 0, 0
-    for _ in range(40):
-        count = int(random.integers(4, 8))
-        stages = int(random.integers(3, 5))
-        costs = model(random, count, stages, float(random.choice([0, 1.4])))
-        if not costs.pipelined or costs.streams.across:
-            continue
-        inference += not costs.training
-        ipus, choices = tuple(range(stages)), ALL_CHOICES[: 1 + 2 * int(random.random() < 0.3)]
-        own = (Choice.profiled(costs),) if len(choices) == 1 else choices
-        wanted, left = least_total(costs, ipus, own), boxed(costs, ipus, own)
-        if wanted is None or left is None:
-            continue
-        for effort in (0, 2_000, 1 << 60):
-            found = left.narrowed(effort)
-            assert found.bound <= wanted <= found.total
-            assert found.total == _quick(costs, _with_choices(costs, found.assignment))
-        assert ways < 1000 or found.bound >= found.total * 0.999 - 1
-        narrowed += 1
-    assert narrowed > 15 and inference > 2
-
-
-def test_the_gap_narrows_with_the_cells_that_the_caller_grants(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """None at all, one look, and what it takes; each is a bound on what the widest search found."""
-    monkeypatch.setattr(search, "MOST_APART", 0)
-    monkeypatch.setattr(search, "_WAYS", (2, 3))
-    wide = 0
-    for seed in range(6):
-        costs = random_costs(
-            np.random.default_rng(seed), 60, 4, stages=10, micro_batches=60, recompute=False
-        )
-        splits = [best_split(costs, 10, narrow=cells) for cells in (0, 1, 1 << 40)]
-        totals = [split.prediction.total for split in splits]
-        assert max(split.least_total for split in splits) <= min(totals)
-        assert splits[-1].gap < 1e-3 and totals[-1] <= totals[0]
-        wide += splits[0].gap > 1e-3 and splits[1].gap > 1e-3
-    assert wide > 2
-    assert best_split(costs, 10).least_total > splits[1].least_total  # its own measure
-
-
-def test_a_first_look_at_all_splits_counts() -> None:
-    """With as few micro-batches as stages need, no longest stage is out of the question."""
-    costs = random_costs(np.random.default_rng(0), 192, 4, stages=64, micro_batches=127)
-    ipus, choices = tuple(range(64)), (Choice.profiled(costs),)
-    near = Assignment(tuple(range(0, 192, 3)), ipus)
-    known = LeastUpdate(near, what_if(costs, near).total, 0)
-    table = interval_costs(costs, ipus, choices, 4 * int(costs.cycles.work.max()))
-    found = boxes.Boxes(Search(costs, table, ipus, (), 0), known).narrowed(1)
-    assert found.bound > 0.8 * found.total  # of a box without a look it is next to none
-
-
-def _with_choices(costs: Costs, split: Assignment) -> Assignment:
-    own = (Choice.profiled(costs),) * len(split.starts)
-    return replace(split, choices=split.choices or own)
-
-
-def test_the_least_ramps_are_never_above_those_of_a_split() -> None:
-    """On a grid of one cell, of few and of many: the finer, the nearer."""
-    random = np.random.default_rng(7)
-    for _ in range(60):
-        count, stages = int(random.integers(4, 8)), int(random.integers(2, 5))
-        costs = random_costs(random, count, 4, stages=min(stages, count), micro_batches=40)
-        table = interval_costs(costs, range(stages), (Choice.profiled(costs),), longest(costs))
-        within = Search(costs, table, tuple(range(stages)), (), 0).everything
-        least = min(_ramps(within.stages, starts, count) for starts in all_starts(count, stages))
-        bounds = [least_ramps(within.stages, count, cells).whole for cells in (1, 25, 40_000)]
-        assert bounds == sorted(bounds) and bounds[-1] <= least
-        assert bounds[-1] >= 0.98 * least
-
-
-def _ramps(stages: Sequence[StageWays], starts: tuple[int, ...], count: int) -> int:
-    """The ramps of a split, but for a forward that is longer than any later stage."""
-    ends = (*starts[1:], count)
-    rows = [
-        int(np.flatnonzero((one.first == first) & (one.behind == end))[0])
-        for one, first, end in zip(stages, starts, ends, strict=True)
-    ]
-    pairs = [*zip(stages, rows, strict=True)]
-    forward = np.array([one.forward[row] for one, row in pairs])
-    backward = np.array([one.backward[row] for one, row in pairs])
-    from_each = np.maximum.accumulate((forward + backward)[::-1])[::-1]
-    filling = np.maximum.accumulate(forward)[:-1].sum()
-    flushing = np.maximum.accumulate(backward)[:-1].sum()
-    return int(filling + flushing + 2 * from_each[1:].sum())
-
-
 def test_the_example_of_five_blocks_is_least() -> None:
     costs = random_costs(np.random.default_rng(0), 5, 4, stages=3, micro_batches=5, recompute=False)
     none = np.zeros(5, dtype=np.int64)
@@ -405,27 +287,6 @@ def test_stage_lists_that_return_are_searched_for() -> None:
     assert split.prediction.assignment.ipus == (0, 1, 2, 0)
     alone = [best_split(costs, ipus=ipus).prediction.total for ipus in lists]
     assert split.prediction.total == min(alone)
-
-
-def test_regret_is_never_more_where_no_stage_recomputes() -> None:
-    random = np.random.default_rng(4)
-    for _ in range(25):
-        count, stages = int(random.integers(3, 6)), int(random.integers(2, 4))
-        costs = random_costs(random, count, 4, stages=min(stages, count), recompute=False)
-        robust = least_regret(costs, stages, 0.2)
-        assert robust.exact
-        worst = 0
-        for size in range(count + 1):
-            for longer in itertools.combinations(range(count), size):
-                case = scenario(costs, longer, 0.2)
-                own = what_if(case, robust.assignment).bottleneck
-                best = min(
-                    what_if(case, Assignment(starts, tuple(range(stages)))).bottleneck
-                    for starts in all_starts(count, stages)
-                )
-                worst = max(worst, own - best)
-        assert worst == robust.regret
-    assert not least_regret(replace(costs, recompute=True), stages, 0.2).exact
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -30,7 +29,7 @@ from ipuscope.planner.costs.tile_memory import (
     passing_alone,
 )
 from ipuscope.planner.predict.interval_memory import interval_memory
-from ipuscope.planner.predict.memory_verdict import MARGIN, Answer
+from ipuscope.planner.predict.memory_verdict import ABOVE, BELOW, Answer
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.planner.search.refusal import as_levers, nearest, nearest_in_words, refusal
@@ -78,13 +77,14 @@ def test_what_is_near_the_end_of_a_tile_is_for_a_compile_to_say(pod16: Report) -
 
     def answer(limit: float) -> Answer:
         prediction = what_if(costs.with_tile_bytes(round(limit)), other)
-        assert bool(prediction.problems) == (limit < fullest * (1 - MARGIN))
+        assert bool(prediction.problems) == (limit < fullest / (1 + ABOVE))
         return max(prediction.memory, key=lambda one: one.nbytes).answer
 
-    assert answer(fullest * (1 + 2 * MARGIN)) is Answer.FITS
+    assert answer(fullest / (1 - 1.1 * BELOW)) is Answer.FITS
+    assert answer(fullest / (1 - 0.9 * BELOW)) is Answer.CLOSE
     assert answer(fullest) is Answer.CLOSE
-    assert answer(fullest * (1 - MARGIN / 2)) is Answer.CLOSE
-    assert answer(fullest * (1 - 2 * MARGIN)) is Answer.OVER
+    assert answer(fullest / (1 + 0.9 * ABOVE)) is Answer.CLOSE
+    assert answer(fullest / (1 + 1.1 * ABOVE)) is Answer.OVER
 
 
 def test_the_parts_of_a_verdict_add_up(pod16: Report) -> None:
@@ -204,7 +204,7 @@ def test_memory_of_splits_far_from_the_profiled_one(tmp_path: Path) -> None:
         for split, other in zip(splits, reports, strict=True):
             for one in what_if(costs, Assignment(*split)).memory:
                 fullest = int(other.tiles(one.ipu)["total"].max())
-                assert abs(one.nbytes - fullest) <= MARGIN * one.limit
+                assert -0.03 * one.limit <= one.nbytes - fullest <= 0.03 * one.limit
 
 
 def _compiled(example: Example, starts: Sequence[int], ipus: Sequence[int], folder: Path) -> Path:
@@ -225,25 +225,13 @@ def _compiled(example: Example, starts: Sequence[int], ipus: Sequence[int], fold
     return where / "training"
 
 
-def test_answers_of_one_stage_an_ipu_say_what_they_leave_out(
-    pod16: Report, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for answer in ("--prove", "--prices"):
-        assert ipu_report(["rebalance", str(pod16.path), answer]) == 0
-        words = " ".join(capsys.readouterr().out.split())
-        quickest = re.search(r"of one stage an IPU\. With stages on IPUs ([\d,]+) it takes", words)
-        assert quickest is not None
-        ipus = quickest[1].split(",")
-        assert len(set(ipus)) == len(ipus) - 1  # one of them has two stages
-
-
 def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) -> None:
     costs = Costs.from_report(pod16)
     near = nearest(costs, costs.ipus)
     fullest = max(what_if(costs, near).fullest)
     assert fullest <= max(what_if(costs, profiled(costs)).fullest)
     assert nearest_in_words(costs, costs.ipus) == ""
-    short = costs.with_tile_bytes(round(fullest * (1 - 2 * MARGIN)))
+    short = costs.with_tile_bytes(round(fullest * (1 - 2 * ABOVE)))
     words = refusal(short, costs.ipus)
     assert "does not fit by" in words and "on tile" in words and "most of it" in words
     assert nearest_in_words(short, costs.ipus)[2:].lower() == words.lower()

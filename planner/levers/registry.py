@@ -1,0 +1,373 @@
+"""All levers: what each may be set to, what it changes, and its words.
+
+A lever is a class here and a field of `Levers`; advice, insights, relief and commands ask `LEVERS`.
+The compile's side of it is `ipu_exec.script_levers`, which reads `Lever.argument`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar
+
+from ipuscope.planner.levers.levers import STATES, Basis, Levers
+from ipuscope.planner.levers.script_lines import location_line, stages_line
+from ipuscope.planner.levers.waits import WORK, Waits
+from ipuscope.profiler import units
+from ipuscope.profiler.enums import PipelinePhase
+from ipuscope.profiler.timeline import schedules
+
+MORE = 32  # times as many samples a weight update, where more are allowed without a number
+RATIOS = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)  # farther off, an estimate says little
+_MORE_MICRO_BATCHES = 4
+_ON_LINKS = ("copy between IPUs", "host I/O")
+_ROOM = "room "  # a detail that begins so says for what the tiles need room
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an advice may change of the training itself.
+
+    ``half``: the precision. ``samples``: the most of a weight update, over all replicas; 0: as many
+    as now, cut into other micro-batches.
+    """
+
+    half: bool = False
+    samples: int = 0
+
+
+KEEP = Allowed()
+
+
+def anything(basis: Basis) -> Allowed:
+    """Half precision, and up to `MORE` times the samples of a weight update."""
+    return Allowed(True, MORE * basis.costs.samples * basis.costs.micro_batches)
+
+
+class Lever(ABC):
+    """A setting of a script that can be changed.
+
+    ``name``: the field of `Levers`; ``doubt``: the share of its gain that the estimate may be off
+    (docs/advice.md#estimates), 0 where the costs are the profile's; ``estimate``: whether costs
+    with it are estimates.
+    """
+
+    name: ClassVar[str]
+    doubt: ClassVar[float] = 0.0
+    changes: ClassVar[str] = ""  # of the training: "half" or "samples", as `--allow` names it
+
+    @abstractmethod
+    def settings(self, basis: Basis, allowed: Allowed) -> list[Any]:
+        """The values worth trying alone, without the present one."""
+
+    @abstractmethod
+    def argument(self, value: Any) -> str:
+        """It as ``ipu-run --with`` takes it; empty for what another option takes."""
+
+    @abstractmethod
+    def words(self, basis: Basis, value: Any) -> str:
+        """The change in words."""
+
+    @abstractmethod
+    def code(self, basis: Basis, value: Any) -> str:
+        """The line to write in the script."""
+
+    @abstractmethod
+    def finding(self, basis: Basis, value: Any) -> tuple[str, str, Waits]:
+        """Title and detail of the insight that advises it, and what it is about."""
+
+    def estimate(self, value: Any) -> bool:
+        """Whether costs with it are estimates."""
+        return self.doubt > 0
+
+
+class _Half(Lever):
+    """Float16 instead of float32."""
+
+    name = "half"
+    doubt = 0.2
+    changes = "half"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[bool]:
+        return [True] if basis.sizes.halves and allowed.half else []
+
+    def argument(self, value: bool) -> str:
+        return "half"
+
+    def words(self, basis: Basis, value: bool) -> str:
+        return "half precision"
+
+    def code(self, basis: Basis, value: bool) -> str:
+        return "model.half()  # and inputs.half() where they are floats"
+
+    def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
+        detail = "In float16 tiles multiply twice as fast, and half the bytes move."
+        return "the weights are float32", detail, Waits(causes=(*WORK, *_ON_LINKS))
+
+
+class _MicroBatch(Lever):
+    """Samples of a replica's micro-batch."""
+
+    name = "micro_batch"
+    doubt = 0.4
+    changes = "samples"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
+        """Sizes in samples, with as many micro-batches: 0 allowed, none."""
+        others = basis.costs.samples // basis.micro_batch
+        sizes = [basis.micro_batch * ratio for ratio in RATIOS]
+        # 0: a file that contradicts itself
+        most = allowed.samples // max(1, others * basis.costs.micro_batches)
+        return [int(size) for size in sizes if size == int(size) and 1 <= size <= most]
+
+    def argument(self, value: int) -> str:
+        return f"micro-batch={value}"
+
+    def words(self, basis: Basis, value: int) -> str:
+        return f"micro-batch of {value} instead of {basis.micro_batch}"
+
+    def code(self, basis: Basis, value: int) -> str:
+        return f"poptorch.DataLoader(options, dataset, batch_size={value})"
+
+    def finding(self, basis: Basis, value: int) -> tuple[str, str, Waits]:
+        detail = (
+            f"With {value}, more samples share what each step takes to start and the weights that"
+            " it moves."
+            if value > basis.micro_batch
+            else f"With {value}, less has to be held."
+        )
+        title = f"a micro-batch has {units.count(basis.micro_batch, 'sample')}"
+        return title, detail, Waits(causes=WORK)
+
+
+class _MicroBatches(Lever):
+    """Gradient accumulation; device iterations in inference."""
+
+    name = "micro_batches"
+    changes = "samples"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[int]:
+        return counts(basis, allowed.samples) if allowed.samples else []
+
+    def argument(self, value: int) -> str:
+        return f"micro-batches={value}"
+
+    def words(self, basis: Basis, value: int) -> str:
+        spoken = "gradient accumulation" if basis.costs.training else "device iterations"
+        return f"{spoken} of {value} instead of {basis.costs.micro_batches}"
+
+    def code(self, basis: Basis, value: int) -> str:
+        training = basis.costs.training
+        method = "Training.gradientAccumulation" if training else "deviceIterations"
+        return f"options.{method}({value})"
+
+    def finding(self, basis: Basis, value: int) -> tuple[str, str, Waits]:
+        update = " and weights are updated" if basis.costs.training else ""
+        return (
+            f"{basis.turn} has {units.count(basis.costs.micro_batches, 'micro-batch')}",
+            f"With {value}, phases fill and drain{update} less often.",
+            Waits(phases=(PipelinePhase.UPDATE,)),
+        )
+
+
+class _Recompute(Lever):
+    """Whether stages run their forward again before the backward."""
+
+    name = "recompute"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[bool]:
+        costs = basis.costs
+        stages = costs.training and costs.pipelined and len(basis.present.starts) > 1
+        return [not costs.recompute] if stages else []
+
+    def argument(self, value: bool) -> str:
+        return f"recompute={'yes' if value else 'no'}"
+
+    def words(self, basis: Basis, value: bool) -> str:
+        return "recomputation" if value else "no recomputation"
+
+    def code(self, basis: Basis, value: bool) -> str:
+        kind = "3)  # RecomputationType.Pipeline" if value else "0)  # none"
+        return f'options._Popart.set("autoRecomputation", {kind}'
+
+    def finding(self, basis: Basis, value: bool) -> tuple[str, str, Waits]:
+        if value:
+            detail = "With recomputation less is kept for the backward."
+            return "stages keep all their activations", detail, Waits(causes=("stash",))
+        return (
+            "stages run their forward again before the backward",
+            f"{_ROOM}to keep it all",
+            Waits(causes=WORK, directions=("recompute",)),
+        )
+
+
+class _Outputs(Lever):
+    """Which outputs go to the host, and how often."""
+
+    name = "outputs"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[str]:
+        costs = basis.costs
+        if not costs.training or not costs.streams.stream_out.any():
+            return []
+        final = [] if costs.streams.out_once or costs.micro_batches == 1 else ["final"]
+        return [*final, *(["loss"] if basis.returned else [])]
+
+    def argument(self, value: str) -> str:
+        return f"outputs={value}"
+
+    def words(self, basis: Basis, value: str) -> str:
+        if value == "loss":
+            return "the loss only, once a weight update"
+        mode = str(basis.report.options.get("outputMode", "Default"))
+        return f"outputs once a weight update (OutputMode.Final instead of {mode})"
+
+    def code(self, basis: Basis, value: str) -> str:
+        if value == "loss":
+            final = "" if basis.costs.streams.out_once else ", and OutputMode.Final"
+            return f"return loss  # alone, in forward{final}"
+        return "options.outputMode(poptorch.OutputMode.Final)"
+
+    def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
+        title, detail = "outputs that nobody has to read go to the host", "Each keeps the IPUs"
+        return title, f"{detail} waiting.", Waits(causes=("host I/O",))
+
+
+class _State(Lever):
+    """Where optimiser state is stored."""
+
+    name = "state"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[str]:
+        if not basis.costs.training or not basis.keeps_state:
+            return []
+        present = basis.state
+        possible = STATES if basis.replicas > 1 else STATES[:2]
+        if present == STATES[2]:  # what whole state would cost, a profile of its parts does not say
+            return []
+        return [state for state in possible if state != present]
+
+    def argument(self, value: str) -> str:
+        return f"state={value}"
+
+    def words(self, basis: Basis, value: str) -> str:
+        return f"optimiser state {value.replace('-', ' ')}"
+
+    def code(self, basis: Basis, value: str) -> str:
+        return location_line(value)
+
+    def finding(self, basis: Basis, value: str) -> tuple[str, str, Waits]:
+        causes = ("streaming memory", "collective over replicas")
+        return (
+            f"optimiser state is {basis.state.replace('-', ' ')}",
+            f"{_ROOM}for it {value.replace('-', ' ')}",
+            Waits(causes=causes, phases=(PipelinePhase.UPDATE,)),
+        )
+
+    def estimate(self, value: str) -> bool:
+        return value == STATES[2]
+
+
+class _OtherSplit(Lever):
+    """Other Blocks on the stages; `ipuscope.planner.search` looks for them."""
+
+    name = "split"
+
+    def settings(self, basis: Basis, allowed: Allowed) -> list[Any]:
+        return []
+
+    def argument(self, value: Any) -> str:
+        return ""  # its ``--placement``
+
+    def words(self, basis: Basis, value: Any) -> str:
+        if len(set(value.ipus)) < len(value.ipus):
+            tied = " for its tied weight" if len(basis.costs.cuts.ties) else ""
+            return f"another split, which comes back to an IPU{tied}"
+        return "another split"
+
+    def code(self, basis: Basis, value: Any) -> str:
+        return stages_line(basis.costs, value)
+
+    def finding(self, basis: Basis, value: Any) -> tuple[str, str, Waits]:
+        return "the stages are uneven", "Another split takes less.", Waits(causes=WORK)
+
+
+LEVERS: dict[str, Lever] = {
+    lever.name: lever
+    for lever in (
+        _Half(),
+        _MicroBatch(),
+        _MicroBatches(),
+        _Recompute(),
+        _Outputs(),
+        _State(),
+        _OtherSplit(),
+    )
+}
+
+
+def pulled(levers: Levers) -> Iterator[tuple[Lever, Any]]:
+    """Those that are pulled, with their values."""
+    return ((LEVERS[name], getattr(levers, name)) for name in levers.pulled)
+
+
+def argument(levers: Levers) -> str:
+    """The levers as ``ipu-run --with`` takes them; the split is its ``--placement``."""
+    return ",".join(filter(None, (lever.argument(value) for lever, value in pulled(levers))))
+
+
+def title(basis: Basis, levers: Levers) -> str:
+    """The changes in words: 'half precision, micro-batch of 8'."""
+    return ", ".join(lever.words(basis, value) for lever, value in pulled(levers))
+
+
+def code(basis: Basis, levers: Levers) -> tuple[str, ...]:
+    """The lines to write in the script: a statement of one or more lines for each lever."""
+    return tuple(lever.code(basis, value) for lever, value in pulled(levers))
+
+
+def finding(basis: Basis, levers: Levers, room: Callable[[str], str]) -> tuple[str, str, Waits]:
+    """Title, detail and waits of the first lever's insight; ``room``: says if there is room."""
+    lever, value = next(pulled(levers))
+    heading, detail, waits = lever.finding(basis, value)
+    return heading, room(detail.removeprefix(_ROOM)) if detail.startswith(_ROOM) else detail, waits
+
+
+def singles(basis: Basis, allowed: Allowed) -> Iterator[Levers]:
+    """Each lever alone, and micro-batches of another size with as many samples an update."""
+    yield from (Levers(half=one) for one in LEVERS["half"].settings(basis, allowed))
+    yield from (Levers(micro_batch=size, micro_batches=count) for size, count in cuts(basis))
+    for name, lever in LEVERS.items():
+        if name != "half":
+            yield from (Levers(**{name: value}) for value in lever.settings(basis, allowed))
+
+
+# -- micro-batches ---
+
+
+def least_count(basis: Basis, stages: int = 0) -> int:
+    """The fewest micro-batches that a pipeline of these stages takes (0: of the present's)."""
+    stages, costs = stages or len(basis.present.starts), basis.costs
+    return schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
+
+
+def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
+    """Numbers of micro-batches a weight update: the least that is legal, and more."""
+    costs, least = basis.costs, least_count(basis, stages)
+    most = max(costs.micro_batches, limit // costs.samples)
+    more = [costs.micro_batches * 2, costs.micro_batches * _MORE_MICRO_BATCHES]
+    wanted = {number for number in more if least <= number <= most}
+    return sorted(wanted | ({least} if costs.micro_batches < least else set()))
+
+
+def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
+    """Other sizes of micro-batches, and how many of them have the present's samples."""
+    samples = basis.micro_batch * basis.costs.micro_batches
+    near = [basis.micro_batch * ratio for ratio in (RATIOS[0], RATIOS[-1])]
+    least, found = least_count(basis, stages), []
+    for size in range(max(1, ceil(near[0])), min(samples, int(near[1])) + 1):
+        if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
+            found.append((size, samples // size))
+    return found

@@ -1,0 +1,1 @@
+"""Pipeline schedules as lists of actions: generated, read, simulated and compared."""

@@ -1,0 +1,519 @@
+"""A profile of a real IPU, read with the vendor's ``pva`` and written in our format.
+
+`import_profile` asks only for what docs/libpva.md lists, and takes each part as optional: what an
+SDK's object model lacks stays empty and is named in what it gives back. Its argument ``pva`` is the
+vendor's module, or ours, which mirrors it (so the tests read our own profiles with it). No file of
+a real IPU was available: docs/how-to/real-profiles.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ipuscope.profiler.enums import BodyTask, Direction, PipelinePhase, Purpose, Role
+from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.file import records
+from ipuscope.profiler.file.writer import ProfileWriter
+
+_IPU2_BYTES, _REGION0_SHARE = 638_976, 3  # a third of an MK2's tile is not interleaved [SG]
+MOST_STEPS = 20_000_000  # executed parts of steps, each an object of the vendor's
+
+
+@dataclass
+class Met:
+    """What an import found: rows by table, what the object model lacked, and names if asked."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    types: Counter[str] = field(default_factory=Counter)  # of programs
+    sdk: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The report, line by line; no name of the model is in it."""
+        return [
+            f"Poplar {self.sdk or 'of an unknown version'}",
+            *(f"{count:,} rows of {table}" for table, count in self.rows.items()),
+            *(f"{count:,} programs of type {name}" for name, count in self.types.most_common()),
+            *(f"not there: {name} ({count:,} times)" for name, count in self.missing.items()),
+        ]
+
+
+def import_profile(
+    pva: Any,
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    debug: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    anonymise: bool = False,
+) -> Met:
+    """Read ``source`` with ``pva``, and write ``path``.
+
+    ``debug``: its debug.cbor, without which there are no operators; ``trace``: its .pvti file.
+    ``anonymise``: names become numbers. ProfileError where ``pva`` cannot read it, or ``path``
+    cannot be written.
+    """
+    try:
+        report = pva.openReport(str(source), *([] if debug is None else [str(debug)]))
+    except Exception as error:  # whatever the vendor's library raises
+        raise ProfileError(
+            source, f"{pva.__name__} cannot open it: {error}", "Give the SDK that wrote it"
+        ) from error
+    made = _Import(pva, report, source, anonymise)
+    with ProfileWriter(path, writer="ipu-report import") as writer:
+        for rows in made.tables():
+            for row in rows:
+                made.met.rows[row.table] += 1
+            writer.add(rows)
+        if trace is not None:
+            events = list(made.host_events(pva.openTrace(str(trace))))
+            made.met.rows[records.HostEvent.table] += len(events)
+            writer.add(events)
+        training = any(op.direction != Direction.FORWARD for op in made.ops)
+        writer.meta(
+            kind="training" if training else "inference",
+            model="imported" if anonymise else os.path.basename(os.path.dirname(str(source))),
+            state="executed" if made.runs else "compiled",
+            strategy="imported",
+            warnings=[f"not in the imported profile: {name}" for name in made.met.missing],
+        )
+        writer.publish()
+    return made.met
+
+
+class _Import:
+    """The rows of a profile as they are read from the vendor's objects."""
+
+    def __init__(
+        self, pva: Any, report: Any, source: str | os.PathLike[str], anonymise: bool
+    ) -> None:
+        self.met = Met(sdk=str(getattr(getattr(report, "poplarVersion", None), "string", "")))
+        self.report, self.pva, self.source = report, pva, source
+        self._names: dict[str, str] | None = {} if anonymise else None
+        self.target = self._target()
+        self.ipus, self.tiles = self.target.ipus_per_replica, self.target.tiles_per_ipu
+        self.runs: list[Any] = list(self._of(self._of(report, "execution", None), "runs", ()))
+        self.programs = [
+            one.program
+            for one in self._of(self._of(report, "compilation", None), "livenessProgramSteps", ())
+        ]
+        self.keys = [self._key(program) for program in self.programs]
+        self.executed = self._executed()
+        self.ops: list[records.Op] = []
+        self.op_of: dict[Any, int] = {}
+
+    def _of(self, owner: Any, name: str, otherwise: Any) -> Any:
+        """An attribute, or what is to stand for it where this object model has none."""
+        try:
+            return getattr(owner, name)
+        except Exception:  # some libraries raise their own for what was not recorded
+            self.met.missing[f"{type(owner).__name__}.{name}"] += 1
+            return otherwise
+
+    def name(self, text: Any) -> str:
+        """A name, or a number in its place where names are to go."""
+        if self._names is None:
+            return str(text)
+        return self._names.setdefault(str(text), f"name {len(self._names)}")
+
+    def _key(self, program: Any) -> Any:
+        """What tells programs apart: an id or, as the vendor's compare by identity, themselves."""
+        return getattr(program, "_id", program)
+
+    def tables(self) -> Iterator[list[Any]]:
+        """Rows of each table, those that others refer to first."""
+        self._operations()
+        steps, tree, sets = self._steps()
+        traces, bodies = self._traces(steps)
+        yield [self.target]
+        yield self._stages(steps)
+        yield list(self.ops)
+        yield bodies
+        yield tree
+        yield sets
+        yield steps
+        yield self._variables(steps)
+        yield traces
+
+    def _target(self) -> records.Target:
+        target = self._of(self._of(self.report, "compilation", None), "target", None)
+        ipus, replicas = self._of(target, "numIPUs", 1), self._of(target, "numReplicas", 1)
+        own = self._of(target, "ipusPerReplica", ipus // max(1, replicas))
+        nbytes = int(self._of(target, "bytesPerTile", _IPU2_BYTES))
+        kind = str(getattr(self._of(target, "architecture", ""), "name", "")).lower()
+        return records.Target(
+            name={"ipu1": "mk1", "ipu2": "mk2", "ipu21": "bow"}.get(kind, kind),
+            architecture=kind,
+            num_ipus=int(ipus),
+            num_replicas=int(replicas),
+            ipus_per_replica=int(own),
+            tiles_per_ipu=int(self._of(target, "tilesPerIpu", 1472)),
+            bytes_per_tile=nbytes,
+            region0_bytes=nbytes // _REGION0_SHARE if nbytes == _IPU2_BYTES else nbytes,
+            clock_hz=float(self._of(target, "clockFrequency", 1.33e9)),
+            workers_per_tile=int(self._of(target, "numWorkerContexts", 6)),
+        )
+
+    def _executed(self) -> list[list[tuple[Any, int, int, int]]]:
+        """Of each run (program, IPU, start, end), on its own clock; the first replica's IPUs."""
+        runs = []
+        for run in self.runs:
+            parts = []
+            for step in self._of(run, "steps", ()):
+                key = self._key(step.program)
+                for ipu, one in enumerate(list(step.ipus)[: self.ipus]):
+                    if one.cycles:
+                        begin = int(one.activeCycles.cyclesFrom.max)
+                        parts.append((key, ipu, begin, begin + int(one.cycles)))
+                if len(parts) > MOST_STEPS:
+                    raise ProfileError(
+                        self.source,
+                        f"a run has more than {MOST_STEPS:,} executed steps",
+                        "Profile fewer steps of the program (executionProfileProgramRunCount)",
+                    )
+            runs.append(parts)
+        return runs
+
+    # -- operators ---
+
+    def _operations(self) -> None:
+        analysis = getattr(self.pva, "OperationAnalysis", None)
+        try:
+            operations = list(analysis(self.report).operations) if analysis else []
+        except Exception:  # without debug.cbor
+            operations = []
+        if not operations:
+            self.met.missing["OperationAnalysis.operations"] += 1
+        for operation in operations:
+            fields = _fields(getattr(operation, "debugContext", None))
+            if fields.get("category") != "op":
+                continue
+            number = len(self.ops)
+            for program in operation.programs():
+                self.op_of.setdefault(self._key(program), number)
+            place = getattr(operation.debugContext, "location", None)
+            aten = str(fields.get("torch_schema", "")).replace("::", ".")
+            kind = str(fields.get("opid", ""))
+            self.ops.append(
+                records.Op(
+                    id=number,
+                    name=self.name(operation.name),
+                    aten=aten or kind,
+                    direction=_direction(fields),
+                    block=-1,
+                    stage=-1,
+                    ipu=0,
+                    module=self.name(fields.get("module", "")),
+                    file="" if self._names is not None else str(getattr(place, "fileName", "")),
+                    line=int(getattr(place, "lineNumber", 0) or 0),
+                    forward_op=-1,
+                    flops=0,
+                    cycles=0,
+                    estimated=0,
+                    plan="",
+                    popart_name=self.name(operation.name),
+                )
+            )
+
+    # -- the program ---
+
+    def _steps(self) -> tuple[list[records.Step], list[records.Program], list[records.ComputeSet]]:
+        """A step for each IPU that takes part in a liveness step, with a leaf of its own."""
+        ran: dict[Any, dict[int, int]] = {}
+        for key, ipu, start, end in (part for run in self.executed for part in run):
+            own = ran.setdefault(key, {})
+            own[ipu] = min(own.get(ipu, end - start), end - start)
+        tree = [records.Program(0, -1, 0, records.SEQUENCE, "program", 1)]
+        steps: list[records.Step] = []
+        sets: list[records.ComputeSet] = []
+        positions = [0] * self.ipus
+        self.step_at: list[list[int]] = [[] for _ in range(self.ipus)]  # liveness step of each
+        self.first_of: dict[tuple[Any, int], int] = {}
+        for at, (program, key) in enumerate(zip(self.programs, self.keys, strict=True)):
+            kind = str(getattr(getattr(program, "type", None), "name", "Unknown"))
+            self.met.types[kind] += 1
+            name, op = self.name(getattr(program, "name", "")), self.op_of.get(key, -1)
+            planned = self._planned(program, kind)
+            cycles = ran.get(key, {})
+            here = {i for i in range(self.ipus) if planned[i].any()} | set(cycles)
+            for ipu in sorted(here) or range(self.ipus):
+                number, leaf = len(steps), len(tree)
+                compute = -1
+                if kind == records.ON_TILE_EXECUTE:
+                    compute = len(sets)
+                    sets.append(records.ComputeSet(compute, name, ipu, op, 0))
+                tree.append(records.Program(leaf, 0, leaf - 1, _type(kind), name, 1))
+                external = _type(kind) == records.SYNC and "external" in program.name.lower()
+                purpose = Purpose.EXTERNAL_SYNC if external else Purpose.OPERATOR
+                by_tile = planned[ipu] if compute >= 0 else None
+                least = int(planned[ipu].max(initial=0))
+                steps.append(
+                    records.Step(
+                        *(number, ipu, positions[ipu], leaf, -1, op, _type(kind), name),
+                        *(cycles.get(ipu, least), compute, by_tile, None, None, purpose),
+                    )
+                )
+                self.first_of.setdefault((key, ipu), number)
+                self.step_at[ipu].append(at)
+                positions[ipu] += 1
+        return steps, tree, sets
+
+    def _stages(self, steps: list[records.Step]) -> list[records.Stage]:
+        """A stage an IPU, with the cycles of its operators; what operators take, too."""
+        spent: Counter[tuple[int, str]] = Counter()
+        counted = set()  # what is run again, to recompute, is the same program
+        for step in steps:
+            key = self.keys[self.step_at[step.ipu][step.position]], step.ipu
+            if step.op >= 0 and key not in counted:
+                counted.add(key)
+                op = self.ops[step.op]
+                op.cycles += step.cycles
+                op.ipu = op.stage = step.ipu
+                spent[step.ipu, op.direction] += step.cycles
+        return [
+            records.Stage(
+                *(i, i, spent[i, Direction.FORWARD], spent[i, Direction.BACKWARD]),
+                *(spent[i, Direction.RECOMPUTE], spent[i, Direction.UPDATE], 0, 0, 0, 0),
+            )
+            for i in range(self.ipus)
+        ]
+
+    def _direction(self, step: records.Step, before: str) -> str:
+        """The direction of a step's operator; what tiles do between two is the first one's."""
+        if step.op >= 0:
+            return self.ops[step.op].direction
+        inside = step.type == records.DO_EXCHANGE or (
+            step.type == records.SYNC and step.purpose != Purpose.EXTERNAL_SYNC
+        )
+        return before if inside else ""
+
+    def _planned(self, program: Any, kind: str) -> np.ndarray:
+        """The estimated cycles of a program: int64[IPU, tile]; 0 where nothing is said."""
+        owner = program
+        if kind == records.ON_TILE_EXECUTE:
+            owner = getattr(program, "computeset", None) or self._of(program, "computeSet", None)
+        elif "Exchange" not in kind and not kind.startswith("StreamCopy"):
+            return np.zeros((self.ipus, self.tiles), dtype=np.int64)
+        cycles = np.array(self._of(owner, "estimatedCyclesByTile", ()), dtype=np.int64)
+        whole = np.zeros(self.ipus * self.tiles, dtype=np.int64)
+        whole[: min(len(cycles), len(whole))] = cycles[: len(whole)]
+        return whole.reshape(self.ipus, self.tiles)
+
+    def _traces(self, steps: list[records.Step]) -> tuple[list[Any], list[records.Body]]:
+        """The runs, each a trace of one iteration whose bodies are steps without a gap."""
+        bodies: list[records.Body] = []
+        self.steps = steps
+        known: dict[Any, int] = {}
+        rows: list[Any] = []
+        clock = 0
+        for number, (run, parts) in enumerate(zip(self.runs, self.executed, strict=True)):
+            base = min((start for *_, start, _ in parts), default=0)
+            tasks = []
+            for ipu in range(self.ipus):
+                own = [(s - base, e - base, k) for k, i, s, e in parts if i == ipu]
+                tasks += self._tasks(ipu, sorted(own, key=lambda one: one[:2]), bodies, known)
+            total = max((task[1] for task in tasks), default=0)
+            self._waits(tasks, total, bodies, known)
+            tasks.sort(key=lambda task: (task[3], task[0]))
+            starts, ends, which, where = (_ints(task[at] for task in tasks) for at in range(4))
+            none = np.full(len(tasks), -1, dtype=np.int64)
+            rows.append(records.Trace(number, 1, total, starts, ends, which, where, none, none + 1))
+            rows.append(records.PipelineCycle(number, 0, PipelinePhase.STEADY, 0, total, 0))
+            host = self._of(run, "microseconds", None)
+            begin = int(getattr(host, "start", 0))
+            name = self.name(self._of(run, "name", f"run {number}"))
+            end = max(begin, int(getattr(host, "end", begin)))
+            rows.append(records.Run(number, name, number, clock, begin, end))
+            clock += total
+        self._never_ran(bodies)
+        return rows, bodies
+
+    def _never_ran(self, bodies: list[records.Body]) -> None:
+        """Put the steps that no run has into a body of their IPU."""
+        for ipu in range(self.ipus):
+            own = [step for step in self.steps if step.ipu == ipu and step.body < 0]
+            lengths = _ints(step.cycles for step in own)
+            columns = _ints(step.id for step in own), np.cumsum(lengths) - lengths, BodyTask.COPY
+            about = len(bodies), f"IPU {ipu}, never run", ipu, ipu, "task", "", int(lengths.sum())
+            for step in own:
+                step.body = len(bodies)
+            if own:
+                bodies.append(records.Body(*about, *columns))
+
+    def _tasks(
+        self, ipu: int, parts: list[tuple[int, int, Any]], bodies: list[Any], known: dict[Any, int]
+    ) -> list[tuple[int, int, int, int]]:
+        """Tasks (start, end, body, IPU): steps of a direction that ran without a wait."""
+        tasks, open_steps, until, way = [], list[tuple[int, int]](), 0, ""
+
+        def close() -> None:
+            if open_steps:
+                begin = open_steps[0][1]
+                ids, starts = _ints(s for s, _ in open_steps), _ints(t for _, t in open_steps)
+                key = ipu, ids.tobytes(), (starts - begin).tobytes(), until - begin, way
+                if key not in known:
+                    known[key] = len(bodies)
+                    task = BodyTask(way) if way else BodyTask.COPY
+                    about = len(bodies), f"IPU {ipu} {way or 'exchange'}", ipu, ipu, "task", way
+                    length = until - begin
+                    bodies.append(records.Body(*about, length, ids, starts - begin, task))
+                    for number, _ in open_steps:
+                        one = self.steps[number]
+                        one.body = known[key] if one.body < 0 else one.body
+                tasks.append((begin, until, known[key], ipu))
+                open_steps.clear()
+
+        for start, end, program in parts:
+            step = self.first_of.get((program, ipu))
+            if step is None:
+                self.met.missing["an executed program among livenessProgramSteps"] += 1
+                continue
+            start = max(start, until)  # what I/O tiles do beside the others is cut off
+            if end <= start:
+                continue
+            other = self._direction(self.steps[step], way if start == until else "")
+            if start > until or other != way:
+                close()
+            way = other
+            open_steps.append((step, start))
+            until = end
+        close()
+        return tasks
+
+    def _waits(
+        self, tasks: list[Any], total: int, bodies: list[Any], known: dict[Any, int]
+    ) -> None:
+        """Add a wait in each gap, and before the end."""
+        for ipu in range(self.ipus):
+            own = sorted(task for task in tasks if task[3] == ipu)
+            edges = [(0, 0), *((task[0], task[1]) for task in own), (total, total)]
+            for (_, end), (start, _) in pairwise(edges):
+                if start > end:
+                    if ("idle", ipu) not in known:
+                        known["idle", ipu] = len(bodies)
+                        nothing = _ints(()), _ints(()), BodyTask.IDLE
+                        bodies.append(
+                            records.Body(
+                                len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, *nothing
+                            )
+                        )
+                    tasks.append((end, start, known["idle", ipu], ipu))
+
+    # -- memory ---
+
+    def _variables(self, steps: list[records.Step]) -> list[records.Variable]:
+        """Lowered variables of a name and lifetime together; else totals by category."""
+        lowered = self._of(self._of(self.report, "compilation", None), "loweredVariables", None)
+        held: dict[tuple[int, str, tuple[tuple[int, int], ...], bool], np.ndarray] = {}
+        whole = len(self.programs)
+        for tile in range(self.ipus * self.tiles) if lowered is not None else ():
+            ipu, at = divmod(tile, self.tiles)
+            for one in lowered.forTile(tile):
+                every = ((0, whole),) if getattr(one, "alwaysLive", False) else None
+                lives = every or tuple((i.start, i.end) for i in one.equivalenceClass.steps)
+                own = bool(getattr(one, "hasUnloweredVar", True))
+                key = ipu, str(one.name), lives, own
+                held.setdefault(key, np.zeros(self.tiles, dtype=np.int64))[at] += int(one.bytes)
+        if not held:
+            self.met.missing["loweredVariables (outputLoweredVars was off)"] += 1
+            return self._totals()
+        rows: list[records.Variable] = []
+        at_steps = [np.array(own, dtype=np.int64) for own in self.step_at]
+        for (ipu, name, lives, own), by_tile in held.items():
+            role = Role.ACTIVATION if own else Role.PROGRAM
+            for first, last in lives:
+                start, stop = np.searchsorted(at_steps[ipu], (first, last)).tolist()
+                always = (first, last) == (0, whole)
+                lived = always, start, stop
+                rows.append(self._variable(len(rows), name, ipu, role, by_tile, *lived))
+        return rows
+
+    def _variable(
+        self, id: int, name: str, ipu: int, role: Role, by_tile: np.ndarray, *lives: int
+    ) -> records.Variable:
+        always, start, stop = lives
+        return records.Variable(
+            *(id, self.name(name), ipu, "variable", role, -1, -1, -1, "", ""),
+            *(int(by_tile.sum()), by_tile, 0, int(always), start, stop),
+        )
+
+    def _totals(self) -> list[records.Variable]:
+        """What tiles hold always and at their worst step, where no variable is known."""
+        tiles = self._of(self._of(self.report, "compilation", None), "tiles", ())
+        sizes = np.zeros((2, self.ipus * self.tiles), dtype=np.int64)
+        for at, tile in zip(range(sizes.shape[1]), tiles, strict=False):
+            memory = self._of(tile, "memory", None)
+            sizes[0, at] = self._of(memory, "alwaysLiveBytes", 0)
+            sizes[1, at] = self._of(memory, "notAlwaysLiveBytes", 0)
+        rows: list[records.Variable] = []
+        names = ("always live", "live at the worst step, as if at all steps")
+        for by_ipu, name in zip(sizes.reshape(2, self.ipus, self.tiles), names, strict=True):
+            for ipu, by_tile in enumerate(by_ipu):
+                count = len(self.step_at[ipu])
+                always = name == names[0]
+                role = Role.PROGRAM if always else Role.TEMPORARY
+                if by_tile.any():
+                    rows.append(
+                        self._variable(len(rows), name, ipu, role, by_tile, always, 0, count)
+                    )
+        return rows
+
+    def host_events(self, trace: Any) -> Iterator[records.HostEvent]:
+        """Events of a .pvti file, each before those inside it."""
+        number = 0
+        for process in trace.processes:
+            for thread in process.threads:
+                waiting = [(event, -1) for event in reversed(list(thread.events))]
+                while waiting:
+                    event, parent = waiting.pop()
+                    start = int(event.timestamp)
+                    end = start + int(event.duration)
+                    yield records.HostEvent(
+                        *(number, parent, int(process.pid), int(thread.tid), "imported"),
+                        *(self.name(event.label), start, end),
+                    )
+                    waiting += [(one, number) for one in reversed(list(event.children()))]
+                    number += 1
+
+
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _type(kind: str) -> str:
+    """Our type of a program of theirs that is a step."""
+    if kind in records.PROGRAM_TYPES:
+        return kind
+    return records.SYNC if kind.startswith(("Sync", "Sans")) else records.ON_TILE_EXECUTE
+
+
+def _fields(context: Any) -> dict[str, Any]:
+    """The fields of a debug context and, where it has none of a name, of its parents."""
+    fields: dict[str, Any] = {}
+    waiting, seen = [context], 0
+    while waiting and seen < 16:
+        one, seen = waiting.pop(0), seen + 1
+        try:
+            said = json.loads(getattr(one, "json", "") or "{}")
+        except ValueError:
+            said = {}
+        fields = {**said, **fields} if isinstance(said, dict) else fields
+        waiting += list(getattr(one, "parents", ()) or ())
+    return fields
+
+
+def _direction(fields: dict[str, Any]) -> str:
+    """As it is said, or by PopART's names of gradient operators."""
+    said = str(fields.get("direction", ""))
+    if said in tuple(Direction):
+        return said
+    kind = str(fields.get("opid", ""))
+    return Direction.BACKWARD if kind.endswith("Grad") else Direction.FORWARD

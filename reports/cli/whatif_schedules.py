@@ -1,0 +1,111 @@
+"""Other schedules for ``ipu-report whatif --schedule``: the table, and the picture of one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ipuscope.reports.cli import common
+
+if TYPE_CHECKING:
+    from ipuscope.planner.costs.profile_costs import Costs
+    from ipuscope.planner.predict.what_if import Assignment
+    from ipuscope.planner.schedules.compared import Outcome
+    from ipuscope.profiler import Report
+    from ipuscope.profiler.timeline.schedules import Schedule
+    from ipuscope.reports.tables import Lines, Page
+
+_SLICES = 16  # of a picture of free IPUs: cells a dozen characters wide
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ask for schedules."""
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        metavar="NAME",
+        help="another schedule: its name, 'all', or a CSV file (may be repeated)",
+    )
+    parser.add_argument(
+        "--chunks",
+        type=common.positive,
+        default=2,
+        metavar="N",
+        help="stages on each IPU, for interleaved schedules (default: 2)",
+    )
+    parser.add_argument(
+        "--schedule-csv",
+        metavar="FILE",
+        help="write the schedule for torch.distributed.pipelining, if there is one --schedule",
+    )
+
+
+def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Namespace) -> Page:
+    """The table of the schedules asked for; of one alone its pictures too. ValueError as whatif."""
+    from ipuscope.planner.schedules.actions import write_csv
+    from ipuscope.planner.schedules.compared import ASSUMES, compared
+    from ipuscope.planner.schedules.generators import KINDS
+    from ipuscope.profiler import confidence
+    from ipuscope.reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
+
+    asked = [name for one in args.schedule for name in (KINDS if one == "all" else [one])]
+    rows, found = compared(report, costs, assignment, asked, args.chunks)
+    if not found:
+        raise ValueError("; ".join(rows["note"]))
+    if args.schedule_csv:
+        if len(asked) != 1:
+            raise ValueError("--schedule-csv writes one schedule: name one with --schedule")
+        write_csv(found[asked[0]].schedule, args.schedule_csv)
+    columns = (
+        Column("schedule", "schedule", sentence),
+        Column("stages", "stages", identity),
+        Column("cycles", "cycles\nin steps"),
+        Column("change", "", _change),
+        Column("free", "cycles\nfree"),
+        Column("free_change", "", _change),
+        Column("waiting", "waits\nfree", _percent),
+        Column("ramps", "ramps\nfree"),
+        Column("stash", "stash\nKiB", kibibytes),
+        Column("fullest_tile", "extent\nKiB", kibibytes),
+        Column("memory", "memory", sentence),
+        Column("runs", "runs\ntoday", sentence),
+    )
+    notes = [say(f"{row.schedule}: {row.note}.") for row in rows[rows["note"] != ""].itertuples()]
+    answered = rows[rows["note"] == ""]
+    whole = ("stages", "cycles", "free", "ramps", "stash", "fullest_tile")
+    shown = Table("schedules", answered.astype(dict.fromkeys(whole, "int64")), columns)
+    drawn = _pictures(found[asked[0]]) if len(asked) == 1 else []
+    if within := confidence.likely(report):
+        notes.append(say(f"Cycles are {within}; two schedules share most of that."))
+    return Page(str(report.path), (shown, *drawn, *notes, say(ASSUMES, "dim")))
+
+
+def _pictures(outcome: Outcome) -> list[Lines]:
+    from ipuscope.planner.schedules.simulation import sliced
+    from ipuscope.reports.tables import say
+
+    return [
+        say("All IPUs meet after every step:"),
+        _picture(outcome.in_steps),
+        say("Each waits only for what it reads:"),
+        _picture(sliced(outcome.free, _SLICES)),
+    ]
+
+
+def _picture(schedule: Schedule) -> Lines:
+    from ipuscope.reports.tables import Lines, drawing_width, speaks_unicode
+    from ipuscope.reports.text_timeline import WEIGHTS, timeline
+    from ipuscope.viewer.figures.rebalance import frames_of
+
+    tasks, cycles = frames_of(schedule)
+    if schedule.part is not None:
+        tasks["direction"] = tasks["direction"].where(schedule.part == 0, WEIGHTS)
+    return Lines(tuple(timeline(tasks, cycles, drawing_width(), speaks_unicode())), as_drawn=True)
+
+
+def _change(share: float) -> str:
+    return f"{share:+.1%}" if share else ""
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"

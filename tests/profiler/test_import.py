@@ -1,0 +1,161 @@
+"""Profiles through the vendor's object model: ours through our own, and others by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipuscope.profiler import Report, analysis, open_report, pva
+from ipuscope.profiler.errors import ProfileError
+from ipuscope.profiler.pva.import_profile import import_profile
+from tests.synthetic import synthetic_profile
+
+
+def through(path: Path, folder: Path) -> tuple[Report, Report]:
+    import_profile(pva, path, folder / "imported.pop")
+    return open_report(path), open_report(folder / "imported.pop")
+
+
+def kinds(report: Report) -> np.ndarray:
+    """Cycles by kind of every run and IPU; libpva counts a wait as time of an external sync."""
+    both = []
+    for run in range(len(report.runs)):
+        frame = report.cycle_proportions(run)
+        frame["external sync"] += frame.pop("idle")
+        both.append(frame.to_numpy())
+    return np.stack(both)
+
+
+def test_a_profile_of_one_ipu_comes_back_step_by_step(tmp_path: Path) -> None:
+    own, other = through(synthetic_profile(tmp_path / "one.pop", ipus=1), tmp_path)
+    assert own.target == other.target
+    named = pva.openReport(own.path).compilation.livenessProgramSteps
+    steps = other.program_steps().sort_values("step")
+    assert steps["name"].tolist() == [step.program.name for step in named]
+    assert steps["type"].tolist() == [step.program.type.name for step in named]
+    compute = ["step", "tile_balance", "active_tiles"]
+    keys = own.program_steps()["type"] == "OnTileExecute"
+    again = other.program_steps()["type"] == "OnTileExecute"
+    assert np.array_equal(
+        own.program_steps()[keys][compute[1:]], other.program_steps()[again][compute[1:]]
+    )
+    assert np.array_equal(own.liveness_map(0), other.liveness_map(0))
+    assert np.array_equal(kinds(own), kinds(other))
+
+
+def test_a_pipelines_memory_operators_and_time_come_back(tmp_path: Path) -> None:
+    own, other = through(synthetic_profile(tmp_path / "four.pop"), tmp_path)
+    assert own.target == other.target
+    for ipu in range(4):
+        columns = ["total_excluding_gaps", "always_live", "not_always_live_peak"]
+        assert np.array_equal(own.tiles(ipu)[columns], other.tiles(ipu)[columns])
+    first, second = (one.ops.set_index("popart_name").sort_index() for one in (own, other))
+    for column in ("direction", "module", "file", "line", "ipu", "cycles"):
+        assert first[column].to_dict() == second[column].to_dict(), column
+    assert own.runs["cycles"].tolist() == other.runs["cycles"].tolist()
+    assert np.array_equal(kinds(own), kinds(other))
+
+
+def test_the_engines_profile_comes_back(demo: Path, tmp_path: Path) -> None:
+    own, other = through(demo / "inference" / "profile.pop", tmp_path)
+    for ipu in range(own.target.ipus_per_replica):
+        columns = ["total_excluding_gaps", "always_live"]
+        assert np.array_equal(own.tiles(ipu)[columns], other.tiles(ipu)[columns])
+    assert own.runs["cycles"].tolist() == other.runs["cycles"].tolist()
+    assert np.array_equal(kinds(own), kinds(other))
+
+
+class Thing(SimpleNamespace):
+    """An object that is compared by identity, as the vendor's."""
+
+    __hash__ = object.__hash__
+
+
+def by_hand(**more: Any) -> SimpleNamespace:
+    """A module as the vendor's, of two IPUs with two tiles each, with what is asked for."""
+    add = Thing(
+        type=SimpleNamespace(name="OnTileExecute"),
+        name="add/Op/Add",
+        computeSet=SimpleNamespace(estimatedCyclesByTile=[3, 5, 0, 7]),
+    )
+    sync = Thing(type=SimpleNamespace(name="SyncAns"), name="External")
+    target = SimpleNamespace(numIPUs=2, numReplicas=1, tilesPerIpu=2, bytesPerTile=1024)
+    compilation = SimpleNamespace(
+        target=target,
+        livenessProgramSteps=[SimpleNamespace(program=add), SimpleNamespace(program=sync)],
+        **more,
+    )
+    return SimpleNamespace(
+        __name__="pva", openReport=lambda *_: SimpleNamespace(compilation=compilation)
+    )
+
+
+def test_an_object_model_that_lacks_parts_leaves_them_empty(tmp_path: Path) -> None:
+    tiles = [
+        SimpleNamespace(memory=SimpleNamespace(alwaysLiveBytes=a, notAlwaysLiveBytes=b))
+        for a, b in ((10, 1), (20, 2), (30, 3), (40, 4))
+    ]
+    met = import_profile(by_hand(tiles=tiles), "theirs.pop", tmp_path / "own.pop")
+    with open_report(tmp_path / "own.pop") as report:
+        assert report.target.ipus_per_replica == 2
+        steps = report.program_steps()
+        assert steps["type"].tolist() == ["OnTileExecute", "Sync"] * 2
+        assert steps["cycles"].tolist() == [5, 0, 7, 0]
+        assert report.tiles(1)["total_excluding_gaps"].tolist() == [33, 44]
+        assert len(report.ops) == 0
+        warned = " ".join(report.meta["warnings"])
+        for part in ("ipusPerReplica", "execution", "loweredVariables", "OperationAnalysis"):
+            assert part in warned
+    assert "not there: OperationAnalysis.operations (1 times)" in met.words
+
+
+def test_variables_are_live_in_each_of_their_intervals(tmp_path: Path) -> None:
+    lives = [SimpleNamespace(start=0, end=1), SimpleNamespace(start=1, end=2)]
+    piece = SimpleNamespace(name="x", bytes=8, equivalenceClass=SimpleNamespace(steps=lives))
+    always = SimpleNamespace(name="w", bytes=4, alwaysLive=True)
+    held = {0: [piece], 1: [piece, always], 2: [], 3: [always]}
+    lowered = SimpleNamespace(forTile=lambda tile: held[tile])
+    import_profile(by_hand(loweredVariables=lowered), "theirs.pop", tmp_path / "own.pop")
+    with open_report(tmp_path / "own.pop") as report:
+        assert report.liveness_map(0).tolist() == [[8, 12], [8, 12]]
+        assert report.liveness_map(1).tolist() == [[0, 4], [0, 4]]
+
+
+def test_host_events_come_with_those_inside_them(tmp_path: Path) -> None:
+    inner = SimpleNamespace(label="load", timestamp=12, duration=3, children=list)
+    outer = SimpleNamespace(label="step", timestamp=10, duration=9, children=lambda: [inner])
+    process = SimpleNamespace(pid=7, threads=[SimpleNamespace(tid=8, events=[outer])])
+    vendor = by_hand(tiles=[])
+    vendor.openTrace = lambda path: SimpleNamespace(processes=[process])
+    import_profile(vendor, "theirs.pop", tmp_path / "own.pop", trace="host.pvti")
+    with open_report(tmp_path / "own.pop") as report:
+        events = report.host_events[["label", "parent", "start_us", "end_us"]]
+        assert events.to_numpy().tolist() == [["step", -1, 10, 19], ["load", 0, 12, 15]]
+
+
+def test_what_the_vendors_reader_refuses_is_a_clear_error(tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("unsupported version")
+
+    vendor = SimpleNamespace(__name__="pva", openReport=refuse)
+    with pytest.raises(ProfileError, match="pva cannot open it: unsupported version"):
+        import_profile(vendor, "theirs.pop", tmp_path / "own.pop")
+    assert not (tmp_path / "own.pop").exists()
+
+
+def test_measured_operators_stand_beside_modelled_ones_by_class(tmp_path: Path) -> None:
+    own, measured = through(synthetic_profile(tmp_path / "a.pop", ipus=2), tmp_path)
+    same = analysis.compare_classes(measured, own)
+    assert (same["error"] == 0).all() and len(same) > 1
+    with open_report(synthetic_profile(tmp_path / "b.pop", ipus=2, seed=1)) as modelled:
+        rows = analysis.compare_classes(measured, modelled).set_index("kind")
+        alike = modelled.ops["aten"].str.startswith("aten.addmm.")
+        assert rows.loc["aten.addmm", "modelled"] == modelled.ops["cycles"][alike].sum()
+        assert rows.loc["aten.addmm", "measured"] == own.ops["cycles"][alike].sum()
+    whole = rows.loc["all"]
+    assert whole["operators"] == rows["operators"].drop("all").sum()
+    assert whole["error"] == whole["modelled"] / whole["measured"] - 1 != 0
