@@ -25,24 +25,24 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from ipuscope.planner.costs.profile_costs import Costs
-from ipuscope.planner.insights import Insight
-from ipuscope.planner.insights.kept_insights import known_insights
+from ipuscope.planner.insights import Insight, insights
 from ipuscope.planner.predict.split_text import profiled
 from ipuscope.planner.predict.what_if import what_if
-from ipuscope.planner.search.known_split import known_split
+from ipuscope.planner.search.split_search import quickest
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import facts
 from ipuscope.profiler.analysis.critical_path import chain_through, critical_path, waterfall
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.analysis.waits import longest_waits
 from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.units import sentence
-from ipuscope.viewer.figures import memory, pipeline, theme, units
+from ipuscope.viewer.figures import bars, memory, pipeline, theme, units
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
+from ipuscope.viewer.figures.lanes import FEW, Lanes, StepRows, drawable, lanes, on_ipus
 from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.figures.waterfall import waterfall as drawn_waterfall
 
 MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
 _HEAT_SHAPE = (300, 184)
@@ -139,24 +139,25 @@ def _sections(report: Report) -> list[Section]:
             Section(
                 "Stages: cycles of a micro-batch",
                 _pace(report),
-                _themed(lambda t: pipeline.stage_costs(report.stages, clock, t)),
+                _themed(lambda t: bars.stage_costs(report.stages, clock, t)),
             )
         )
     if len(report.runs):
-        lanes = _lanes(report)
-        strip = "its steps" if len(lanes.steps) else "empty, since its steps are too many to draw"
+        drawn = _lanes(report)
+        groups = [(one.name, one.members) for one in drawn.arranged]
+        strip = "its steps" if len(drawn.steps) else "empty, since its steps are too many to draw"
         sections += [
             Section(
                 "Pipeline",
                 "The first device iteration. Large: what the IPU works on, with micro-batch"
                 f" numbers. Strip: {strip}. Red: the critical path, which alone sets how long this"
                 " takes.",
-                _themed(lambda t: with_streams(pipeline.drawing(lanes, clock, t), report)),
+                _themed(lambda t: with_streams(pipeline.drawing(drawn, clock, t), report)),
             ),
             Section(
                 "Busy and waiting",
-                "Colours as above.",
-                _themed(lambda t: with_streams(pipeline.busy(lanes, clock, t), report)),
+                "The mean of each lane's IPUs, by what their steps do.",
+                _themed(lambda t: bars.busy(groups, *cycles_of_ipus(report), clock, t)),
             ),
         ]
     sections += _rebalance(report)
@@ -215,7 +216,7 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
     yield Section(
         f"What {turn} waits for",
         f"{int(path['cycles'].sum()):,} cycles of the critical path, by cause and phase.",
-        _themed(lambda t: drawn_waterfall(table, clock, t)),
+        _themed(lambda t: bars.waterfall(table, clock, t)),
     )
     rows = [
         (units.percent(row.share), f"{row.cycles:,}", str(row.ipu), row.what)
@@ -227,7 +228,7 @@ def _path(report: Report, clock: Clock) -> Iterator[Section]:
 
 def _insights(report: Report) -> Section:
     """What limits the run, and what to change."""
-    found = known_insights(report)
+    found = insights(report)
     rows = [(_gain(one), sentence(one.title), one.detail, _change(one)) for one in found]
     note = (
         f"Gains are cycles {analysis.turn(report)}, as the schedule says after the change, or bytes"
@@ -248,17 +249,17 @@ def _gain(one: Insight) -> str:
     return f"{mark}{units.size(one.gain_bytes)}" if one.gain_bytes else ""
 
 
-def _lanes(report: Report) -> pipeline.Lanes:
+def _lanes(report: Report) -> Lanes:
     """The lanes of the first device iteration, with their steps where these can be drawn."""
-    tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > pipeline.FEW
-    path = pipeline.on_ipus(tasks, chain_through(tasks))
+    tasks, fold = report.tasks(0, iteration=0), report.target.num_ipus > FEW
+    path = on_ipus(tasks, chain_through(tasks))
 
     cycles, none = report.pipeline_cycles(0, 0), Executed.nothing()
     shards = analysis.shards_of(report)
-    lanes = pipeline.lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
-    if not pipeline.drawable(report, 0, 0, lanes.ipus):
-        return lanes
-    return lanes.with_steps(pipeline.StepRows.of(report.executed(0, lanes.ipus, 0), lanes.ipus))
+    found = lanes(tasks, none, cycles, report.stages, fold=fold, path=path, shards=shards)
+    if not drawable(report, 0, 0, found.ipus):
+        return found
+    return found.with_steps(StepRows.of(report.executed(0, found.ipus, 0), found.ipus))
 
 
 def _rebalance(report: Report) -> Iterator[Section]:
@@ -266,7 +267,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
-        best = known_split(report)
+        best = quickest(costs)
     except ValueError:
         return
     if len(costs) < 2:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ipuscope.waiting import EVERY_VARIABLE
 from tests import forked
 
 ROOT = Path(__file__).parent.parent
@@ -18,10 +19,13 @@ ROOT = Path(__file__).parent.parent
 # takes as many threads as it likes). Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A busy machine adds no lines of progress to what a command prints.
+os.environ.setdefault(EVERY_VARIABLE, "600")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Cached data of profiles (`profiler.kept`) neither comes from an earlier run nor stays."""
+    """Cached data of profiles (`profiler.answers`) neither comes from an earlier run nor stays."""
     os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
 
 

@@ -44,7 +44,7 @@ EXPORTS = {  # files of `ipu-report export`, with the options for them
     "variables.csv": ("--table", "variables"),
 }
 MOST_LINES = 2_000  # of a file that are compared line by line, from the first difference on
-COPIES = {"packed_columns", "worked_out"}  # tables of what is computed from the others
+COPIES = {"packed_columns"}  # tables of what is computed from the others
 PASSING = {"format", "writer", "created", "torch", "python", "rules", "checksum"}  # keys of meta
 PLACES = re.compile(r"(?:/[\w.+-]+)+/(?=(?:examples|ipu_exec|site-packages)/)")
 TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[+-]\d\d:\d\d| UTC)?")

@@ -29,9 +29,9 @@ TINY = {
 TIMEOUT = 300_000  # milliseconds for a page, on a busy machine
 # Name of a picture, profile, and the viewer's page.
 PICTURES = (
-    ("tutorial-before-pipeline", "before", "/pipeline"),
+    ("tutorial-before-pipeline", "before", "/timeline"),
     ("tutorial-rebalance", "before", "/rebalance"),
-    ("tutorial-after-pipeline", "after", "/pipeline"),
+    ("tutorial-after-pipeline", "after", "/timeline"),
 )
 
 

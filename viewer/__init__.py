@@ -34,15 +34,13 @@ def create_app(
     report: Report,
     other: Report | None = None,
     guard: Guard | None = None,
-    prepare: bool = False,
     script: Sequence[str] = (),
 ) -> Dash:
     """Return the app over one profile, or over two to compare.
 
     ``create_app(report).run()`` serves it to this machine only, unless ``guard`` says otherwise.
 
-    With ``prepare``, the first view of every page is worked out while the user reads the first
-    page. ``script`` is the script that wrote the profile, with its arguments; Rebalance uses it to
+    ``script`` is the script that wrote the profile, with its arguments; Rebalance uses it to
     compile splits.
 
     Dash is imported here and not with the package: the HTML report draws the same figures without
@@ -50,7 +48,7 @@ def create_app(
     """
     from ipuscope.viewer.app import create_app
 
-    return create_app(report, other, guard, prepare, script)
+    return create_app(report, other, guard, script)
 
 
 def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +26,23 @@ from werkzeug.serving import WSGIRequestHandler, run_simple
 from ipuscope.planner.advice import Relief, relief
 from ipuscope.planner.predict.memory_verdict import Answer
 from ipuscope.profiler import ProfileError, Report, analysis
-from ipuscope.profiler.file import records
+from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.profiler.units import sentence
 from ipuscope.viewer import guard as guards
-from ipuscope.viewer.answers import Preparation, keep
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.first_answers import FirstAnswers
 from ipuscope.viewer.pages import (
     common,
     compare,
-    flame,
-    liveness,
+    costs,
     memory,
-    operations,
-    pipeline,
+    palette,
     pod,
-    program,
     query,
     rebalance,
     refused,
     summary,
-    trace,
+    timeline,
 )
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.process import settle
@@ -57,20 +50,15 @@ from ipuscope.viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,
-    pipeline.PAGE,
-    trace.PAGE,
-    flame.PAGE,
+    timeline.PAGE,
     memory.PAGE,
-    liveness.PAGE,
-    operations.PAGE,
-    program.PAGE,
+    costs.PAGE,
     rebalance.PAGE,
-    pod.PAGE,
     compare.PAGE,
-    query.PAGE,
+    pod.PAGE,
 )
 
-PAGE_KEYS = "1234567890cq"  # what opens each
+PAGE_KEYS = "1234567"  # what opens each
 _MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
@@ -105,18 +93,15 @@ def create_app(
     report: Report,
     other: Report | None = None,
     guard: guards.Guard | None = None,
-    prepare: bool = False,
     script: Sequence[str] = (),
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard`` decides who is answered; without one, only this machine is. With ``prepare``, the
-    first view of every page is worked out while the user reads the first one, and progress is
-    shown. ``script`` is the script that wrote the profile, with its arguments, so that Rebalance
-    can compile splits.
+    ``guard`` decides who is answered; without one, only this machine is. ``script`` is the
+    script that wrote the profile, with its arguments, so that Rebalance can compile splits.
     """
     profiles = Profiles([report] if other is None else [report, other], script)
-    return _app(profiles, _title(report), guard, prepare)
+    return _app(profiles, _title(report), guard)
 
 
 def serve(app: Dash, host: str, port: int) -> None:
@@ -136,9 +121,8 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     """The viewer over the profiles that runs write below a directory; redraws for a new one."""
     profiles.refresh()
     app = _app(profiles, profiles.directory.resolve().name, guard)
-    app.layout = lambda: html.Div(
-        [_shell(profiles, prepare=False), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
-    )
+    look_again = dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)
+    app.layout = lambda: html.Div([_shell(profiles), look_again])
 
     @app.callback(
         Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
@@ -150,7 +134,7 @@ def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None)
     return app
 
 
-def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bool = False) -> Dash:
+def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
@@ -161,14 +145,13 @@ def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bo
     )
     app.index_string = INDEX.replace("@@STYLE@@", themes.stylesheet())
     guard = guard or guards.Guard()
-    app.layout = lambda: _shell(profiles, prepare)
+    app.layout = lambda: _shell(profiles)
     guards.protect(app, guard)
-    keep(app, profiles)
     _register(app, profiles)
-    if prepare:
-        _prepare(app, profiles, guard)
     for page in PAGES:
         page.register(app, profiles)
+    query.register(app, profiles)
+    palette.register(app, profiles)
     return app
 
 
@@ -179,56 +162,20 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
-    """Start preparing when the browser first asks for the progress."""
-
-    @cache
-    def first_answers() -> FirstAnswers:
-        host = min(guard.hosts, key=lambda name: (name != "localhost", name))
-        cookies = {guard.cookie: guard.token} if guard.token else {}
-        return FirstAnswers(app, host, cookies)
-
-    def prepare(at: int, where: dict[str, Any]) -> None:
-        if at == len(PAGES):
-            _read(profiles)
-            return
-        first = first_answers()
-        for _, request in first.of_page(PAGES[at], where):
-            first.ask(request)
-
-    preparation = Preparation(len(PAGES) + 1, prepare)
-
-    @app.callback(
-        Output("preparing", "children"),
-        Output("preparing-again", "disabled"),
-        Input("preparing-again", "n_intervals"),
-        State("where", "data"),
-        prevent_initial_call=True,
-    )
-    def progress(_: Any, where: dict[str, Any] | None) -> Any:
-        preparation.begin(where or {})
-        return preparation.words, not preparation.words
+def _is_listed(page: Page, profiles: Profiles) -> bool:
+    """Whether it has something to show; a profile that is gone leaves the saying to its page."""
+    try:
+        return page.shown(profiles)
+    except ProfileError:
+        return True
 
 
-def _read(profiles: Profiles) -> None:
-    """Load what a first click or zoom needs into memory."""
-    for at in range(len(profiles)):
-        with suppress(ProfileError, ValueError, LookupError, OSError):
-            report = profiles.get(at)
-            report.program_steps()
-            report.columns_of(records.Op).read()
-            report.columns_of(records.Variable).read()
-            report.tiles(0)
-            if len(report.runs):
-                report.tasks(0, iteration=0)
-
-
-def _shell(profiles: Profiles, prepare: bool) -> Any:
+def _shell(profiles: Profiles) -> Any:
     links = [
         dcc.Link(
             page.name,
             href=page.path,
-            className="nav",
+            className="nav" if _is_listed(page, profiles) else "nav unused",
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
@@ -239,7 +186,6 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
-            *([dcc.Interval(id="preparing-again", interval=1000)] if prepare else []),
             html.A("To the page", href="#main", className="skip"),
             dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
             html.Nav(
@@ -248,6 +194,12 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
                     *links,
                     html.Div(
                         [
+                            html.Button(
+                                "Find", id="find", className="quiet", title="Anything (Ctrl+K)"
+                            ),
+                            html.Button(
+                                "Query", id="query", className="quiet", title="SQL, in a drawer (q)"
+                            ),
                             html.Button(
                                 "Theme",
                                 id="theme",
@@ -266,15 +218,17 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
             ),
             html.Main(
                 [
-                    *([html.Div(id="preparing", role="status")] if prepare else []),
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
+                    common.hidden_state("query", "query"),
+                    html.Aside(id="query-drawer"),
                 ],
                 id="main",
                 tabIndex="-1",
             ),
             _shortcuts(),
+            palette.dialog(),
         ],
         className="shell",
     )
@@ -283,6 +237,8 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
 def _shortcuts() -> Any:
     keys = [
         *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
+        ("Ctrl + K", "find a page, an operator, a variable, a stage, or what to do"),
+        ("q", "a query, in a drawer"),
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
@@ -296,7 +252,7 @@ def _shortcuts() -> Any:
         ("p", "pin the lane under the pointer or asked after, or unpin it"),
         ("o", "open that lane, or fold it"),
         ("↑ ↓ ← →, Tab", "from cell to cell of a table, and on to what follows it"),
-        ("n N, Enter", "next and previous step found in the trace; Enter in its field"),
+        ("n N, Enter", "next and previous step found in the timeline; Enter in its field"),
         ("?", "these keys"),
         ("Esc", "close; no selection, then no details"),
     ]
@@ -309,17 +265,18 @@ def _shortcuts() -> Any:
 def _head(view: View) -> Any:
     report = view.report
     meta, target = report.meta, report.target
-    parts = [
+    parts: list[Any] = [
         f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
         f"{units.count(target.num_ipus * analysis.shards_of(report), 'IPU')} ({target.name})",
         f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
         f"{target.clock_hz / 1e9:.3g} GHz",
+        *([html.Span("times are predicted", title=PREDICTED_NOTE)] if report.predicted else []),
     ]
     children: list[Any] = [
         html.Div(
             [html.H1(str(meta["model"] or report.path.parent.name)), html.Code(str(report.path))]
         ),
-        html.P(" · ".join(parts)),
+        html.P(common.separated(parts)),
     ]
     if meta["state"] == "out of memory":
         children.append(_out_of_memory(view))
@@ -354,7 +311,7 @@ def _too_full(view: View) -> Any:
     live = common.query(ipu=ipu, tile=tile, step=step, profile=view.params.get("profile"))
     links = [
         dcc.Link("What that tile holds", href=f"/memory?{there}"),
-        dcc.Link("what is live at that step", href=f"/liveness?{live}"),
+        dcc.Link("what is live at that step", href=f"/memory?{live}"),
         dcc.Link("other splits", href="/rebalance"),
     ]
     return html.P([html.B("Out of memory:"), words, *common.separated(links)])
@@ -378,7 +335,9 @@ def _relief(view: View) -> list[Any]:
         )
         for one in reliefs
     ]
-    return [html.P("What frees most of it:", className="then"), html.Ol(rows, id="relief")]
+    alone = [one for one in reliefs if one.fits == Answer.FITS.value]
+    lead = "What frees most of it:" if alone else "What frees most of it; none of these fits alone:"
+    return [html.P(lead, className="then"), html.Ol(rows, id="relief")]
 
 
 def _relieved(one: Relief) -> str:
@@ -426,7 +385,11 @@ def _register(app: Dash, profiles: Profiles) -> None:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)
-        classes = ["nav here" if link["nav"] == path else "nav" for link in links]
+        unused = {page.path for page in PAGES if not _is_listed(page, profiles)} - {path}
+        classes = [
+            "nav here" if link["nav"] == path else "nav unused" if link["nav"] in unused else "nav"
+            for link in links
+        ]
         if isinstance(profiles, FollowedProfiles) and not len(profiles):
             return _waiting(profiles), [], [], classes
         if page is None:
@@ -442,7 +405,8 @@ def _register(app: Dash, profiles: Profiles) -> None:
             common.parse(where.get("search")),
             _theme(where),
         )
-        _refuse(view, str(where.get("search") or ""), page.name, _params_of(app, view.page))
+        known = _params_of(app, view.page) | _params_of(app, query.NAME)
+        _refuse(view, str(where.get("search") or ""), page.name, known)
         try:
             return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:

@@ -17,8 +17,8 @@ from ipuscope.viewer import guard as guards
 from ipuscope.viewer.alone import THEME, page_alone
 from ipuscope.viewer.figures import plan as figures
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.pages import common
-from ipuscope.viewer.pages.common import Column
+from ipuscope.viewer.pages import common, tables
+from ipuscope.viewer.pages.tables import Column
 
 _RATE = Column("samples_per_second", "samples/s", ",.0f", width=110, tip="samples/s, predicted")
 _COLUMNS = (
@@ -102,7 +102,7 @@ def _body(plan: Plan, theme: themes.Theme) -> Any:
         ),
         common.card(
             "All candidates",
-            common.table("plan-table", _rows(plan), _columns(plan), theme, 420, row_id="rank"),
+            tables.table("plan-table", _rows(plan), _columns(plan), theme, 420, row_id="rank"),
             note="A click on a row chooses it, too.",
         ),
     ]

@@ -60,11 +60,6 @@ class Profiles:
                 self._made.clear()
             return report
 
-    def stamps(self) -> list[tuple[int, ...] | None]:
-        """What tells the files as they are read now from others written there."""
-        with self._lock:
-            return list(self._stamps)
-
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
         """The result of ``make``, cached for the latest few keys.
 

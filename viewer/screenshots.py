@@ -56,7 +56,8 @@ def serving(app: Any) -> Iterator[str]:
 def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     """Wait until the page has been drawn.
 
-    There is content, no callback is running, and figures have their axes.
+    There is content, no callback is running, figures have their axes, and controls and tables are
+    there.
     """
     page.wait_for_function(
         """() => {
@@ -65,6 +66,10 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             if (empty || document.title.startsWith('Updating')) { return false; }
             if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
             if (document.querySelector('.awaited:empty')) { return false; }
+            const all = (what) => Array.from(document.querySelectorAll(what));
+            if (all('.control').some((one) => one.childElementCount < 2)) { return false; }
+            const grids = all('[class^=ag-theme-quartz]');
+            if (!grids.every((one) => one.querySelector('.ag-root'))) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
               const drawn = plot.querySelector('.main-svg')

@@ -17,8 +17,8 @@ from ipuscope.viewer import guard as guards
 from ipuscope.viewer.alone import THEME, page_alone
 from ipuscope.viewer.figures import sweep as figures
 from ipuscope.viewer.figures import theme as themes
-from ipuscope.viewer.pages import common
-from ipuscope.viewer.pages.common import Column
+from ipuscope.viewer.pages import common, tables
+from ipuscope.viewer.pages.tables import Column
 
 # The address of a viewer of a profile; None where there can be none from here
 Opener = Callable[[Path], str | None]
@@ -78,7 +78,7 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
         ),
         common.card(
             "Runs",
-            common.table(
+            tables.table(
                 "sweep-table",
                 shown.assign(id=range(len(runs))),
                 [*own, *_MEASURES],

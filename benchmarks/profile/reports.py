@@ -1,6 +1,6 @@
 """What each of `ipu-report`'s reports takes: CPU seconds and memory of its whole process.
 
-Each with a cache of its own, where nothing is kept; and once more with what was kept then. The
+Each with a cache of its own, where nothing is kept; and once more with what was stored then. The
 demo's imports are a large part of its time; what grows with the model and its IPUs is what is
 beyond that. The exponent is of a report's time over the IPUs of all replicas, between the smallest
 and the largest profile.
@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from benchmarks.profile.as_written import as_written
 
 PROFILE, OUT = "PROFILE", "OUT"
 SQL = "SELECT ipu, count(*), sum(cycles) FROM program_steps GROUP BY ipu"
@@ -90,15 +88,6 @@ def _one(report: Sequence[str], path: Path, cache: str) -> Taken:
 
 def section(profiles: dict[str, Path], times: int = TIMES) -> list[str]:
     """Lines of the page: a row a report, the profiles side by side, the smallest first."""
-    with tempfile.TemporaryDirectory() as folder:
-        copies = {
-            name: as_written(path, Path(folder, str(number)))
-            for number, (name, path) in enumerate(profiles.items())
-        }
-        return _section(copies, times)
-
-
-def _section(profiles: dict[str, Path], times: int) -> list[str]:
     from ipuscope.profiler import open_report
 
     ipus = {name: open_report(path).target.num_ipus for name, path in profiles.items()}
@@ -110,12 +99,11 @@ def _section(profiles: dict[str, Path], times: int) -> list[str]:
         TITLE,
         "",
         "By `python -m benchmarks.profile --reports NAME=PROFILE ...`: CPU seconds and memory of"
-        f" `ipu-report`'s process, imports included, {said}, with nothing kept of the profile"
+        f" `ipu-report`'s process, imports included, {said}, with an empty cache"
         " and, where that is a fifth less, a second time; the ratio and the exponent are of the"
         f" largest over the smallest, nothing kept; in bold where it is over {WANTED:.0f}."
-        " A profile of 16,384 steps or more holds what takes long to work out, insights for one"
-        " (`ipuscope.planner.worked_out`): they are those of the code that is measured, as a"
-        " profile has them that it writes, and `write` above has what that costs."
+        " A profile holds no answers: slow ones are stored in the user's cache once they were asked"
+        " for (`ipuscope.profiler.answers`)."
         f" `rebalance` searches over all stages; `query` is `{SQL}`.",
         "",
         f"| report | {' | '.join(heads)} | ratio | exponent over IPUs |",

@@ -274,14 +274,20 @@ def main() -> None:
                     runs=1,
                 )
                 results.append(
-                    measure(f"trace, {name}", path, "/trace?span=call", "trace-rows", args.zooms)
+                    measure(
+                        f"trace, {name}",
+                        path,
+                        "/timeline?level=steps&span=call",
+                        "timeline-rows",
+                        args.zooms,
+                    )
                 )
                 print(table(results[-1:]).splitlines()[-1], flush=True)
         if args.only in (None, "heat"):
             path = synthetic_profile(
                 Path(folder) / "heat.pop", tiles=1472, steps_per_body=HEAT, iterations=1, runs=1
             )
-            results.append(measure("heat map", path, "/liveness", "liveness-heat", args.zooms))
+            results.append(measure("heat map", path, "/memory", "liveness-heat", args.zooms))
             print(table(results[-1:]).splitlines()[-1], flush=True)
     if args.only is None:
         page = PAGE.read_text().partition(pages.TITLE)  # of real models: --pages

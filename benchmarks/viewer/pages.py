@@ -1,6 +1,6 @@
 """CPU time of the viewer's server for the layout of every page and the callbacks that fill it.
 
-Measured without a browser (`ipuscope.viewer.first_answers`), in a separate process for each
+Measured without a browser (`tests.viewer.page_requests`), in a separate process for each
 opening: the first computes everything, the second finds it in the cache.
 """
 
@@ -61,18 +61,12 @@ def section(profiles: dict[str, Path]) -> list[str]:
 
     Callbacks that take less than a millisecond everywhere are left out.
     """
-    from benchmarks.profile.as_written import as_written  # not in the processes that are measured
-
     rounds: dict[str, list[tuple[Times, Times]]] = {name: [] for name in profiles}
     with tempfile.TemporaryDirectory() as folder:
-        copies = {
-            name: as_written(path, Path(folder, str(number), "profile"))
-            for number, (name, path) in enumerate(profiles.items())
-        }
         for number in range(_ROUNDS):
-            for name, copy in copies.items():
-                cache = copy.parent / f"cache {number}"
-                rounds[name].append((opening(copy, cache), opening(copy, cache)))
+            for at, (name, path) in enumerate(profiles.items()):
+                cache = Path(folder, f"cache {number} {at}")
+                rounds[name].append((opening(path, cache), opening(path, cache)))
     times_of = {
         name: (least(first for first, _ in of), least(kept for _, kept in of))
         for name, of in rounds.items()
@@ -82,15 +76,12 @@ def section(profiles: dict[str, Path]) -> list[str]:
         TITLE,
         "",
         "By `python -m benchmarks.viewer --pages NAME=PROFILE ...`: milliseconds of CPU that the"
-        " server takes, where nothing is kept of the profile and in a viewer that is started"
+        " server takes, where the cache is empty and in a viewer that is started"
         f" after that, the least of {_ROUNDS} rounds, and the kilobytes of the answer. In bold: a"
         f" first time over {WANTED} times that of the first profile; times up to"
-        f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. What other"
-        " pages show is worked out while the first one is read (`ipuscope.viewer.answers`): mostly"
-        " it is the second number that a user waits for. A profile of"
-        " 16,384 steps or more"
-        " holds what takes long to work out (`ipuscope.planner.worked_out`), as the code that is"
-        " measured writes it. What is over that then is mostly the reading of more: there are"
+        f" {_SHORT * 1e3:.0f} ms are the process's noise, and compare with nothing. Slow"
+        " answers are stored in the user's cache (`ipuscope.profiler.answers`) by the first one."
+        " What is over the demo's time is mostly the reading of more: there are"
         f" {_sizes(profiles)}.",
         "",
         f"| page: what | {' | '.join(heads)} |",
@@ -144,12 +135,12 @@ def _cell(times: tuple[float, float], small: float) -> str:
 def _measure(path: Path) -> list[tuple[str, float, int]]:
     from ipuscope.profiler import open_report
     from ipuscope.viewer.app import PAGES, create_app
-    from ipuscope.viewer.first_answers import FirstAnswers
     from ipuscope.viewer.process import settle
+    from tests.viewer.page_requests import PageRequests
 
     app = create_app(open_report(path))
     settle()  # as `ipu-report view` does
-    first = FirstAnswers(app)
+    first = PageRequests(app)
     answers = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})

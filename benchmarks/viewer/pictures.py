@@ -1,9 +1,8 @@
-"""Pictures of large profiles in docs/images: BERT-Large on 8 IPUs, 64 stages and GPT-3 on 256.
+"""Pictures of large profiles in docs/images: BERT-Large on 8 IPUs and GPT-3 on 256.
 
-``python -m benchmarks.viewer.pictures`` compiles both models, into a directory that it removes, and
-takes the pictures (`ipuscope.viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take
-profiles that are there already; ``--gpt3`` takes that of examples/gpt3_175b.py, whose compile is
-left to the caller.
+``python -m benchmarks.viewer.pictures`` compiles BERT-Large, into a directory that it removes, and
+takes the pictures (`ipuscope.viewer.screenshots`). ``--bert-large`` takes a profile that is there
+already; ``--gpt3`` that of examples/gpt3_175b.py, whose compile is left to the caller.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.profile.__main__ import CASES, compiled, write
 from ipuscope.profiler import open_report
 from ipuscope.viewer.app import create_app
 from ipuscope.viewer.screenshots import find_browser, serving, take
 
 ROOT = Path(__file__).parents[2]
-BERT_LARGE = ("/", "/pipeline", "/trace", "/flame?layers=together")
-IPUS_256 = ("/", "/pipeline", "/trace")
-GPT3 = ("/", "/pipeline", "/trace?from=20000000000&to=20200000000")
+BERT_LARGE = ("/", "/timeline", "/memory", "/costs")
+GPT3 = ("/", "/timeline", "/timeline?from=20000000000&to=20200000000")
 PATIENCE = 300_000  # ms for a page
 
 
@@ -34,21 +31,12 @@ def bert_large(folder: Path) -> Path:
     return folder / "training" / "profile.pop"
 
 
-def ipus_256(folder: Path) -> Path:
-    """The profile of 64 stages on four replicas (the model is that of `benchmarks.profile`)."""
-    folder.mkdir()
-    path = folder / "profile.pop"
-    write(compiled(max(CASES, key=lambda case: case.ipus * case.replicas)), path)
-    return path
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the pictures; returns 1 if there is no browser."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.viewer.pictures", description=__doc__
     )
     parser.add_argument("--bert-large", type=Path, help="its profile, if it is there already")
-    parser.add_argument("--ipus-256", type=Path, help="likewise")
     parser.add_argument("--gpt3", type=Path, help="its profile; without, no picture of it")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images")
     args = parser.parse_args(argv)
@@ -60,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(scratch)
         wanted = [
             ("bert-large", args.bert_large or bert_large(folder / "bert-large"), BERT_LARGE),
-            ("256-ipus", args.ipus_256 or ipus_256(folder / "bert-large-64-stages"), IPUS_256),
             *([("gpt3", args.gpt3, GPT3)] if args.gpt3 else []),
         ]
         for prefix, profile, paths in wanted:
@@ -72,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name(path: str) -> str:
-    return path.partition("?")[0].strip("/") or "summary"
+    part = "-part" if "from=" in path else ""
+    return (path.partition("?")[0].strip("/") or "summary") + part
 
 
 if __name__ == "__main__":

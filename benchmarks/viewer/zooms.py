@@ -25,7 +25,7 @@ ZOOMS, MOVES = 64, 32  # that the server is asked for
 TURNS = 48  # of the wheel, in a browser
 TITLE = "## Zooms and moves: how long they take"
 _UPDATE = "/_dash-update-component"
-_HERE = {"path": "/trace", "search": "?span=call", "theme": "light", "width": 1148}
+_HERE = {"path": "/timeline", "search": "?level=steps&span=call", "theme": "light", "width": 1148}
 
 
 def windows(end: float) -> Iterator[tuple[float, float]]:
@@ -61,7 +61,7 @@ def measured(path: str) -> list[float]:
     shown = client.post(_UPDATE, json=_request(page, held, [])).json
     tree = shown["response"]["page"]["children"]
     held |= {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
-    figure = next(one for one in specs if "trace-rows.figure" in one["output"])
+    figure = next(one for one in specs if "timeline-rows.figure" in one["output"])
     client.post(_UPDATE, json=_request(figure, held, []))
     ends = [_key({"page": "trace", "param": name}) for name in ("from", "to")]
     steps = report.steps(0)
@@ -73,7 +73,7 @@ def measured(path: str) -> list[float]:
         start = time.process_time()
         answer = client.post(_UPDATE, json=request)
         took.append((time.process_time() - start) * 1e3)
-        if answer.status_code != 200 or "trace-rows" not in answer.text:
+        if answer.status_code != 200 or "timeline-rows" not in answer.text:
             raise SystemExit(f"no figure for {window}: {answer.status_code}")
     return took
 
@@ -189,7 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             cache = folder / f"cache of {checkout.name}"
             cache.mkdir()
             times = _asked(checkout, profile, cache)
-            seen = measure(name, profile, "/trace?span=call", "trace-rows", TURNS, checkout)
+            seen = measure(
+                name, profile, "/timeline?level=steps&span=call", "timeline-rows", TURNS, checkout
+            )
             middle, most = np.median(times), np.percentile(times, 95)
             drawn = " | ".join(f"{time:.0f} ms" for time in seen.zoom)
             rows.append(f"| {name} | {middle:.1f} ms | {most:.1f} ms | {drawn} |")

@@ -14,7 +14,7 @@ from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_a
 from ipuscope.planner.mappings import Obtained
 from ipuscope.planner.mappings.phased_costs import PhasedCosts
 from ipuscope.planner.mappings.priced import Priced
-from ipuscope.profiler.kept import Kept
+from ipuscope.profiler.answers import Store
 
 _FOLDER = "plan"
 
@@ -28,7 +28,7 @@ class KeptCosts:
     """Compiles by name."""
 
     def __init__(self) -> None:
-        self._kept = Kept(())
+        self._kept = Store()
 
     def get(self, name: str) -> Compiled | None:
         """The stored result; None where there is nothing intact."""

@@ -13,11 +13,10 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -61,7 +60,6 @@ class ProfileSession:
         self._writer: ProfileWriter | None = None
         self._runs = 0
         self._next_publish = 0.0  # of time.monotonic()
-        self._answers: dict[int, Mapping[str, Any]] = {}  # by whether there is a run
         self._has_debug_info = False
         self._host = (0, 0)  # events and values of the host that were added
         self.path: Path | None = None
@@ -120,21 +118,12 @@ class ProfileSession:
     def _publish(self, writer: ProfileWriter) -> None:
         """Write the profile to ``path``, with its operator information beside it if requested."""
         start = time.monotonic()
-        path = writer.publish(self._worked_out)
+        path = writer.publish()
         if self._wanted.debug_info and not self._has_debug_info:
             debug_info.write(path, self._wanted.directory)
             self._has_debug_info = True
         end = time.monotonic()
         self._next_publish = end + (end - start) / PUBLISHING
-
-    def _worked_out(self, path: Path) -> Mapping[str, Any]:
-        """What the finished profile holds for those who open it; more runs change none of it."""
-        from ipuscope.planner.worked_out import answers  # few profiles need it
-
-        known = min(1, self._runs)
-        if known not in self._answers:
-            self._answers = {known: answers(path)}
-        return self._answers[known]
 
     def _add_host_events(self, writer: ProfileWriter) -> None:
         """Add the events that ``libpvti`` recorded in this process since the last time."""

@@ -10,6 +10,7 @@ from ipuscope.planner.levers.levers import STATES, Basis, Levers
 from ipuscope.planner.levers.phased import basis_of
 from ipuscope.planner.levers.registry import argument, pulled, title
 from ipuscope.planner.predict.memory_verdict import Answer, Verdict, verdicts
+from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment
 from ipuscope.planner.search.split_search import ALL_CHOICES, best_split
 from ipuscope.profiler.report import Report
@@ -136,8 +137,7 @@ def _asked(basis: Basis, levers: Levers) -> tuple[str, str]:
     path = basis.report.path.parent
     if levers.split is None:
         return f"ipu-run --with {argument(levers)} SCRIPT", "/memory"
-    starts = ",".join(str(first) for first in levers.split.starts)
-    where = f"/rebalance?starts={starts}"
+    where = f"/rebalance?starts={in_address(levers.split)}"
     if levers.split.choices:
         return f"ipu-report rebalance --recompute choose --offload choose {path}", where
     return f"ipu-report whatif {path} --assign {levers.split.sizes(len(basis.costs))}", where

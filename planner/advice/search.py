@@ -235,9 +235,20 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
         best = max(found, key=lambda one: _rate(basis, one))
     for name in best.pulled:  # what adds nothing beside the others is left as it is
         fewer = best.without(name)
-        if _rate(basis, fewer) >= max(least, _rate(basis, best) / (1 + LEAST_GAIN)):
+        enough = max(least, _rate(basis, best) / (1 + LEAST_GAIN))
+        if _is_allowed(basis, allowed, fewer) and _rate(basis, fewer) >= enough:
             best = fewer
     return best
+
+
+def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
+    """Whether a weight update has as many samples as now, or at most those that are allowed."""
+    now = basis.costs.micro_batches * basis.micro_batch
+    count = levers.micro_batches or basis.costs.micro_batches
+    then = count * (levers.micro_batch or basis.micro_batch)
+    if not allowed.samples:
+        return then == now
+    return then * basis.costs.samples <= allowed.samples * basis.micro_batch
 
 
 def _climbed(basis: Basis, allowed: Allowed, splits: bool, held: Levers) -> Levers:

@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ipuscope.planner.costs import known_memory
 from ipuscope.planner.costs.all_reduce import gradient_bytes
 from ipuscope.planner.costs.block_costs import BlockCosts
 from ipuscope.planner.costs.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from ipuscope.planner.costs.block_memory import BlockMemory
-from ipuscope.planner.costs.cuts import Cuts
+from ipuscope.planner.costs.cuts import Cuts, Ties
 from ipuscope.planner.costs.host_streams import HostStreams
-from ipuscope.planner.costs.known_ties import known_ties
 from ipuscope.planner.costs.machine_costs import MachineCosts
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_columns import Variables, sum_by
 from ipuscope.planner.costs.shared_weights import copies_of_ties
 from ipuscope.planner.costs.stash_costs import StashCosts
+from ipuscope.planner.costs.tied_gradients import TiedGradients
 from ipuscope.planner.costs.tile_memory import residuals
 from ipuscope.profiler.enums import BodyTask, Direction, Purpose
 from ipuscope.profiler.file import records
@@ -52,9 +51,7 @@ class Costs(BlockCosts):
     @classmethod
     def _read(cls, report: Report) -> Costs:
         check(report)
-        costs = cls._read_blocks(report)._with_measured_stash(report)
-        known = len(costs.memory.residual) > 0  # the file has them
-        return replace(costs, measured=True) if known else costs._with_residual(report)
+        return cls._read_blocks(report)._with_measured_stash(report)._with_residual(report)
 
     @classmethod
     def _read_blocks(cls, report: Report, tiles: bool = True) -> Costs:
@@ -62,7 +59,8 @@ class Costs(BlockCosts):
         blocks = report.blocks.sort_values("block")
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
-        machine, (ties, tied) = MachineCosts.from_report(report), known_ties(report)
+        machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
+        tied = TiedGradients.from_report(report, ties)
         forward, backward = measured_cycles(report, stage)
         meeting, met = _meeting(report, machine, len(blocks))
         update = blocks["update_cycles"].to_numpy() - met
@@ -80,8 +78,7 @@ class Costs(BlockCosts):
             again = any(choice.recompute for choice in choices)
         memory, skips = BlockMemory.unknown(len(blocks)), Cuts.skips
         if tiles:
-            known = known_memory.read(report, stage, len(ties))
-            memory = known or BlockMemory.from_report(report, stage, ties, tied)
+            memory = BlockMemory.from_report(report, stage, ties, tied)
             skips = memory.carried.skips(ties)
         costs = cls(
             names=tuple(blocks["name"]),

@@ -105,3 +105,8 @@ class _OneBlock(Report):
     """A report that reads with `_Reader`."""
 
     _opens = _Reader
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Empty: what is read is not what the file has, and no answer about it is stored."""
+        return ()

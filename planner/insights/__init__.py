@@ -25,7 +25,9 @@ from ipuscope.planner.insights.rest import rest
 from ipuscope.planner.levers.waits import Waits
 from ipuscope.planner.predict.what_if import Prediction, what_if
 from ipuscope.profiler import analysis
+from ipuscope.profiler.analysis.compare import imported
 from ipuscope.profiler.analysis.critical_path import critical_path
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -34,8 +36,14 @@ if TYPE_CHECKING:
 __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 
 
+@stored
 def insights(report: Report) -> list[Insight]:
-    """All insights: by cycles gained, most first, then by bytes, then the rest."""
+    """All insights: by cycles gained, most first, then by bytes, then the rest.
+
+    None of an imported profile: they ask for micro-batches and stages, which it does not have.
+    """
+    if imported(report):
+        return []
     basis = _basis(report)
     findings: list[Insight] = [*overflow(report, basis)]
     if analysis.pace(report).cycles:

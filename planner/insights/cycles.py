@@ -138,7 +138,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
             f"IPUs take turns: they wait {analysis.waiting(report):.0%} of the time",
             detail,
             "write this",
-            "/pipeline",
+            "/timeline",
             gain,
             change=change,
             waits=Waits(causes=WORK),
@@ -268,7 +268,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
                 f"IPUs wait {ramps:,} cycles while the pipeline fills and drains.",
                 f"{instead} makes them rarer: {of_ramps:,} cycles less for the same samples",
-                "/pipeline",
+                "/timeline",
                 of_ramps,
                 change=change,
                 waits=Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
@@ -282,7 +282,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 f"All-reduce, optimiser and its state take {update:,} cycles, however many"
                 " micro-batches there are.",
                 f"{instead} makes it rarer: {of_update:,} cycles less for the same samples",
-                "/pipeline",
+                "/timeline",
                 of_update,
                 change=change,
                 waits=Waits(phases=(PipelinePhase.UPDATE,)),
@@ -327,9 +327,9 @@ def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     if saved < int(LEAST_SHARE * now):
         less = "Make inputs smaller (dtypes, sizes), or on the device"
         words = f"{overlap}. {less}" if overlap else less
-        return [Insight(title, said, words, "/pipeline", cycles, at_most=True, waits=waits)]
+        return [Insight(title, said, words, "/timeline", cycles, at_most=True, waits=waits)]
     words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
-    return [Insight(title, said, words, "/pipeline", saved, change=change, waits=waits)]
+    return [Insight(title, said, words, "/timeline", saved, change=change, waits=waits)]
 
 
 def _largest_transfers(report: Report) -> str:
@@ -427,7 +427,7 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
                 f" {int(row.lost_cycles):,} cycles a micro-batch.",
                 "Change its sizes towards multiples of the tiles, or give it more memory"
                 " (availableMemoryProportion)",
-                f"/operations?op={row.id}",
+                f"/costs?op={row.id}",
                 present.total - even.total,
                 at_most=True,
                 waits=Waits(causes=WORK, ops=(int(row.id),)),

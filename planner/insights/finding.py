@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from ipuscope.profiler.units import sentence
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_SAMPLES = "samples an update instead of"  # `lever_gains.training_changes`
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,15 @@ class Insight:
     gain_cycles: int = 0
     gain_bytes: int = 0
     at_most: bool = False
-    change: dict[str, Any] = field(default_factory=dict)
+    change: Mapping[str, int | str | list[int]] = field(default_factory=dict)
     estimate: bool = False
     waits: Waits | None = None
     code: tuple[str, ...] = ()
+
+    @property
+    def changes_batch(self) -> bool:
+        """Whether a weight update then has other samples than now."""
+        return "gradientAccumulation" in self.change or _SAMPLES in self.detail
 
     @property
     def change_in_words(self) -> str:

@@ -62,7 +62,7 @@ def _change(levers: Levers) -> dict[str, str]:
 
 def _where(basis: Basis) -> str:
     """The page that has all levers, where Blocks can be moved; else that of time."""
-    return "/rebalance" if basis.can_split else "/pipeline"
+    return "/rebalance" if basis.can_split else "/timeline"
 
 
 def _single(basis: Basis, one: Advice, present: Advice) -> Insight:

@@ -41,7 +41,7 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
                 f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
                 f" {over.contents.in_words()}.",
                 action if ways else f"{_LESS}{parts}",
-                f"/liveness?ipu={over.ipu}&tile={over.tile}",
+                f"/memory?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
                 code=ways,
             )
@@ -124,7 +124,7 @@ def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[
 
 
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """Memory freed by replicated tensor sharding: all but 1/R of each large enough state."""
+    """At most what replicated tensor sharding frees: all but 1/R of each large enough state."""
     replicas = report.target.num_replicas
     if (
         replicas == 1
@@ -143,12 +143,12 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
             f" {units.size(size)} of a tile of IPU {ipu}",
             f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
             f" {LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
-            " instead of gradients all-reduced: the same number of bytes. The update works on"
-            " less, too, which is not counted here.",
+            " instead of gradients all-reduced: the same number of bytes. What the update works on"
+            " then, parts of gradients and weights, takes some of the room and is not counted.",
             "write this",
             f"/memory?ipu={ipu}",
             gain_bytes=gain,
-            change={"optimiser": "in parts"},
+            at_most=True,
             code=(location_line("in-parts"),),
         )
     ]

@@ -76,7 +76,7 @@ def rest(
             f"{whole:,} cycles of the critical path{others}. Of {'the rest' if others else 'them'},"
             f" {_most(pieces)}.",
             _ACTION[str(cause)],
-            "/trace" if costs is None else "/pipeline",
+            "/timeline",
             _bound(str(cause), cycles, costs, present),
             at_most=True,
             waits=Waits(causes=(str(cause),)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,16 +103,50 @@ def compare_waits(a: Report, b: Report) -> pd.DataFrame:
     The differences add up to that of the updates. Where the updates have different numbers of
     samples, all cycles are per sample, as fractions. Empty where a report has no times.
     """
+    return _differences(a, b, _waits, _WAITS)
+
+
+LEVELS = ("cause", "module", "IPU")  # of `compare_paths`
+
+
+def compare_paths(a: Report, b: Report, at: Sequence[str] = ()) -> pd.DataFrame:
+    """`compare_waits` by cause, of one cause ``at`` by module, and of one module of it by IPU.
+
+    ``name`` in place of ``cause, where``. What no operator does has its task's name for a module.
+    """
+
+    def by(report: Report, path: pd.DataFrame) -> pd.Series[Any]:
+        ops = report.ops["module"].reindex(path["op"]).fillna("").astype(str).to_numpy()
+        task = path["task"].astype(str).replace("", "no module").to_numpy()
+        module = np.where(ops != "", ops, np.where(path["op"] >= 0, "no module", task))
+        ipu = np.char.add("IPU ", path["ipu"].to_numpy().astype(str))
+        named = [path["cause"].astype(str).to_numpy(), module, ipu]
+        chosen = np.ones(len(path), dtype=bool)
+        for names, wanted in zip(named, at, strict=False):
+            chosen &= names == wanted
+        rows = path.assign(name=named[min(len(at), len(named) - 1)])
+        return rows[chosen].groupby("name")["cycles"].sum()
+
+    return _differences(a, b, by, ("name", *_WAITS[2:]))
+
+
+def _differences(
+    a: Report,
+    b: Report,
+    by: Callable[[Report, pd.DataFrame], pd.Series[Any]],
+    columns: Sequence[str],
+) -> pd.DataFrame:
+    """The cycles of both critical paths ``by`` something, and their differences."""
     import pandas as pd
 
     sides = []
     per_sample = _samples(a) != _samples(b)
     for report in (a, b):
         path = critical_path(report) if len(report.runs) else None
-        waits = _waits(report, path) if path is not None else None
-        if waits is None or not len(waits):
-            return pd.DataFrame(columns=pd.Index(_WAITS))
-        sides.append(waits / max(1, _samples(report)) if per_sample else waits)
+        if path is None or not len(path):
+            return pd.DataFrame(columns=pd.Index(columns))
+        found = by(report, path)
+        sides.append(found / max(1, _samples(report)) if per_sample else found)
     both = pd.concat(sides, axis=1, keys=["cycles_a", "cycles_b"]).fillna(0)
     both["difference"] = both["cycles_b"] - both["cycles_a"]
     whole = float(both["difference"].sum())
@@ -120,7 +154,7 @@ def compare_waits(a: Report, b: Report) -> pd.DataFrame:
     kind = np.float64 if per_sample else np.int64
     both = both.astype(dict.fromkeys(("cycles_a", "cycles_b", "difference"), kind)).reset_index()
     order = np.argsort(-both["difference"].abs().to_numpy(), kind="stable")
-    return both[list(_WAITS)].iloc[order].reset_index(drop=True)
+    return both[list(columns)].iloc[order].reset_index(drop=True)
 
 
 _WAITS = ("cause", "where", "cycles_a", "cycles_b", "difference", "share")

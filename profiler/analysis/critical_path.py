@@ -14,16 +14,14 @@ Otherwise it goes to the longest of the tasks that end there, then to the lowest
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler import held
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
-from ipuscope.profiler.held import INT
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -68,8 +66,6 @@ _OF_KIND = {
 }
 
 
-ON_IPUS = "critical path over IPUs"  # name of the answer
-_ON_IPUS = dict.fromkeys(("ipu", "start", "end"), INT)
 _IDS = ("ipu", "stage", "step", "op", "tensor")
 _BY_STEP = (
     *(
@@ -180,39 +176,13 @@ def pieces_on_ipus(
 def path_on_ipus(
     report: Report, run: int = 0, iteration: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`on_ipus` of a device iteration, from its beginning.
-
-    All device iterations of a run are alike; a large profile has that of its first run worked out.
-    """
-
-    def make() -> dict[str, np.ndarray]:
-        return dict(zip(_ON_IPUS, on_ipus(*chain_of(report, run, iteration)), strict=True))
-
-    if run:
-        ipu, start, end = make().values()
-        return ipu, start, end
-    return held_on_ipus(report, ON_IPUS, make)
+    """`on_ipus` of a device iteration, from its beginning. All of a run are alike."""
+    return on_ipus(*chain_of(report, run, iteration)) if run else _first_path(report)
 
 
-def held_on_ipus(
-    report: Report, name: str, make: Callable[[], dict[str, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A path over IPUs that a large profile has worked out: IPU, start and end of each piece."""
-
-    def sound(columns: Mapping[str, np.ndarray]) -> bool:
-        ipu, start, end = (columns[name] for name in _ON_IPUS)
-        some = ipu.min(initial=0) >= 0 and ipu.max(initial=0) < report.target.num_ipus
-        in_order = (start[1:] >= end[:-1]).all() and (end >= start).all()
-        return bool(some and in_order and start.min(initial=0) >= 0)
-
-    columns = report.answered_columns(name, _ON_IPUS, make, sound)
-    return columns["ipu"], columns["start"], columns["end"]
-
-
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    path = on_ipus(*chain_of(report))
-    return {ON_IPUS: held.plain(dict(zip(_ON_IPUS, path, strict=True)))}
+@stored
+def _first_path(report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return on_ipus(*chain_of(report))
 
 
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:

@@ -6,7 +6,7 @@ A leaf is a path of names and a number; a tree adds up its leaves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ipuscope.profiler import held
 from ipuscope.profiler.analysis.critical_path import spent_by_step
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Role
-from ipuscope.profiler.held import INT, TEXT
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -30,16 +29,11 @@ ORDERS: dict[str, tuple[str, ...]] = {
     "block": ("block", "module", "operator"),
     "aten": ("aten", "module", "operator"),
 }
-LEAVES = "leaves of layers together"  # name of the answer
-LOOK = "layers together"  # ... and of what is seen of them first
-_OF_LOOK = {
-    **dict.fromkeys(("parent", "value", "before", "width", "inside"), INT),
-    **dict.fromkeys(("name", "kind"), TEXT),
-}
 NARROWEST = 1 / 1400  # of the width of a drawing: less than a pixel
 _LEAF = ("path", "value", "kind")
 MEASURES = ("cycles", "bytes")
 MIXED = "mixed"
+_OF_OPERATORS = ("compute", "exchange on chip", "sync")  # causes
 _NO_MODULE, _NO_STAGE = "no module", "no stage"
 _NUMBER = re.compile(r"(?<=[./])\d+\b|(?<=layer)\d+$")  # of a layer, in a module or a Block
 _OF_WEIGHTS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
@@ -81,54 +75,15 @@ def cycles_by_step(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
 def leaves_of_cycles(report: Report, order: str, together: bool = False) -> pd.DataFrame:
     """`cycles_by_step` of the first device iteration: ``path``, ``value`` (cycles) and ``kind``.
 
-    ``kind``: the direction of work in a model's operators, else what the cycles are spent on.
+    ``kind``: the direction of what operators do on their chip, else what the cycles are spent on.
     Steps that no operator makes (copies, host I/O) have their cause in place of a module.
     ``order``: of `ORDERS`; ``together``: layers that differ in their number only are one.
     """
-    if order == "module" and together:
-        return leaves_together(report)
-    return _leaves_of_cycles(report, order, together)
-
-
-def leaves_together(report: Report) -> pd.DataFrame:
-    """`leaves_of_cycles` by module, layers together; a large profile has them worked out."""
-
-    def make() -> pd.DataFrame:
-        return _leaves_of_cycles(report, "module", together=True)
-
-    return report.answered(LEAVES, _read_leaves, make)
-
-
-def plain(leaves: pd.DataFrame) -> dict[str, list[Any]]:
-    """Leaves as JSON has them."""
-    return {name: leaves[name].tolist() for name in _LEAF}
-
-
-def _read_leaves(said: Any) -> pd.DataFrame | None:
-    """Leaves from JSON; None where it is not what was written."""
-    import pandas as pd
-
-    if not isinstance(said, dict) or set(said) != set(_LEAF):
-        return None
-    paths, values, kinds = (said[name] for name in _LEAF)
-    whole = all(isinstance(column, list) for column in (paths, values, kinds))
-    if not whole or not len(paths) == len(values) == len(kinds):
-        return None
-    named = all(isinstance(path, list) and path for path in paths)
-    if not named or not all(type(name) is str for name in chain(kinds, *paths)):
-        return None
-    if not all(type(value) is int and 0 <= value < 1 << 62 for value in values):
-        return None
-    paths = [tuple(path) for path in paths]
-    frame = pd.DataFrame({"value": np.array(values, dtype=np.int64)})
-    return frame.assign(path=paths, kind=pd.array(kinds, dtype="str"))[[*_LEAF]]
-
-
-def _leaves_of_cycles(report: Report, order: str, together: bool) -> pd.DataFrame:
     steps = cycles_by_step(report)
     op = steps["op"].to_numpy()
     none = steps["cause"].astype(str).to_numpy()
-    kind = np.where(op >= 0, steps["direction"].astype(str).to_numpy(), none)
+    own = (op >= 0) & np.isin(none, _OF_OPERATORS)
+    kind = np.where(own, steps["direction"].astype(str).to_numpy(), none)
     rows = steps.assign(kind=kind, otherwise=none)
     return _leaves(report, rows, "cycles", order, together)
 
@@ -207,6 +162,19 @@ def _leaves(
     if together:
         table = table.groupby(["path", "kind"], as_index=False, sort=False)[["value"]].sum()
     return table[[*_LEAF]]
+
+
+def paths_of(operators: pd.DataFrame, order: str, together: bool = False) -> list[Path]:
+    """The path of each operator (rows of `Report.ops`) in the tree of that order, its name last."""
+    table = operators.assign(
+        operator=operators["name"],
+        block=operators["block_name"].replace("", "no Block"),
+        stage=np.char.add("stage ", operators["stage"].to_numpy().astype(str)),
+        otherwise="",
+    )
+    dims = ORDERS[order][: ORDERS[order].index("operator") + 1]
+    names = [_names(dim, table, together) for dim in dims]
+    return [_joined(parts) for parts in zip(*names, strict=True)]
 
 
 def _joined(parts: Iterable[Path]) -> Path:
@@ -396,63 +364,10 @@ def look(nodes: dict[Path, Node], at: Path) -> Look:
     return Look(visible(nodes, at, NARROWEST), inside, opens)
 
 
+@stored
 def first_look(report: Report) -> Look:
-    """All of `leaves_together`; a large profile has it worked out."""
-
-    def make() -> dict[str, np.ndarray]:
-        return _columns(look(tree(leaves_together(report)), ()))
-
-    columns = report.answered_columns(LOOK, _OF_LOOK, make, _sound)
-    numbers = (columns[name].tolist() for name in ("value", "before", "width", "kind"))
-    parents, names, inside = (columns[name].tolist() for name in ("parent", "name", "inside"))
-    paths: list[Path] = []
-    for parent, name in zip(parents, names, strict=True):
-        paths.append((*paths[parent], name) if parent >= 0 else ())
-    nodes = [*map(Node._make, zip(paths, *numbers, strict=True))]
-    return Look(
-        [node for node, role in zip(nodes, inside, strict=True) if role == _SHOWN],
-        [node for node, role in zip(nodes, inside, strict=True) if role != _SHOWN],
-        frozenset(path for path, role in zip(paths, inside, strict=True) if role == _OPENS),
-    )
-
-
-_SHOWN, _LEAF_INSIDE, _OPENS = range(3)
-
-
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    leaves = leaves_together(report)
-    return {LEAVES: plain(leaves), LOOK: held.plain(_columns(look(tree(leaves), ())))}
-
-
-def _columns(of: Look) -> dict[str, np.ndarray]:
-    """A look from the root, parents before children; what is inside comes last."""
-    row = {node.path: at for at, node in enumerate(of.shown)}
-    nodes = [*of.shown, *of.inside]
-    inside = [_SHOWN] * len(of.shown)
-    inside += [_OPENS if node.path in of.opens else _LEAF_INSIDE for node in of.inside]
-    numbers = {
-        "parent": [row[node.path[:-1]] if node.path else -1 for node in nodes],
-        **{name: [getattr(node, name) for node in nodes] for name in ("value", "before", "width")},
-        "inside": inside,
-    }
-    texts = {
-        "name": [node.path[-1] if node.path else "" for node in nodes],
-        "kind": [node.kind for node in nodes],
-    }
-    return {name: np.array(values, dtype=np.int64) for name, values in numbers.items()} | {
-        name: np.array(values, dtype=object) for name, values in texts.items()
-    }
-
-
-def _sound(columns: Mapping[str, np.ndarray]) -> bool:
-    """Whether these can be nodes from the root on, each after its parent."""
-    parent, inside = columns["parent"], columns["inside"]
-    if not len(parent) or parent[0] != -1 or inside[0] != _SHOWN:
-        return False
-    before = (parent[1:] >= 0).all() and (parent < np.arange(len(parent))).all()
-    least = min(columns[name].min() for name in ("value", "before", "width"))
-    return bool(before and least >= 0 and 0 <= inside.min() <= inside.max() <= _OPENS)
+    """All of `leaves_of_cycles` by module, layers together."""
+    return look(tree(leaves_of_cycles(report, "module", together=True)), ())
 
 
 def _together(parent: Path, nodes: Iterable[Node]) -> Node:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from ipuscope.profiler import held
 from ipuscope.profiler.analysis.host_transfers import streaming_steps
-from ipuscope.profiler.held import INT, TEXT
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline.executed_steps import Spent
 
-NAME = "cycles by kind"  # name of the answer
-_NUMBERS = ("ipu", "streams", "cycles", "count", "first", "last")
-_COLUMNS = {"kind": TEXT, **dict.fromkeys(_NUMBERS, INT)}
+STREAMING = "streaming memory"  # of host I/O, what `streaming_steps` take
+_COLUMNS = ("kind", "ipu", "streams", "cycles", "count", "first", "last")
 
 
 def spent_by_kind(
@@ -27,12 +24,12 @@ def spent_by_kind(
 ) -> Spent:
     """`Report.spent`, the steps of each kind as one: -1, or one of `streaming_steps` for these.
 
-    Device iterations are alike; a large profile has those of its first run worked out, for windows
-    in which all of one lies.
+    Device iterations are alike: the sums of the first run's are used for windows in which all of
+    one lies.
     """
     if iteration is None or run:
         return report.spent(run, ipus, iteration, window)
-    columns = report.answered_columns(NAME, _COLUMNS, lambda: _by_kind(report), _sound)
+    columns = _by_kind(report)
     runs = report.runs
     length = int(runs["cycles"].iloc[run]) // max(1, int(runs["iterations"].iloc[run]))
     begin = int(runs["start"].iloc[run]) + iteration * length
@@ -49,16 +46,20 @@ def spent_by_kind(
     return Spent(step, kind, columns["cycles"][wanted], columns["count"][wanted], kinds)
 
 
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    return {NAME: held.plain(_by_kind(report))}
+def cycles_of_ipus(report: Report) -> tuple[tuple[str, ...], np.ndarray]:
+    """Kinds, and cycles of each on each IPU in the first device iteration: int64[ipu, kind].
+
+    As `spent_by_kind` has them; streaming memory is a kind of its own.
+    """
+    columns = _by_kind(report)
+    kind = np.where(columns["streams"] != 0, STREAMING, columns["kind"])
+    kinds, at = np.unique(kind.astype(str), return_inverse=True)
+    cycles = np.zeros((report.target.num_ipus, len(kinds)), dtype=np.int64)
+    np.add.at(cycles, (columns["ipu"].astype(np.int64), at), columns["cycles"].astype(np.int64))
+    return tuple(kinds.tolist()), cycles
 
 
-def _sound(columns: Mapping[str, np.ndarray]) -> bool:
-    """Whether these can be sums."""
-    return all(columns[name].min(initial=0) >= 0 for name in _NUMBERS)
-
-
+@stored
 def _by_kind(report: Report) -> dict[str, np.ndarray]:
     """A row for each IPU and kind of the first run's device iteration, without I/O tiles' work.
 
@@ -85,6 +86,6 @@ def _by_kind(report: Report) -> dict[str, np.ndarray]:
             ]
     columns = zip(*rows, strict=True) if rows else ((),) * len(_COLUMNS)
     return {
-        name: np.array(values, dtype=object if kind == TEXT else np.int64)
-        for (name, kind), values in zip(_COLUMNS.items(), columns, strict=True)
+        name: np.array(values, dtype=object if name == "kind" else np.int64)
+        for name, values in zip(_COLUMNS, columns, strict=True)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,26 +13,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-FULLEST = "fullest tiles"  # name of the answer
 CLOSE = 0.03  # of a tile: so near to its end only a compile says whether something fits
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
     """Bytes that each IPU's fullest tile uses, in one replica: int64[ipu].
 
-    The extent for an IPU that overflows. A large profile has them worked out.
+    The extent for an IPU that overflows.
     """
-    return report.answered(FULLEST, lambda said: _read(report, said), lambda: _fullest(report))
-
-
-def _read(report: Report, said: Any) -> np.ndarray | None:
-    whole = isinstance(said, list) and len(said) == report.target.ipus_per_replica
-    if not whole or not all(type(one) is int and 0 <= one < 1 << 62 for one in said):
-        return None
-    return np.array(said, dtype=np.int64)
-
-
-def _fullest(report: Report) -> np.ndarray:
     tiles = []
     for ipu in range(report.target.ipus_per_replica):
         of, tile = report.tile_columns(ipu), fullest(report, ipu)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler import held
 from ipuscope.profiler.enums import Direction, Purpose, Role
-from ipuscope.profiler.held import FLOAT, INT, TEXT
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
@@ -20,16 +18,6 @@ if TYPE_CHECKING:
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
-BY_ATEN = "operators by ATen"  # name of the answer
-_SUMMED = ("total_cycles", "share", "recompute_cycles", "flops", "exchanged")
-_OF_GROUPS = {
-    "aten": TEXT,
-    "operators": INT,
-    "executions": INT,
-    **dict.fromkeys(_SUMMED, INT),
-    "share": FLOAT,
-    "exchanged": FLOAT,
-}
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 
@@ -93,46 +81,6 @@ def executed_ops(report: Report) -> pd.DataFrame:
     }
     of_ops = {name: of.reindex(ops.index).fillna(0) for name, of in columns.items()}
     return ops.assign(**of_ops).astype(np.int64)
-
-
-def named(operators: pd.DataFrame, by: str) -> pd.Series[str]:
-    """The group of each operator (`operators`), by one of its columns: "none" where it has none."""
-    return operators[by].astype(str).replace("", "none")
-
-
-def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Operators summed by one of their columns, most cycles of a weight update first.
-
-    That column, ``operators`` (how many), ``executions, total_cycles, share, recompute_cycles``,
-    and ``flops`` and ``exchanged`` of all executions.
-    """
-    times = operators["executions"]
-    all_times = {name: operators[name] * times for name in ("flops", "exchanged")}
-    rows = operators.assign(**{by: named(operators, by)}, operators=1, **all_times)
-    sums = ["operators", "executions", *_SUMMED]
-    table = rows.groupby(by, as_index=False, sort=False)[sums].sum()
-    return table.sort_values("total_cycles", ascending=False, kind="stable", ignore_index=True)
-
-
-def by_aten(report: Report) -> pd.DataFrame:
-    """All operators by what ATen calls them (`grouped`); a large profile has it worked out."""
-    import pandas as pd
-
-    columns = report.answered_columns(
-        BY_ATEN, _OF_GROUPS, lambda: grouped(operators(report), "aten"), _sound
-    )
-    return pd.DataFrame(columns).astype({"aten": "str"})
-
-
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    return {BY_ATEN: held.plain(grouped(operators(report), "aten"))}
-
-
-def _sound(columns: Mapping[str, np.ndarray]) -> bool:
-    """Whether these can be groups."""
-    numbers = (name for name, kind in _OF_GROUPS.items() if kind != TEXT)
-    return all(columns[name].min(initial=0) >= 0 for name in numbers)
 
 
 def _steps_of(report: Report, ops: pd.DataFrame) -> pd.DataFrame:

@@ -111,27 +111,7 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
         "cycles"
     ].sum()
     slowest_tasks = of_task.reset_index().sort_values("cycles", ascending=False, kind="stable")
-    largest = _largest_operators(report)
-    by_cycle: dict[Any, pd.DataFrame] = dict(iter(slowest_tasks.groupby("pipeline_cycle")))
-    rows = []
-    for position in cycles["position"].tolist():
-        part = by_cycle.get(position)
-        if part is None:
-            rows.append((-1, "", 0, "", 0))
-            continue
-        kinds = list(zip(part["direction"].tolist(), part["stage"].tolist(), strict=True))
-        direction, k = kinds[0]
-        key = (
-            -1 if direction == Direction.UPDATE else int(k),
-            int(part["ipu"].iloc[0]),
-            str(direction),
-        )
-        name, most = largest.get(key, ("", 0))
-        said = ", ".join(
-            f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
-            for direction, k in kinds
-        )
-        rows.append((int(k), said, int(part["cycles"].sum()), name, most))
+    rows = _rows(cycles["position"].tolist(), slowest_tasks, _largest_operators(report))
     stage, work, length, operator, operator_cycles = zip(*rows, strict=True) if rows else ((),) * 5
     turns = report.meta.get("strategy", "pipelined") != "pipelined"
     at_work = np.minimum(busy, cycles["cycles"].to_numpy())  # in phases two IPUs may be
@@ -151,6 +131,32 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
     )
 
 
+def _rows(
+    positions: list[int], tasks: pd.DataFrame, largest: dict[tuple[int, int, str], tuple[str, int]]
+) -> list[tuple[int, str, int, str, int]]:
+    """The stage, the work and its cycles, and the largest operator, of each pipeline cycle.
+
+    ``tasks``: of the slowest IPUs, the longest first; ``largest``: `_largest_operators`.
+    """
+    of_cycle: dict[int, list[Any]] = {}
+    names = ("pipeline_cycle", "ipu", "direction", "stage", "cycles")
+    for at, *task in zip(*(tasks[name].tolist() for name in names), strict=True):
+        of_cycle.setdefault(at, []).append(task)
+    rows = []
+    for position in positions:
+        if (part := of_cycle.get(position)) is None:
+            rows.append((-1, "", 0, "", 0))
+            continue
+        ipu, direction, stage, _ = part[0]
+        key = (-1 if direction == Direction.UPDATE else stage, ipu, str(direction))
+        said = ", ".join(
+            f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
+            for _, direction, k, _ in part
+        )
+        rows.append((stage, said, sum(one[3] for one in part), *largest.get(key, ("", 0))))
+    return rows
+
+
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
     """Cycles of a kind of task in each pipeline cycle, on the IPU with the most.
 
@@ -165,17 +171,18 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
     The stage is -1 for the weight update.
     """
-    steps, ops = report.steps_as_run(), report.ops
+    import pandas as pd
+
+    names = ("stage", "ipu", "direction", "op", "spent")
+    steps = pd.DataFrame({name: report.steps_in_order(name) for name in names})
     steps = steps[steps["op"] >= 0]
     stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
-    spent = steps["cycles"].groupby([stage, steps["ipu"], steps["direction"], steps["op"]]).sum()
-    largest: dict[tuple[int, int, str], tuple[str, int]] = {}
-    keys: list[Any] = spent.index.tolist()
-    for (k, ipu, direction, op), cycles in zip(keys, spent.tolist(), strict=True):
-        key = (int(k), int(ipu), str(direction))
-        if cycles > largest.get(key, ("", -1))[1]:
-            largest[key] = (str(ops.at[op, "name"]), int(cycles))
-    return largest
+    of_ops = steps.assign(stage=stage).groupby([*names[:-1]], as_index=False)[["spent"]].sum()
+    of_ops = of_ops.sort_values("spent", ascending=False, kind="stable")
+    most = of_ops.drop_duplicates(["stage", "ipu", "direction"])
+    keys = zip(*(most[name].tolist() for name in names[:3]), strict=True)
+    named = zip(report.op_names(most["op"].to_numpy()), most["spent"].tolist(), strict=True)
+    return dict(zip(keys, named, strict=True))
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:

@@ -7,30 +7,18 @@ share a stage's tensors side by side (docs/pods.md#where-the-ipus-lie).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler import held
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file.records import BESIDE
-from ipuscope.profiler.held import FLOAT, INT, TEXT
 from ipuscope.profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LOADS, LINKS = "loads of IPUs", "loads of links"  # names of the answers
-_OF_IPUS = {"ipu": INT, "busy": FLOAT, "memory": FLOAT, "weight_bytes": INT, "link_bytes": INT}
-_OF_LINKS = {
-    "between": TEXT,
-    "source": INT,
-    "target": INT,
-    "bytes": INT,
-    "way": TEXT,
-    "busy": FLOAT,
-}
 _RINGS = {
     str(Purpose.OPERATOR): "shards",
     str(Purpose.GATHER_SHARDS): "shards",
@@ -56,30 +44,14 @@ def shards_of(report: Report) -> int:
     return max(1, int(number(report.meta, "tensor_sharding", 1)))
 
 
+@stored
 def loads(report: Report) -> pd.DataFrame:
     """The load of each IPU of the profile in a device iteration.
 
     ``ipu``, ``busy`` (share of its cycles not spent waiting), ``memory`` (share of the tile's
     memory used, on the fullest tile), ``weight_bytes`` (on the chip at any time) and ``link_bytes``
-    (sent and received over links to other IPUs). A large profile has it worked out.
+    (sent and received over links to other IPUs).
     """
-    import pandas as pd
-
-    def sound(columns: Mapping[str, np.ndarray]) -> bool:
-        ipu = columns["ipu"]
-        least = min(values.min(initial=0) for values in columns.values())
-        return bool((np.diff(ipu) > 0).all()) and least >= 0 and ipu.max(initial=0) < count
-
-    count = report.target.num_ipus
-    return pd.DataFrame(report.answered_columns(LOADS, _OF_IPUS, lambda: _loads(report), sound))
-
-
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    return {LOADS: held.plain(_loads(report)), LINKS: held.plain(_link_loads(report))}
-
-
-def _loads(report: Report) -> pd.DataFrame:
     import pandas as pd
 
     tasks = report.tasks(iteration=0)
@@ -113,6 +85,7 @@ def _link_bytes(report: Report) -> pd.Series:
     return runs.groupby("ipu")["bytes"].sum()
 
 
+@stored
 def link_loads(report: Report) -> pd.DataFrame:
     """What goes over links in a device iteration, the busiest first.
 
@@ -120,21 +93,8 @@ def link_loads(report: Report) -> pd.DataFrame:
     ``target``), "shards" (the IPUs that share a stage's tensors) or "replicas": of these two, rings
     in which each IPU of ``source`` sends, and ``target`` is -1. ``bytes`` that one IPU sends,
     ``way`` ("in a machine", "between machines" or "between racks": where the slowest link lies) and
-    ``busy``: the share of the device iteration that one such link needs for them. A large profile
-    has it worked out.
+    ``busy``: the share of the device iteration that one such link needs for them.
     """
-    import pandas as pd
-
-    def sound(columns: Mapping[str, np.ndarray]) -> bool:
-        least = min(columns[name].min(initial=0) for name in ("source", "bytes", "busy"))
-        return least >= 0 and columns["target"].min(initial=0) >= -1
-
-    columns = report.answered_columns(LINKS, _OF_LINKS, lambda: _link_loads(report), sound)
-    frame = pd.DataFrame(columns)
-    return frame.astype({name: "str" for name, kind in _OF_LINKS.items() if kind == TEXT})
-
-
-def _link_loads(report: Report) -> pd.DataFrame:
     import pandas as pd
 
     steps = report.program_steps()

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ipuscope.profiler import held
+from ipuscope.profiler.answers import stored
 from ipuscope.profiler.enums import Purpose
 from ipuscope.profiler.file import records
-from ipuscope.profiler.held import INT, TEXT
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TOP = "top of the program"  # name of the answer
 OPENED = 3  # levels of nodes that are open before one is closed
 MOST_OPENED = 20_000  # rows that are seen of them
 _OF_NODES = ("id", "depth", "below", "ipu", "position", "cycles", "repeat", "name", "type")
-_KINDS = {**dict.fromkeys(("count", *_OF_NODES), INT), "name": TEXT, "type": TEXT}
 
 
 def depths(parents: np.ndarray) -> np.ndarray:
@@ -126,36 +122,14 @@ def nodes(report: Report) -> Nodes:
     )
 
 
+@stored
 def top_nodes(report: Report) -> Nodes:
     """The first `MOST_OPENED` nodes that have fewer than `OPENED` above them, or as many.
 
-    They are what is seen of a tree before a node is opened or closed. A large profile has them
-    worked out.
+    They are what is seen of a tree before a node is opened or closed.
     """
-    columns = report.answered_columns(TOP, _KINDS, lambda: _top(report), _sound)
-    count = columns["count"][:1].sum()  # of a tree without nodes 0
-    return Nodes(int(count), **{name: columns[name] for name in _OF_NODES})
-
-
-def worked_out(report: Report) -> dict[str, Any]:
-    """What a profile holds of this (`ipuscope.planner.worked_out`), by its name there."""
-    return {TOP: held.plain(_top(report))}
-
-
-def _top(report: Report) -> dict[str, np.ndarray]:
     every = nodes(report)
-    top = every.where(np.flatnonzero(every.depth <= OPENED)[:MOST_OPENED])
-    columns = {name: getattr(top, name) for name in _OF_NODES}
-    return {"count": np.full(len(top.id), top.count), **columns}
-
-
-def _sound(columns: Mapping[str, np.ndarray]) -> bool:
-    """Whether these can be nodes."""
-    if not 0 < len(columns["id"]) <= MOST_OPENED:
-        return False
-    least = min(columns[name].min() for name in ("id", "below", "cycles", "repeat", "count"))
-    deep = 0 <= columns["depth"].min() <= columns["depth"].max() <= OPENED
-    return deep and least >= 0 and min(columns[name].min() for name in ("ipu", "position")) >= -1
+    return every.where(np.flatnonzero(every.depth <= OPENED)[:MOST_OPENED])
 
 
 def _longest_of_ipus(

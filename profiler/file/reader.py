@@ -14,13 +14,14 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 import numpy as np
 
+from ipuscope.profiler.answers import state_of
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.file import (
     codec,
@@ -89,6 +90,8 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_profile(path)
+        with suppress(OSError):  # what is wrong with it, opening says
+            self.state = state_of(self.path)
         self.uri = ""
         self._lock = threading.RLock()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -197,24 +200,6 @@ class Reader:
         both = [column for column in columns if column.name in packed]
         by_row = self._read_columns(record, both, rows) if both else {}
         return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
-
-    def holds_worked_out(self) -> bool:
-        """Whether there is a table of answers in the file (`schema.WORKED_OUT`)."""
-        if schema.WORKED_OUT_TABLE not in self._tables:
-            return False
-        columns = self._query(f"PRAGMA main.table_xinfo({schema.WORKED_OUT_TABLE})")
-        return {row[1]: row[6] for row in columns} == {"name": 0, "code": 0, "said": 0}
-
-    def worked_out(self, name: str, code: str) -> bytes | None:
-        """What the file says that this code answers; None: nothing whole."""
-        if not self.holds_worked_out():
-            return None
-        rows = self._query(
-            f"SELECT said FROM main.{schema.WORKED_OUT_TABLE} WHERE name = ? AND code = ?"
-            " AND typeof(said) = 'blob'",
-            [name, code],
-        )
-        return rows[0][0] if len(rows) == 1 else None
 
     def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
         """As `columns`, but only those that the file's format has."""

@@ -39,14 +39,6 @@ PACKED = f"""CREATE TABLE {PACKED_TABLE} (
   UNIQUE (of, name)
 )"""
 
-WORKED_OUT_TABLE = "worked_out"
-WORKED_OUT = f"""CREATE TABLE {WORKED_OUT_TABLE} (
-  name TEXT NOT NULL,
-  code TEXT NOT NULL,
-  said BLOB NOT NULL,
-  UNIQUE (name, code)
-)"""
-
 PARTIAL_SUFFIX = ".partial"  # of a file that is being written
 
 META = """CREATE TABLE meta (
@@ -139,16 +131,6 @@ def triggers(record: type[Any]) -> Iterator[str]:
             f"CREATE TRIGGER packed_{record.table}_{change.lower()} AFTER {change} ON"
             f" {record.table} BEGIN DELETE FROM {PACKED_TABLE} WHERE of = '{record.table}'; END"
         )
-
-
-def worked_out_triggers() -> Iterator[str]:
-    """The DDL that removes what was worked out from a profile when anything in it changes."""
-    for table in ("meta", "vectors", *(record.table for record in records.STORED)):
-        for change in ("INSERT", "UPDATE", "DELETE"):
-            yield (
-                f"CREATE TRIGGER worked_out_{table}_{change.lower()} AFTER {change} ON {table}"
-                f" BEGIN DELETE FROM {WORKED_OUT_TABLE}; END"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,15 +369,12 @@ measured `rows` and vendor's `estimates` behind them (docs/fidelity.md#error-bar
 `low` and `high` of the bytes of the fullest tile, likewise.
 `rules`: digest of the compiler's sources, which says whether two profiles come of the same ones.
 
-## Beside the tables: `{PACKED_TABLE}`, `{WORKED_OUT_TABLE}`
+## Beside the tables: `{PACKED_TABLE}`
 
 A large profile has columns of its tables once more, packed
-(`ipuscope.profiler.file.packed_columns`), and what takes long to work out
-(`ipuscope.planner.worked_out`): `name TEXT, code TEXT, said BLOB`, where `said` is an answer as
-JSON, compressed by zstd, and `code` a digest of the sources of `profiler` that gave it. Other code
-works it out anew, and so does every version once a row has changed: triggers remove both then.
-`ipu-report doctor` holds them against the rows where the file is not as it was written, or with
-`--rows`.
+(`ipuscope.profiler.file.packed_columns`). Triggers remove them once a row of the table changes.
+`ipu-report doctor` compares them with the rows where the file is not as it was written, or with
+`--rows`. A table `worked_out`, which earlier versions wrote, is ignored.
 
 ## Beside the profile: `debug.cbor`
 

@@ -13,7 +13,7 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from ipuscope.profiler import kept
 from ipuscope.profiler.errors import ProfileError, ProfileTaken
 from ipuscope.profiler.file import codec, lock, packed_columns, records, schema, seal, sql_rows
 
@@ -191,11 +190,10 @@ class ProfileWriter:
         marks = ", ".join("?" * len(schema.columns(kind)))
         self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", rows)
 
-    def publish(self, work_out: Callable[[Path], Mapping[str, Any]] | None = None) -> Path:
+    def publish(self) -> Path:
         """Put what was added so far at ``path``, complete, in one rename.
 
-        May be called again after more rows. ``work_out``: answers that the file is to hold for
-        those who open it, by name, as JSON can hold them, from the finished profile at the path.
+        May be called again after more rows.
 
         The copy is on the disk before it takes the place of the old profile, so that even a power
         cut leaves one of the two.
@@ -218,8 +216,6 @@ class ProfileWriter:
                     target.execute("COMMIT")
                 finally:
                     target.close()
-                if work_out is not None:
-                    store_answers(copy, work_out(copy))
                 seal.seal(copy)
                 _fsync(copy)
                 os.replace(copy, self.path)
@@ -362,23 +358,6 @@ def _texts(values: Sequence[Any]) -> Sequence[str]:
         if not isinstance(value, str):
             raise TypeError(f"{value!r} is not text")
     return list(map(str, values))  # an enum's word
-
-
-def store_answers(path: Path, answers: Mapping[str, Any]) -> None:
-    """Put answers into a finished profile, which lose them as soon as a row changes."""
-    if not answers:
-        return
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("BEGIN")
-        for statement in (schema.WORKED_OUT, *schema.worked_out_triggers()):
-            connection.execute(statement)
-        rows = [(name, kept.source(), kept.as_json(one)) for name, one in answers.items()]
-        connection.executemany(f"INSERT INTO {schema.WORKED_OUT_TABLE} VALUES (?, ?, ?)", rows)
-        connection.execute("COMMIT")
-    finally:
-        connection.close()
 
 
 def _remove(path: Path) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from ipuscope.profiler import held, held_memory, kept
 from ipuscope.profiler.file import from_json, integrity, records, seal, trace
 from ipuscope.profiler.file.bounds import Known
 from ipuscope.profiler.file.columns import Check, Columns, among
@@ -34,8 +33,6 @@ from ipuscope.profiler.timeline.merged_bodies import Merged, merged
 from ipuscope.profiler.timeline.tile_usage import (
     IpuVariables,
     by_kind,
-    columns_of_tiles,
-    fullest_tile,
     tile_totals,
 )
 
@@ -60,10 +57,12 @@ _STEPS_IN_ORDER = (
     *("stage", "block", "op", "cycles", "program"),
 )
 _VECTORS_OF_STEPS = ("tile_cycles", "bytes_in", "bytes_out")
-SUMS = "sums over tiles"  # name of the answer
 _MEMORY_OF_VARIABLES = (
     *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
     *("start", "stop"),
+)
+_OF_VARIABLES = (
+    *("id", "op", "block", "always_live", "start", "stop", "interleaved", "category", "role"),
 )
 _FEW_NAMES, _FEW_OF_NAMES = 4000, 8  # that are read one by one, or an eighth: all take as long
 _KEPT_FRAMES = 4  # frames of slices, which may be large
@@ -794,7 +793,7 @@ class Report:
         row = self._found(bodies.step, step["id"], order, "a body has the step")
         row = order[row] if steps else row
         own = steps + at
-        whole = body["kind"] != "task"
+        whole, beside = body["kind"] != "task", body["kind"] == records.BESIDE
         kind_of_step, kinds = self._kinds_of_steps
         places = {name: place for place, name in enumerate(kinds)}
         of_body = np.where(whole, body["kind"], "compute").tolist()
@@ -812,7 +811,7 @@ class Report:
             Names(steps + len(body["id"]), names),
             tuple(places),
             what,
-            kind[np.where(whole[at] if len(at) else False, own, what)],
+            kind[np.where(beside[at] if len(at) else False, own, what)],
         )
 
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
@@ -844,7 +843,7 @@ class Report:
         of_body = np.array(
             [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
         )
-        whole = (body["kind"] != "task")[distinct.body[task]]
+        whole = (body["kind"] == records.BESIDE)[distinct.body[task]]
         own = of_body[distinct.body[task]]
         order = np.argsort(steps["id"], kind="stable")
         row = self._found(step, steps["id"], order, "a body has the step")
@@ -927,17 +926,8 @@ class Report:
             )
 
         self._check_ipu(ipu)
-        known = self._keep(("held tile columns", ipu), lambda: self._held_tiles(ipu))
-        if known is not None:
-            return known
         variables = self._ipu(ipu)
         return self._keep(("tile columns", variables.alike), make)
-
-    def _held_tiles(self, ipu: int) -> dict[str, np.ndarray] | None:
-        known = held_memory.tiles(self, ipu)
-        if known is None:
-            return None
-        return columns_of_tiles(**known, bytes_per_tile=self.target.bytes_per_tile)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
@@ -956,9 +946,6 @@ class Report:
 
     def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
         """`tile_usage.by_kind` at the IPU's peak step, computed once for equal IPUs."""
-        known = self._keep("held kinds", lambda: held_memory.kinds(self))
-        if known is not None and ipu in known:
-            return known[ipu]
         variables = self._ipu(ipu)
 
         def make() -> list[tuple[str, str, int, int]]:
@@ -1004,9 +991,6 @@ class Report:
 
     def _fullest_of_steps(self, ipu: int) -> tuple[np.ndarray, np.ndarray]:
         """The fullest tile at each step of an IPU, and its bytes."""
-        known = held_memory.fullest_of_steps(self, ipu)
-        if known is not None:
-            return known
         variables = self._ipu(ipu)
         return liveness.fullest_of_steps(variables.intervals, variables.steps, variables.always())
 
@@ -1032,13 +1016,7 @@ class Report:
         if shape is not None and min(shape) < 1:
             raise ValueError(f"shape must be at least (1, 1), not {shape}")
 
-        every = (first, left, last, right) == (0, 0, self.steps_of_ipus[ipu], self._tiles)
-        is_first = not ipu and every and what == "total" and shape == held_memory.FIRST_SHAPE
-
         def make() -> np.ndarray:
-            known = held_memory.first_map(self) if is_first else None
-            if known is not None:
-                return known
             variables, here = self._ipu(ipu), slice(left, right)
             always = variables.always()[here] if what == "total" else None
             size = shape or (last - first, right - left)
@@ -1061,9 +1039,6 @@ class Report:
             return total
 
         self._check_ipu(ipu)
-        known = held_memory.live_bytes(self, ipu)
-        if known is not None:
-            return known
         variables = self._ipu(ipu)
         return self._keep(("live bytes", ipu), make)
 
@@ -1102,16 +1077,14 @@ class Report:
         """Columns of an IPU's variables, in the order of their table.
 
         ``id, op, block, always_live, start, stop, interleaved, category, role``. Callers must not
-        modify them. A large profile has those of the first IPU worked out.
+        modify them.
         """
 
         def make() -> dict[str, np.ndarray]:
-            if (known := held_memory.variables(self, ipu)) is not None:
-                return _without(known, held_memory.ON_TILE)
             columns = self._table(records.Variable)
-            columns.read("ipu", *held_memory.OF_VARIABLES)
+            columns.read("ipu", *_OF_VARIABLES)
             rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
-            return {name: columns[name][rows] for name in held_memory.OF_VARIABLES}
+            return {name: columns[name][rows] for name in _OF_VARIABLES}
 
         self._check_ipu(ipu)
         return self._keep(("variables of", ipu), make)
@@ -1124,9 +1097,6 @@ class Report:
         self._check_ipu(ipu)
         if tile is not None and not 0 <= tile < self._tiles:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
-        known = None if tile is None else held_memory.variables(self, ipu)
-        if known is not None and tile == self._fullest_tile(ipu):
-            return known[held_memory.ON_TILE]
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         ids, vectors = self._keep(("vectors of", ipu), lambda: self._vectors_of(rows))
         size = vectors.sum(axis=1) if tile is None else vectors[:, tile]
@@ -1135,10 +1105,6 @@ class Report:
         ]
         self._sound(integrity.of_sums("variables", of_rows))
         return of_rows
-
-    def _fullest_tile(self, ipu: int) -> int:
-        tiles = self.tile_columns(ipu)
-        return fullest_tile(tiles["peak"], tiles["overflow"])
 
     def _vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sorted ids of the distinct vectors of some variables, and the vectors."""
@@ -1197,6 +1163,14 @@ class Report:
         return self._keep(("once", key), make)
 
     @property
+    def state(self) -> tuple[int, ...]:
+        """What tells the file as it was opened from what is at its path later, for `answers`.
+
+        Empty while a run writes it.
+        """
+        return () if self._reader.partial else self._reader.state
+
+    @property
     def uri(self) -> str:
         """The URI by which SQLite opens the file as the report does: read-only, no extra files."""
         return self._reader.uri
@@ -1228,53 +1202,6 @@ class Report:
         """What whoever reads the profile has to know: the header's warnings, and damage."""
         damaged = [DAMAGED] if self.as_written is seal.State.DAMAGED else []
         return [*map(str, self.meta["warnings"]), *damaged]
-
-    @property
-    def holds_worked_out(self) -> bool:
-        """Whether answers may be in the file (`worked_out`)."""
-        return self._reader.holds_worked_out()
-
-    def worked_out(self, name: str) -> Any:
-        """An answer that the file holds, as JSON, if the code that is here gave it; else None.
-
-        The file may be a stranger's: check it as anything in it.
-        """
-        packed = self._reader.worked_out(name, kept.source())
-        return None if packed is None else kept.from_json(packed)
-
-    def answered(self, name: str, read: Callable[[Any], T | None], make: Callable[[], T]) -> T:
-        """What the file holds of an answer (`planner.worked_out`), else what ``make`` gives.
-
-        Worked out once. ``read`` makes it of JSON; None where that is not what was written.
-        """
-
-        def answer() -> T:
-            said = self.worked_out(name)
-            known = None if said is None else read(said)
-            return make() if known is None else known
-
-        return self.once(name, answer)
-
-    def held_columns(self, name: str, kinds: Mapping[str, str]) -> dict[str, np.ndarray] | None:
-        """Columns that the file holds as an answer (`profiler.held`); None where it holds none."""
-        key = f"held {name}"
-        return self.once(key, lambda: held.read(self.worked_out(name), kinds))
-
-    def answered_columns(
-        self,
-        name: str,
-        kinds: Mapping[str, str],
-        make: Callable[[], held.ByName],
-        sound: Callable[[Mapping[str, np.ndarray]], bool] = lambda _: True,
-    ) -> dict[str, np.ndarray]:
-        """`answered` for columns. ``sound``: whether they are ones that can be."""
-
-        def answer() -> dict[str, np.ndarray]:
-            columns = self.held_columns(name, kinds)
-            known = columns is not None and sound(columns)
-            return columns if columns is not None and known else held.normal(make(), kinds)
-
-        return self.once(name, answer)
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
@@ -1433,18 +1360,7 @@ class Report:
         And of each the sum, the maximum and the count of nonzeros: int64[3, id].
         """
         wanted = np.unique(np.concatenate([self._steps[name] for name in _VECTORS_OF_STEPS]))
-
-        def read(said: Any) -> np.ndarray | None:
-            whole = isinstance(said, list) and len(said) == 3
-            if not whole or any(not isinstance(one, list) for one in said):
-                return None
-            if any(len(one) != len(wanted) for one in said):
-                return None
-            if not all(type(cell) is int and abs(cell) < 1 << 62 for one in said for cell in one):
-                return None
-            return np.array(said, dtype=np.int64).reshape(3, -1)
-
-        return wanted, self.answered(SUMS, read, lambda: self._sums_of(wanted))
+        return wanted, self._sums_of(wanted)
 
     # -- runs ---
 

@@ -37,7 +37,8 @@ class Named:
     """What bodies execute, by name: program steps in the order of their table, then bodies.
 
     ``name`` of each; ``of_entry`` is the position of each entry of `trace.Bodies` among them,
-    ``kind_of_entry`` its kind (an index into ``kinds``): a body's, where it has one.
+    ``kind_of_entry`` its kind (an index into ``kinds``): the step's; of a wait, and of what I/O
+    tiles run, the body's.
     """
 
     name: Names | np.ndarray

@@ -86,7 +86,6 @@ def _checks(report: Report, every_row: bool) -> Iterator[tuple[str, str]]:
         ("its bytes are those that were written", _bytes),
         ("every table can be read", _tables),
         ("packed columns are what rows say", lambda r: _packed(r, every_row)),
-        ("answers that it holds are what rows say", lambda r: _answers(r, every_row)),
         ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
@@ -139,17 +138,6 @@ def _packed(report: Report, every_row: bool) -> str:
         if amiss:
             return f"{record.table}.{amiss[0]} is packed otherwise than in its rows"
     return ""
-
-
-def _answers(report: Report, every_row: bool) -> str:
-    from ipuscope.profiler.file.seal import State
-
-    if report.as_written is State.INTACT and not every_row:
-        return ""
-    from ipuscope.planner import worked_out
-
-    other = worked_out.otherwise(report)
-    return f"of its {other[0]} the rows say something else" if other else ""
 
 
 def _rows(report: Report) -> str:

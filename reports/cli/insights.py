@@ -38,12 +38,11 @@ def run(args: argparse.Namespace) -> int:
 
         import pandas as pd
 
-        from ipuscope.planner.insights import Insight
-        from ipuscope.planner.insights.kept_insights import known_insights
+        from ipuscope.planner.insights import Insight, insights
         from ipuscope.reports.tables import Column, Page, Table, sentence
 
         common.check_not_imported(report)
-        findings = known_insights(report)
+        findings = insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
         gains = [_gain(one) for one in findings]

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         from ipuscope.viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard, prepare=True, script=args.script or ())
+        app = create_app(report, other, guard, args.script or ())
         _serve(args, app, guard, str(report.path), port)
     return common.OK
 

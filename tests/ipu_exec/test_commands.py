@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,7 +26,14 @@ def command(
         EVERY_VARIABLE: "600",  # a busy machine adds no lines
     }
     words = [sys.executable, "-m", "ipuscope.commands", name, *argv]
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+    return subprocess.run(
+        words, capture_output=True, text=True, cwd=cwd, env=env, timeout=120, preexec_fn=_obeys
+    )
+
+
+def _obeys() -> None:
+    """Ctrl-C ends it, also where the tests are a job in the background, which ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def write(path: Path, source: str) -> None:

@@ -26,10 +26,13 @@ from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import Report, analysis, open_report, pva
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.enums import BodyTask, Purpose, Role
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.report import migrate
-from ipuscope.viewer.figures import pipeline, trace
+from ipuscope.viewer.figures import trace
+from ipuscope.viewer.figures.lanes import StepRows
+from ipuscope.viewer.figures.lanes import lanes as lanes_of
 from tests.models import Mnist, mnist_batch
 
 RENAMED = ("bodies", "program_steps", "program_tree", "compute_set_info", "variables")
@@ -144,15 +147,15 @@ def test_figures_show_the_same_numbers(both: tuple[Report, Report]) -> None:
     drawn = []
     for report in both:
         tasks, steps = report.tasks(0, iteration=0), report.executed(0, iteration=0)
-        lanes = pipeline.lanes(tasks, steps, report.pipeline_cycles(0, 0), report.stages)
+        lanes = lanes_of(tasks, steps, report.pipeline_cycles(0, 0), report.stages)
         of_ipu = report.steps(0, 1, 0), report.tasks(0, 1, 0)
         flame = trace.flame(*of_ipu, report.ops["name"])
         drawn.append(
             (
                 lanes.task_rows,
                 lanes.step_rows,
-                pipeline.shares(lanes),
-                trace.flat(pipeline.StepRows.of(steps, range(4))).rows,
+                cycles_of_ipus(report)[1],
+                trace.flat(StepRows.of(steps, range(4))).rows,
                 flame.rows,
             )
         )

@@ -18,7 +18,7 @@ from ipuscope.profiler import analysis, open_report
 from ipuscope.profiler.units import sentence
 from ipuscope.reports import html
 from ipuscope.reports.html import write_html
-from ipuscope.viewer.figures import pipeline
+from ipuscope.viewer.figures import lanes
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
 
@@ -44,7 +44,7 @@ def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
 def test_more_steps_than_can_be_drawn_are_left_out(
     demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "MOST_STEPS", 10)
+    monkeypatch.setattr(lanes, "MOST_STEPS", 10)
     with open_report(demo / "training") as report:
         (section,) = (one for one in html._sections(report) if one.title == "Pipeline")
     assert "Strip: empty, since its steps are too many to draw." in section.note

@@ -96,7 +96,7 @@ def test_letters_of_many_tasks_are_as_frequent_as_their_time(
 
 
 def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
-    tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
+    tasks, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 9])
     assert lane(tasks, code, np.array([7, 7, -1])) == (
         ("F", text_timeline.ACTIVITIES[0].style),
         ("B7─", text_timeline.ACTIVITIES[1].style),

@@ -20,9 +20,9 @@ from ipuscope.profiler.provenance import Provenance
 from ipuscope.viewer import checks
 from ipuscope.viewer.app import create_app
 from ipuscope.viewer.checks import COUNT, Checks, chosen
-from ipuscope.viewer.first_answers import FirstAnswers
 from ipuscope.viewer.pages import rebalance
 from tests.synthetic import synthetic_profile
+from tests.viewer.page_requests import PageRequests
 
 SCRIPT = ("train.py", "--fast")
 Progress = Callable[[Iterable[Verified], int], Iterable[Verified]]
@@ -113,7 +113,7 @@ def test_the_page_begins_a_check_and_shows_the_winner(
 ) -> None:
     monkeypatch.setenv("IPUSCOPE_CACHE", str(tmp_path))
     compiler = Compiler(monkeypatch)
-    first = FirstAnswers(create_app(report, script=SCRIPT))
+    first = PageRequests(create_app(report, script=SCRIPT))
     asked = dict(first.of_page(rebalance.PAGE, {"theme": "light", "width": 1000}))
     begin = next(body for what, body in asked.items() if what == "rebalance-checked")
     look = next(body for what, body in asked.items() if "rebalance-checking" in what)
@@ -132,6 +132,6 @@ def test_the_page_begins_a_check_and_shows_the_winner(
 
 
 def answers(report: Report, script: Sequence[str]) -> dict[str, str]:
-    first = FirstAnswers(create_app(report, script=script))
+    first = PageRequests(create_app(report, script=script))
     page = first.of_page(rebalance.PAGE, {"theme": "light", "width": 1000})
     return {what: first.ask(request) for what, request in page}

@@ -16,13 +16,13 @@ from benchmarks.rebalance.random_costs import random_costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.analysis import critical_path
-from ipuscope.viewer.figures import counters, memory, pipeline, rebalance, trace, waterfall
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.viewer.figures import bars, counters, memory, pipeline, rebalance, trace
 from ipuscope.viewer.figures.drawing import Drawing
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.marks import Selection, marked
 from ipuscope.viewer.figures.theme import DARK, LIGHT
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import timeline
+from ipuscope.viewer.pages import timespan
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
 
@@ -36,29 +36,29 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def lanes(report: Report, profiles: Profiles) -> Drawing:
-    known = timeline.lanes_of(profiles, report, 0, 0)
-    known = timeline.with_steps(profiles, report, 0, 0, known)
+    known = timespan.lanes_of(profiles, report, 0, 0)
+    known = timespan.with_steps(profiles, report, 0, 0, known)
     return pipeline.drawing(known, CLOCK, LIGHT, follow=1)
 
 
 def steps(report: Report, profiles: Profiles) -> Drawing:
-    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
-    path = timeline.path_on_rows(profiles, report, 0, 0, rows, timeline.Arrangement())
+    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
+    path = timespan.path_on_rows(profiles, report, 0, 0, rows, timespan.Arrangement())
     return trace.drawing(rows, CLOCK, DARK, (0, rows.end / 7), find="a", path=path)
 
 
 def flames(report: Report, profiles: Profiles) -> Drawing:
-    return trace.drawing(timeline.rows_of(profiles, report, 0, 0, 1, "flame"), CLOCK, LIGHT)
+    return trace.drawing(timespan.rows_of(profiles, report, 0, 0, 1, "flame"), CLOCK, LIGHT)
 
 
 def counted(report: Report, profiles: Profiles) -> Drawing:
-    rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
-    of = counters.tracks(rows, timeline.counters_of(profiles, report, rows))
+    rows = timespan.rows_of(profiles, report, 0, 0, 2, "flat")
+    of = counters.tracks(rows, timespan.counters_of(profiles, report, rows))
     return counters.drawn(of, rows.end, rows.origin, 1472, CLOCK, LIGHT)
 
 
 def busy(report: Report, profiles: Profiles) -> Drawing:
-    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
     return trace.overview(rows, CLOCK, DARK)
 
 
@@ -67,17 +67,17 @@ def empty(report: Report, profiles: Profiles) -> Drawing:
 
 
 def spent(report: Report, profiles: Profiles) -> Drawing:
-    known = timeline.lanes_of(profiles, report, 0, 0)
-    return with_streams(pipeline.busy(known, CLOCK, DARK), report)
+    each = [(f"IPU {ipu}", np.array([ipu])) for ipu in range(report.target.num_ipus)]
+    return bars.busy(each, *cycles_of_ipus(report), CLOCK, DARK)
 
 
 def stages(report: Report, profiles: Profiles) -> Drawing:
-    return pipeline.stage_costs(report.stages, CLOCK, LIGHT)
+    return bars.stage_costs(report.stages, CLOCK, LIGHT)
 
 
 def waits(report: Report, profiles: Profiles) -> Drawing:
     path = critical_path.critical_path(report)
-    return waterfall.waterfall(critical_path.waterfall(path), CLOCK, LIGHT)
+    return bars.waterfall(critical_path.waterfall(path), CLOCK, LIGHT)
 
 
 def tiles(report: Report, profiles: Profiles) -> Drawing:
@@ -118,7 +118,7 @@ def test_what_is_sent_is_what_plotly_accepts_and_sends(
 def moved(drawing: Drawing) -> None:
     """With marks, a selection and what the browser is told."""
     marked(drawing, [3, 70], Selection(5, 60), CLOCK, LIGHT)
-    timeline.keep_zoom(drawing, "trace", CLOCK, (0.0, 10.0), "key", 100)
+    timespan.keep_zoom(drawing, "trace", CLOCK, (0.0, 10.0), "key", 100)
     assert drawing.layout["meta"] == {
         "page": "trace",
         "scale": 1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -17,9 +17,11 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import critical_path
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.timeline.executed_steps import Executed, Spent
 from ipuscope.profiler.timeline.tile_usage import KINDS
 from ipuscope.viewer.figures import (
+    bars,
     flame,
     host,
     lod,
@@ -31,10 +33,10 @@ from ipuscope.viewer.figures import (
     theme,
     trace,
     units,
-    waterfall,
 )
+from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, hits, selection, timeline
+from ipuscope.viewer.pages import common, hits, selection, timespan
 from ipuscope.viewer.pages import rebalance as rebalance_page
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
@@ -47,8 +49,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.fixture(scope="module")
-def lanes(report: Report) -> pipeline.Lanes:
-    return pipeline.lanes(
+def lanes(report: Report) -> laning.Lanes:
+    return laning.lanes(
         report.tasks(0, iteration=0),
         report.executed(0, iteration=0),
         report.pipeline_cycles(0, 0),
@@ -56,15 +58,27 @@ def lanes(report: Report) -> pipeline.Lanes:
     )
 
 
-def executed(report: Report) -> pipeline.StepRows:
+def executed(report: Report) -> laning.StepRows:
     """The steps of all IPUs of the first device iteration."""
     steps = report.executed(0, iteration=0)
-    return pipeline.StepRows.of(steps, range(report.target.ipus_per_replica))
+    return laning.StepRows.of(steps, range(report.target.ipus_per_replica))
 
 
 rows = st.lists(
     st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=60
 )
+
+
+def test_a_stage_keeps_its_ipu_when_a_block_moves() -> None:
+    """Of a split that comes back to the first IPU; a stage beyond the last is on one IPU more."""
+    costs: Any = range(6)  # only counted
+    split = Assignment((0, 2, 4), (0, 1, 0))
+    assert rebalance_page.moved(costs, split, 2, -1) == Assignment((0, 3, 4), (0, 1, 0))
+    assert rebalance_page.moved(costs, split, 5, 1) == Assignment((0, 2, 4, 5), (0, 1, 0, 2))
+    emptied = rebalance_page.moved(costs, Assignment((0, 2, 3), (0, 1, 2)), 2, 1)
+    assert emptied == Assignment((0, 2), (0, 1))
+    assert rebalance_page.asked(costs, "0,2,4@0,1,0") == split
+    assert rebalance_page.asked(costs, "0,2,4") == Assignment((0, 2, 4), (0, 1, 2))
 
 
 @given(rows, st.integers(1, 80))
@@ -110,11 +124,11 @@ def test_like_replicas_and_neighbours_of_equal_work_share_a_lane() -> None:
     cycles[:, theme.WAITING] = [4, 2, 2, 0, 4, 2, 2, 1]  # the last of the second replica differs
     cycles[2, theme.NAMES.index("exchange")] = cycles[6, theme.NAMES.index("exchange")] = 3
     at = np.array([2, 3])
-    path = pipeline.CriticalPath(at, np.array([0, 10]), np.array([10, 12]))
-    lane, shown = pipeline.folded(cycles, path, 4)
+    path = laning.CriticalPath(at, np.array([0, 10]), np.array([10, 12]))
+    lane, shown = laning.folded(cycles, path, 4)
     assert lane.tolist() == [0, 1, 1, 2, 0, 1, 1, 3]
     assert shown.tolist() == [0, 2, 3, 7]
-    assert pipeline.spans(np.flatnonzero(lane == 1)) == "IPU 1–2, 5–6"
+    assert laning.spans(np.flatnonzero(lane == 1)) == "IPU 1–2, 5–6"
 
 
 def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
@@ -138,7 +152,7 @@ def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
     stages = pd.DataFrame({"ipu": np.arange(256), "stage": np.arange(256), "blocks": ""})
     columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
     none = pd.DataFrame(columns=pd.Index(columns))
-    lanes = pipeline.lanes(tasks, Executed.nothing(), none, stages)
+    lanes = laning.lanes(tasks, Executed.nothing(), none, stages)
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
     assert len(figure.to_json()) < 1_000_000
     assert figure.layout.height < 1100
@@ -169,22 +183,11 @@ def test_a_zoom_draws_only_what_reaches_into_it() -> None:
     assert pieces.first.tolist() == [9, 10, 11, 12]
 
 
-@given(rows, st.integers(0, 500), st.integers(1, 500))
-def test_totals_are_exact(parts: list[tuple[int, int, int]], low: int, span: int) -> None:
-    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
-    end = np.cumsum(gap + length)
-    seconds = np.repeat(code, length)
-    when = np.concatenate([np.arange(b - n, b) for b, n in zip(end, length, strict=True)])
-    inside = (when >= low) & (when < low + span)
-    expected = np.bincount(seconds[inside], minlength=5)
-    assert lod.totals(end - length, end, code, low, low + span, 5).tolist() == expected.tolist()
-
-
 def bars_by_name(figure: object) -> dict[str, object]:
     return {bar.name: bar for bar in figure.data if bar.type == "bar"}  # type: ignore[attr-defined]
 
 
-def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: pipeline.Lanes) -> None:
+def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: laning.Lanes) -> None:
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000).checked()
     tasks = report.tasks(0, iteration=0)
     for name, direction in (("forward", "forward"), ("backward", "backward")):
@@ -192,17 +195,26 @@ def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: pipelin
         assert sum(bar.x) == tasks.loc[tasks["direction"] == direction, "cycles"].sum()  # type: ignore[attr-defined]
 
 
-def test_shares_add_up_to_the_time_and_equal_the_reports(
-    report: Report, lanes: pipeline.Lanes
-) -> None:
-    table = pipeline.shares(lanes)
-    assert (table.sum(axis=1) == lanes.end).all()
+def test_where_cycles_go_is_what_the_steps_do(report: Report) -> None:
+    kinds, cycles = cycles_of_ipus(report)
     proportions = report.cycle_proportions(0)
     iterations = int(report.runs["iterations"].iloc[0])
-    assert (table[:, theme.WAITING] * iterations == proportions["idle"]).all()
+    assert (cycles.sum(axis=1) * iterations == proportions["total"]).all()
+    for at, kind in enumerate(kinds):
+        assert (cycles[:, at] * iterations == proportions[kind]).all(), kind
 
 
-def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
+def test_a_bar_of_several_ipus_is_their_mean_and_says_how_they_differ() -> None:
+    """Of one that waits 10 % and one that waits 50 %, neither speaks for both."""
+    cycles, both = np.array([[90, 10], [50, 50], [90, 10]]), np.array([0, 1])
+    groups = [("IPU 0–1", both), ("IPU 2", np.array([2]))]
+    figure = bars.busy(groups, ("compute", "idle"), cycles, Clock(1e9), theme.LIGHT)
+    waiting = bars_by_name(figure.checked())["waiting"]
+    assert list(waiting.x) == [30, 10]  # type: ignore[attr-defined]
+    assert [note["text"] for note in figure.layout["annotations"]] == ["10 to 50% waiting"]
+
+
+def test_microseconds_are_cycles_over_the_clock(lanes: laning.Lanes) -> None:
     cycles = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
     micro = pipeline.drawing(lanes, Clock(1e9, "µs"), theme.LIGHT).checked()
     assert np.allclose(np.array(cycles.data[0].x) / 1000, micro.data[0].x)
@@ -210,7 +222,7 @@ def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
 
 
 def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(
-    report: Report, lanes: pipeline.Lanes
+    report: Report, lanes: laning.Lanes
 ) -> None:
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT).checked()
     cycles = report.pipeline_cycles(0, 0)
@@ -227,35 +239,31 @@ def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(
     assert any("ramp-up" in note.text for note in figure.layout.annotations)
 
 
-def test_following_a_micro_batch_meets_it_on_every_ipu(
-    report: Report, lanes: pipeline.Lanes
-) -> None:
+def test_following_a_micro_batch_meets_it_on_every_ipu(report: Report, lanes: laning.Lanes) -> None:
     figure = pipeline.drawing(lanes, Clock(1e9), theme.LIGHT, follow=2).checked()
     path = next(trace for trace in figure.data if trace.name == "micro-batch 2")
     assert set(np.round(np.array(path.y) + 0.1).astype(int)) == set(range(report.target.num_ipus))
 
 
 def test_ipus_that_share_tensors_are_one_lane_that_opens(
-    report: Report, lanes: pipeline.Lanes
+    report: Report, lanes: laning.Lanes
 ) -> None:
     of = lanes.tasks, lanes.steps, lanes.cycles, report.stages
     ipus = report.target.num_ipus
-    closed = pipeline.lanes(*of, shards=4)
+    closed = laning.lanes(*of, shards=4)
     assert closed.names == tuple(f"IPU {ipu} × 4" for ipu in range(ipus))
     assert all(lane.mark == "▸ " for lane in closed.arranged)
     group = closed.arranged[1].group
-    opened = pipeline.lanes(*of, opened=(group,), shards=4)
+    opened = laning.lanes(*of, opened=(group,), shards=4)
     assert opened.names[1:5] == ("IPU 1 / 0", "IPU 1 / 1", "IPU 1 / 2", "IPU 1 / 3")
     assert [lane.group for lane in opened.arranged[1:5]] == [group] * 4
     assert opened.arranged[1].mark == "▾ " and len(opened.names) == ipus + 3
     rows = opened.task_rows
     assert len({tuple(rows.source[rows.of(lane)]) for lane in range(1, 5)}) == 1
     assert opened.lane.tolist() == [0, 1, *range(5, ipus + 3)]
-    at = pipeline.task_at(opened, 0.5 * lanes.end, 4)
+    at = laning.task_at(opened, 0.5 * lanes.end, 4)
     assert at is not None and lanes.tasks["ipu"].iloc[at] == 1
-    twice = trace.flat(
-        pipeline.StepRows.of(lanes.steps, lanes.ipus), [(0, "a"), (1, "b"), (1, "c")]
-    )
+    twice = trace.flat(laning.StepRows.of(lanes.steps, lanes.ipus), [(0, "a"), (1, "b"), (1, "c")])
     assert twice.names == ("a", "b", "c") and twice.ipu.tolist() == [0, 1, 1]
     assert twice.of_steps.tolist() == [True, True, False]
 
@@ -263,8 +271,8 @@ def test_ipus_that_share_tensors_are_one_lane_that_opens(
 def test_names_are_text_in_figures() -> None:
     assert units.plain("<b>&x") == "&lt;b&gt;&amp;x"
     stages = pd.DataFrame({"stage": [0], "ipu": [0], "blocks": ["<img src=x onerror=alert(1)>"]})
-    lane = pipeline.Lane(0, np.array([0]))
-    assert "<img" not in pipeline.lane_label(lane, stages)
+    lane = laning.Lane(0, np.array([0]))
+    assert "<img" not in laning.lane_label(lane, stages)
 
 
 @pytest.mark.parametrize("name", ["light", "dark"])
@@ -332,7 +340,7 @@ def test_the_host_and_the_calls_are_bars_on_one_axis():
 
 
 def test_the_red_line_is_the_critical_path_from_beginning_to_end(
-    report: Report, lanes: pipeline.Lanes
+    report: Report, lanes: laning.Lanes
 ) -> None:
     path = lanes.path
     assert path.start[0] == 0
@@ -348,10 +356,10 @@ def test_the_red_line_is_the_critical_path_from_beginning_to_end(
 
 def test_a_waterfall_begins_each_bar_where_the_last_one_ends(report: Report) -> None:
     table = critical_path.waterfall(critical_path.critical_path(report))
-    figure = waterfall.waterfall(table, Clock(1e9), theme.LIGHT).checked()
-    spacer, *bars = figure.data
-    assert spacer.meta == waterfall.SPACER
-    length = np.sum([bar.x for bar in bars], axis=0)
+    figure = bars.waterfall(table, Clock(1e9), theme.LIGHT).checked()
+    spacer, *phases = figure.data
+    assert spacer.meta == bars.SPACER
+    length = np.sum([bar.x for bar in phases], axis=0)
     assert np.asarray(spacer.x).tolist() == (np.cumsum(length) - length).tolist()
     assert length.sum() == table["cycles"].sum()
 
@@ -416,7 +424,7 @@ def test_where_rows_have_tasks_a_search_finds_their_steps(report: Report) -> Non
         assert one == other and one is not None
         here = one.around(here, rows.end)
     tasks = report.executed_tasks(0, [0, 1], 0)
-    coarse = trace.flat(pipeline.StepRows.of(tasks, [0, 1]))
+    coarse = trace.flat(laning.StepRows.of(tasks, [0, 1]))
     faint = trace._codes(coarse, name, found.names) == trace._FAINT
     assert 0 < faint.sum() < len(faint) and (trace._codes(coarse, name, ()) == trace._FAINT).all()
 
@@ -431,14 +439,14 @@ def test_a_search_goes_from_hit_to_hit_also_where_several_are_at_once(report: Re
     for _ in range(len(found)):
         one = hits.in_rows(rows, name, (-1.0, -1.0), True, now)
         assert one == hits.in_tasks(found, rows, (-1.0, -1.0), True, now) and one is not None
-        now = hits.chosen(rows, name, timeline.point_of(one.at), None)
+        now = hits.chosen(rows, name, timespan.point_of(one.at), None)
         assert now == one
         seen.append(one)
     assert len(set(seen)) == len(found) > len({one.start for one in seen})
     assert hits.in_rows(rows, name, None, False, now) == seen[-2]
     assert hits.in_tasks(found, rows, None, False, now) == seen[-2]
     last = seen[-1]
-    assert hits.chosen(rows, name, timeline.point_of(last.at), (0.0, last.start - 1.0)) is None
+    assert hits.chosen(rows, name, timespan.point_of(last.at), (0.0, last.start - 1.0)) is None
 
 
 @pytest.mark.parametrize("colours", [theme.LIGHT, theme.DARK])
@@ -609,7 +617,7 @@ def test_the_waterfall_has_room_for_its_shares(report: Report) -> None:
     """The labels 'share · cycles' beside the bars take about six pixels per letter."""
     table = critical_path.waterfall(critical_path.critical_path(report))
     clock = Clock(report.target.clock_hz)
-    figure = waterfall.waterfall(table, clock, theme.LIGHT).checked()
+    figure = bars.waterfall(table, clock, theme.LIGHT).checked()
     longest = max(len(note.text) for note in figure.layout.annotations)
     assert figure.layout.margin.r >= 6 * longest
 
@@ -628,7 +636,7 @@ def test_hundreds_of_stages_of_few_costs_share_their_bars() -> None:
             "cycles": 3 * cycles,
         }
     )
-    figure = pipeline.stage_costs(stages, Clock(1e9), theme.theme("light"))
+    figure = bars.stage_costs(stages, Clock(1e9), theme.theme("light"))
     labels = figure.data[0]["y"]
     assert [label.split(" · ")[0] for label in labels] == [
         f"stage {stage} and 24 alike" for stage in range(4)
@@ -637,23 +645,23 @@ def test_hundreds_of_stages_of_few_costs_share_their_bars() -> None:
 
 def test_tasks_of_a_body_share_what_it_is() -> None:
     values = np.array([7, 3, 7, 0, 3, 9])
-    first, which = pipeline.first_of_each(values)
+    first, which = laning.first_of_each(values)
     assert first.tolist() == [0, 1, 3, 5]
     assert which.tolist() == [0, 1, 0, 2, 1, 3]
-    none = pipeline.first_of_each(np.zeros(0, dtype=np.int64))
+    none = laning.first_of_each(np.zeros(0, dtype=np.int64))
     assert [part.tolist() for part in none] == [[], []]
 
 
 def test_codes_by_body_are_those_of_each_task(report: Report) -> None:
     tasks = report.tasks(0, iteration=0)
-    each = pipeline.codes(tasks.drop(columns="body"), by_direction=True)
-    assert pipeline.codes(tasks, by_direction=True).tolist() == each.tolist()
+    each = laning.codes(tasks.drop(columns="body"), by_direction=True)
+    assert laning.codes(tasks, by_direction=True).tolist() == each.tolist()
 
 
 def test_many_lanes_are_judged_by_some(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = report.tasks(0, iteration=0)
     executed = report.executed(0, None, 0)
-    lanes = pipeline.lanes(tasks, executed, report.pipeline_cycles(0, 0), report.stages)
+    lanes = laning.lanes(tasks, executed, report.pipeline_cycles(0, 0), report.stages)
     clock, light = Clock(1e9), theme.LIGHT
     drawn = [pipeline.drawing(lanes, clock, light).checked().to_json()]
     monkeypatch.setattr(pipeline, "_JUDGED_BY", 1)

@@ -131,7 +131,7 @@ def test_a_page_draws_without_complaint(chromium: Any, address: str, path: str, 
 
 # Of the operators of a small model, each with 15 columns, a table is wider than any window.
 _SIDEWAYS = """() => [...document.querySelectorAll('.ag-center-cols-viewport')]
-    .filter((view) => !view.closest('#operations-grid') && view.scrollWidth > view.clientWidth + 1)
+    .filter((view) => !view.closest('#costs-grid') && view.scrollWidth > view.clientWidth + 1)
     .map((view) => `${view.closest('[id]').id}: ${view.scrollWidth} in ${view.clientWidth}`)"""
 _IDLE_ROOM = """() => [...document.querySelectorAll('.ag-center-cols-viewport')]
     .filter((view) => view.closest('.ag-root-wrapper').querySelector('.ag-header-cell'))
@@ -143,9 +143,7 @@ _CUT_HEADINGS = """() => [...document.querySelectorAll('.ag-header-cell-text')]
     .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"""
 
 
-@pytest.mark.parametrize(
-    "path", ["/memory?ipu=1", "/liveness?ipu=1", "/operations?group=aten", "/program", "/pod"]
-)
+@pytest.mark.parametrize("path", ["/memory?ipu=1", "/costs?order=program", "/pod"])
 def test_tables_fit_the_window_with_whole_headings(chromium: Any, address: str, path: str) -> None:
     """They do when they are first drawn, and when the window changes."""
     with tab(chromium, address) as view:
@@ -160,11 +158,11 @@ def test_tables_fit_the_window_with_whole_headings(chromium: Any, address: str, 
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-@pytest.mark.parametrize("path", ["/pipeline", "/trace", "/rebalance", "/liveness"])
+@pytest.mark.parametrize("path", ["/timeline", "/rebalance", "/memory"])
 def test_fields_stand_level_with_their_names(chromium: Any, address: str, path: str) -> None:
     with tab(chromium, address) as view:
         heights = view.open(path).evaluate(
-            "() => [...document.querySelectorAll('.controls .control')]"
+            "() => [...document.querySelectorAll('#page > .controls .control')]"
             ".map((one) => one.getBoundingClientRect().height)"
         )
         assert len(heights) > 2
@@ -224,15 +222,13 @@ def test_the_summarys_bars_have_the_reports_numbers_and_are_saved(
 
 def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
-        for phase, part in report.pipeline_cycles(0, 0).groupby("phase"):
-            assert f"{part['cycles'].sum():,}" in page.inner_text("#pipeline-phases"), phase
-        lanes = view.plot("pipeline-lanes", "plot.layout.yaxis.ticktext.length")
+        view.open("/timeline")
+        lanes = view.plot("timeline-rows", "plot.layout.yaxis.ticktext.length")
         assert lanes == report.target.num_ipus
         update = report.pipeline_cycles(0, 0).iloc[-1]
-        view.open(f"/pipeline?from={update['start'] - 3000}&to={update['end']}")
+        view.open(f"/timeline?level=tasks&from={update['start'] - 3000}&to={update['end']}")
         drawn = view.plot(
-            "pipeline-lanes",
+            "timeline-rows",
             "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a,"
             " b) => a + b, 0)",
         )
@@ -242,45 +238,45 @@ def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, repor
 
 def test_an_address_restores_the_pipeline(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        view.open("/pipeline?run=1&iteration=3&unit=µs&follow=4&from=200000&to=400000")
-        low, high = view.plot("pipeline-lanes", "plot.layout.xaxis.range")
+        view.open("/pipeline?level=tasks&run=1&iteration=3&unit=µs&follow=4&from=200000&to=400000")
+        low, high = view.plot("timeline-rows", "plot.layout.xaxis.range")
         scale = 1e6 / report.target.clock_hz
         assert low == pytest.approx(200_000 * scale)
         assert high == pytest.approx(400_000 * scale)
-        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 4')")
+        assert view.plot("timeline-rows", "plot.data.some(t => t.name === 'micro-batch 4')")
         assert view.page.input_value("input[type=number]") == "3"
         assert "run 1" in view.page.inner_text(".controls")
 
 
 def test_a_control_changes_the_address_and_the_figure(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
+        page = view.open("/timeline")
         page.get_by_text("µs", exact=True).click()
         view.wait(
-            "document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.title.text ==="
+            "document.querySelector('#timeline-rows .js-plotly-plot').layout.xaxis.title.text ==="
             " 'time (µs)'"
         )
         assert view.query()["unit"] == "µs"
         again = view.page.url
         page.goto(again)
         settled(page)
-        assert view.plot("pipeline-lanes", "plot.layout.xaxis.title.text") == "time (µs)"
+        assert view.plot("timeline-rows", "plot.layout.xaxis.title.text") == "time (µs)"
         assert view.complaints == []
 
 
 def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
-        box = page.locator("#pipeline-lanes .nsewdrag").bounding_box()
+        page = view.open("/timeline")
+        box = page.locator("#timeline-rows .nsewdrag").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         for _ in range(6):
             page.mouse.wheel(0, -400)
             page.wait_for_timeout(60)
         view.wait("new URLSearchParams(location.search).get('from')")
-        view.wait("document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.range[0]")
+        view.wait("document.querySelector('#timeline-rows .js-plotly-plot').layout.xaxis.range[0]")
         settled(page)
         low, high = int(view.query()["from"]), int(view.query()["to"])
-        shown = view.plot("pipeline-lanes", "plot.layout.xaxis.range")
+        shown = view.plot("timeline-rows", "plot.layout.xaxis.range")
         assert 0 <= low < high
         assert shown[0] == pytest.approx(low, abs=2)
         page.keyboard.press("0")
@@ -291,12 +287,13 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
     chromium: Any, address: str, report: Report
 ) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/liveness?ipu=1&step=10&tile=7")
+        page = view.open("/memory?ipu=1&step=10&tile=7")
         live = report.live_variables(1, 10, 7)
         words = page.inner_text("#liveness-live")
         assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
         assert units.size(int(live["bytes"].sum())) in words
         assert live["name"].iloc[0] in words
+        page.locator("#liveness-heat").evaluate("one => one.scrollIntoView()")
         box = page.locator("#liveness-heat .nsewdrag").first.bounding_box()
         page.mouse.click(box["x"] + 30, box["y"] + 30)
         view.wait("new URLSearchParams(location.search).get('step') !== '10'")
@@ -309,7 +306,7 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
 
 def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        view.open("/liveness?ipu=2&first=10&last=40&low=100&high=300")
+        view.open("/memory?ipu=2&first=10&last=40&low=100&high=300")
         top = view.plot("liveness-heat", "plot.data[0].zmax")
         assert top * 1024 == pytest.approx(
             report.liveness_map(2, slice(10, 40), slice(100, 300)).max()
@@ -348,18 +345,20 @@ def test_the_trace_is_found_clicked_and_restored(
     number = int(step.iloc[0] if hasattr(step, "iloc") else step)
     with tab(chromium, address) as view:
         page = view.open(f"/trace?ipu=1&form=flame&find=convolve&step={number}")
-        assert f"{int(hits.sum()):,} slices" in page.inner_text("#trace-found")
-        assert f"{int(steps.loc[hits, 'cycles'].sum()):,} cycles" in page.inner_text("#trace-found")
-        assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#trace-step")
+        assert f"{int(hits.sum()):,} slices" in page.inner_text("#timeline-found")
+        assert f"{int(steps.loc[hits, 'cycles'].sum()):,} cycles" in page.inner_text(
+            "#timeline-found"
+        )
+        assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#timeline-step")
         vertices = report.vertices(number)
-        assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#trace-step")
-        kinds = page.inner_text("#trace-kinds")
+        assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#timeline-step")
+        kinds = page.inner_text("#timeline-kinds")
         assert f"{int(steps.loc[steps['kind'] == 'compute', 'cycles'].sum()):,}" in kinds
 
 
 def test_a_slice_is_pinned_by_its_ends_and_unpinned(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace?at=100000,0&marks=5")
+        page = view.open("/timeline?level=steps&at=100000,0&marks=5")
         page.get_by_role("button", name="Pin it").click()
         view.wait("new URLSearchParams(location.search).get('marks').split(',').length === 3")
         begin, end = (int(one) for one in view.query()["marks"].split(",")[1:])
@@ -373,13 +372,13 @@ def test_a_slice_is_pinned_by_its_ends_and_unpinned(chromium: Any, address: str)
 
 def test_p_again_unpins_the_lane_that_left_the_pointer(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace")
-        box = page.locator("#trace-rows .nsewdrag").first.bounding_box()
+        page = view.open("/timeline?level=steps")
+        box = page.locator("#timeline-rows .nsewdrag").first.bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.9)
         page.keyboard.press("p")
         view.wait("new URLSearchParams(location.search).get('pins') === '3'")
         view.wait(
-            "document.querySelector('#trace-rows .js-plotly-plot').layout.yaxis.ticktext[0]"
+            "document.querySelector('#timeline-rows .js-plotly-plot').layout.yaxis.ticktext[0]"
             " === '▴ IPU 3'"
         )
         page.keyboard.press("p")
@@ -394,13 +393,13 @@ def test_p_again_unpins_the_lane_that_left_the_pointer(chromium: Any, address: s
 
 def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace?ipu=0")
-        box = page.locator("#trace-rows .nsewdrag").bounding_box()
+        page = view.open("/timeline?level=steps&ipu=0")
+        box = page.locator("#timeline-rows .nsewdrag").bounding_box()
         page.mouse.move(box["x"] + 8, box["y"] + box["height"] / 2)
         page.wait_for_timeout(300)
         page.mouse.click(box["x"] + 8, box["y"] + box["height"] / 2)
         view.wait("new URLSearchParams(location.search).get('step')")
-        view.wait("document.querySelector('#trace-step').innerText.includes('host I/O')")
+        view.wait("document.querySelector('#timeline-step').innerText.includes('host I/O')")
 
 
 @pytest.mark.parametrize("width", [1440, 900])
@@ -409,18 +408,18 @@ def test_overview_trace_and_counters_have_their_marks_one_below_the_other(
 ) -> None:
     with tab(chromium, address) as view:
         view.page.set_viewport_size({"width": width, "height": 900})
-        page = view.open("/trace")
+        page = view.open("/timeline?level=steps")
         left = page.evaluate(
             "['overview', 'rows', 'counters'].map(name => document.querySelector("
-            "`#trace-${name} .js-plotly-plot`)._fullLayout.xaxis._offset)"
+            "`#timeline-${name} .js-plotly-plot`)._fullLayout.xaxis._offset)"
         )
         assert left[0] == left[1] == left[2]
 
 
 def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace")
-        box = page.locator("#trace-overview .nsewdrag").bounding_box()
+        page = view.open("/timeline?level=steps")
+        box = page.locator("#timeline-overview .nsewdrag").bounding_box()
         middle = box["y"] + box["height"] / 2
         page.mouse.move(box["x"] + box["width"] * 0.25, middle)
         page.mouse.down()
@@ -428,7 +427,7 @@ def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -
         page.mouse.up()
         view.wait("new URLSearchParams(location.search).get('from')")
         settled(page)
-        end = view.plot("trace-overview", "plot.layout.xaxis.range[1]")
+        end = view.plot("timeline-overview", "plot.layout.xaxis.range[1]")
         assert int(view.query()["from"]) == pytest.approx(end * 0.25, rel=0.05)
         assert int(view.query()["to"]) == pytest.approx(end * 0.5, rel=0.05)
 
@@ -436,38 +435,42 @@ def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -
 def test_the_operations_are_the_reports(chromium: Any, address: str, report: Report) -> None:
     largest = analysis.operators(report).iloc[0]
     with tab(chromium, address) as view:
-        page = view.open(f"/operations?op={largest['id']}")
-        first = page.locator("#operations-grid [row-index='0']").first.inner_text()
-        assert largest["name"] in first
-        assert f"{largest['total_cycles']:,}" in first
-        assert f"{largest['cycles']:,} cycles" in page.inner_text("#operations-chosen")
-        page.fill("input[type=search]", "max_pool")
-        view.wait(
-            "document.querySelector('#operations-grid"
-            " [row-index=\"0\"]')?.innerText.includes('max_pool')"
-        )
+        page = view.open(f"/operations?op={largest['id']}&find={largest['name']}")
+        words = page.inner_text("#costs-grid")
+        assert f"{largest['total_cycles']:,}" in words
+        assert f"{largest['cycles']:,} cycles" in page.inner_text("#costs-chosen")
+        page.fill("main input[type=search]", "max_pool")
+        view.wait("document.querySelector('#costs-grid').innerText.includes('max_pool')")
         assert view.query()["find"] == "max_pool"
 
 
-def test_a_group_of_operators_is_opened_and_left(chromium: Any, address: str) -> None:
+def test_a_module_opens_to_its_operators_and_their_steps(
+    chromium: Any, address: str, report: Report
+) -> None:
+    """Its cycles are those of its operators together; what is open is in the address."""
+    opened = "document.querySelector('#costs-grid').innerText.includes('▾')"
+    ops = analysis.operators(report)
     with tab(chromium, address) as view:
-        page = view.open("/operations?group=aten")
-        name = page.locator("#operations-grid [row-index='0'] .ag-cell").first
-        group = name.inner_text()
-        name.click()
-        view.wait(f"new URLSearchParams(location.search).get('within') === '{group}'")
-        view.wait("document.querySelector('#operations-grid [col-id=block_name]')")
-        assert f"› {group}" in page.inner_text("#operations-table .trail")
-        page.locator("#operations-groups").click()
-        view.wait("!new URLSearchParams(location.search).get('within')")
-        view.wait("document.querySelector('#operations-grid [col-id=operators]')")
+        page = view.open("/costs?order=aten")
+        total = ops.groupby("aten")["total_cycles"].sum()
+        first = page.locator("#costs-grid [row-index='0']").first
+        first.wait_for()
+        assert str(total.idxmax()) in first.inner_text()
+        assert f"{total.max():,}" in first.inner_text()
+        page.locator("#costs-grid [row-index='0'] .ag-cell").first.click()
+        view.wait(opened)
+        page.goto(page.url)
+        settled(page)
+        view.wait(opened)
+        page.locator("#costs-grid [row-index='0'] .ag-cell").first.click()
+        view.wait(f"!{opened}")
         assert view.complaints == []
 
 
 def test_letters_typed_fast_stay_in_their_order(chromium: Any, address: str) -> None:
     words = "layer2/conv/convolution"
     with tab(chromium, address) as view:
-        page = view.open("/operations")
+        page = view.open("/costs")
         page.keyboard.press("/")
         page.keyboard.type(words)
         view.wait(f"new URLSearchParams(location.search).get('find') === '{words}'")
@@ -476,7 +479,7 @@ def test_letters_typed_fast_stay_in_their_order(chromium: Any, address: str) -> 
 
 def test_a_number_that_there_is_not_is_refused(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
+        page = view.open("/timeline")
         page.locator(".control input[type=number]").fill("99999")
         page.keyboard.press("Enter")
         view.wait("document.querySelector('#alert').innerText.includes('99999: there are 0 to')")
@@ -486,25 +489,25 @@ def test_a_number_that_there_is_not_is_refused(chromium: Any, address: str) -> N
 
 def test_a_figure_is_asked_by_keyboard_alone(chromium: Any, address: str) -> None:
     """Down goes from lane to lane, P pins the one asked after, and focus stays where it is."""
-    focused = "document.activeElement?.closest('#pipeline-lanes')"
+    focused = "document.activeElement?.closest('#timeline-rows')"
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
-        page.locator("#pipeline-lanes .js-plotly-plot").focus()
+        page = view.open("/timeline")
+        page.locator("#timeline-rows .js-plotly-plot").focus()
         for row in range(3):
             page.keyboard.press("ArrowDown")
             view.wait(f"location.search.includes('%2C{row}') && {focused}")
-        view.wait("/IPU\\s+2/.test(document.querySelector('#pipeline-task').innerText)")
+        view.wait("/IPU\\s+2/.test(document.querySelector('#timeline-step').innerText)")
         page.keyboard.press("p")
         view.wait("location.search.includes('pins=2') && location.search.includes('%2C0')")
-        view.wait("/IPU\\s+2/.test(document.querySelector('#pipeline-task').innerText)")
+        view.wait("/IPU\\s+2/.test(document.querySelector('#timeline-step').innerText)")
         assert page.evaluate(f"() => Boolean({focused})")
         page.get_by_role("button", name="Pin it").press("Enter")
         view.wait("location.search.includes('marks')")
         view.wait("document.activeElement?.textContent === 'Pin it'")
         page.keyboard.press("Escape")
         view.wait("!new URLSearchParams(location.search).get('at')")
-        view.wait("document.querySelector('#pipeline-task').innerText.includes('Click a task')")
-        page.keyboard.press("5")
+        view.wait("document.querySelector('#timeline-step').innerText.includes('Click anything')")
+        page.keyboard.press("3")
         view.wait("location.pathname === '/memory' && document.activeElement?.id === 'main'")
         assert page.locator(".modebar-btn[data-title*='Share']").count() == 0
         assert view.complaints == []
@@ -528,7 +531,7 @@ _FOCUS = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("path", "stops"), [("/pipeline", 30), ("/program", 26)])
+@pytest.mark.parametrize(("path", "stops"), [("/timeline", 30), ("/costs?order=program", 44)])
 def test_what_is_in_focus_is_seen(chromium: Any, address: str, path: str, stops: int) -> None:
     with tab(chromium, address) as view:
         page = view.open(path)
@@ -549,19 +552,18 @@ def test_a_table_is_one_stop_of_the_tab_key(chromium: Any, address: str) -> None
     """Arrows go through it; Tab leads in, and on to what follows it or back to what is before."""
     inside = "Boolean(document.activeElement.closest('.ag-root-wrapper'))"
     with tab(chromium, address) as view:
-        page = view.open("/operations")
-        page.locator("input[type=search]").focus()
-        page.keyboard.press("Tab")
+        page = view.open("/costs")
+        page.locator("#costs-csv").focus()
+        page.keyboard.press("Shift+Tab")
         assert page.evaluate(inside)
         for _ in range(3):
             page.keyboard.press("ArrowDown")
         assert page.evaluate("document.activeElement.matches('.ag-cell') && " + inside)
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.id") == "operations-csv"
+        assert page.evaluate("document.activeElement.id") == "costs-csv"
         page.keyboard.press("Shift+Tab")
-        assert page.evaluate(inside)
         page.keyboard.press("Shift+Tab")
-        assert page.evaluate("document.activeElement.type") == "search"
+        assert not page.evaluate(inside)
 
 
 def test_a_page_is_printed_with_its_bars_and_without_its_buttons(
@@ -575,7 +577,7 @@ def test_a_page_is_printed_with_its_bars_and_without_its_buttons(
         assert page.locator(".bar-chart").first.is_visible()
         kept = "getComputedStyle(document.querySelector('.bar-chart .bar')).printColorAdjust"
         assert page.evaluate(kept) == "exact"
-        view.open("/pipeline")
+        view.open("/timeline")
         held = "[...document.querySelectorAll('.dash-graph')].map(one => one.style.minHeight)"
         page.evaluate("() => { window.dispatchEvent(new Event('beforeprint')); }")
         assert all(height.endswith("px") for height in page.evaluate(held))
@@ -587,26 +589,26 @@ def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, repor
     with tab(chromium, address) as view:
         page = view.open("/program?find=convolve")
         count = int(report.program["name"].str.contains("convolve").sum())
-        view.wait(f"document.querySelector('#program-found').innerText.startsWith('{count:,} of')")
-        page.locator("#program-grid .ag-cell", has_text="convolve").last.click()
-        view.wait("document.querySelector('#program-step').innerText.includes('convolve')")
-        page.get_by_text("its liveness").click()
-        view.wait("location.pathname === '/liveness'")
+        view.wait(f"document.querySelector('#costs-trail').innerText.startsWith('{count:,} of')")
+        page.locator("#costs-grid .ag-cell", has_text="convolve").last.click()
+        view.wait("document.querySelector('#costs-chosen').innerText.includes('convolve')")
+        page.get_by_text("variables live then").click()
+        view.wait("location.pathname === '/memory'")
         settled(page)
         assert "convolve" in page.inner_text("#liveness-live")
 
 
 def test_the_program_opens_and_closes_by_a_click(chromium: Any, address: str) -> None:
-    rows = "document.querySelectorAll('#program-grid .ag-center-cols-container .ag-row').length"
+    rows = "document.querySelectorAll('#costs-grid .ag-center-cols-container .ag-row').length"
     with tab(chromium, address) as view:
-        page = view.open("/program")
+        page = view.open("/costs?order=program")
         view.wait(f"{rows} > 3")
         before = page.evaluate(rows)
-        page.locator("#program-grid .ag-cell", has_text="▾").first.click()
+        page.locator("#costs-grid .ag-cell", has_text="▾").first.click()
         view.wait(f"{rows} === 1")
         view.open(urlsplit(page.url).path + "?" + urlsplit(page.url).query)
         view.wait(f"{rows} === 1")
-        page.locator("#program-grid .ag-cell", has_text="▸").first.click()
+        page.locator("#costs-grid .ag-cell", has_text="▸").first.click()
         view.wait(f"{rows} === {before}")
 
 
@@ -714,10 +716,11 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert units.minus(f"{analysis.pace(other).cycles - pace.cycles:,} cycles") in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
         page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
-        first = analysis.compare_waits(report, other).iloc[0]
-        row = page.locator("#compare-waits tbody tr").first.inner_text()
-        assert str(first["where"]) in row
-        assert units.minus(f"{first['difference']:,.0f}") in row
+        first = analysis.compare_paths(report, other).iloc[0]
+        drawn = view.plot("compare-path", "plot.data[0].y")
+        assert drawn[:2] == ["A", first["name"]] and drawn[-1] == "B"
+        lengths = view.plot("compare-path", "plot.data[0].x")
+        assert sum(lengths[:-1]) == pytest.approx(lengths[-1])
         assert "a device iteration" in words
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
@@ -765,25 +768,25 @@ def test_a_link_within_a_page_stays_with_what_is_shown(chromium: Any, demo: Path
         serving(create_app(one, other)) as both,
         tab(chromium, both) as view,
     ):
-        page = view.open("/pipeline?profile=1&iteration=3&unit=%C2%B5s&at=100000,0")
-        page.get_by_role("link", name="its steps in the trace").click()
-        view.wait("location.pathname === '/trace' && location.search.includes('span=')")
+        page = view.open("/timeline?profile=1&iteration=3&unit=%C2%B5s&at=100000,0")
+        page.get_by_role("link", name="its steps").first.click()
+        view.wait("location.search.includes('ipu=0') && location.search.includes('span=')")
         settled(page)
         asked = {name: view.query().get(name) for name in ("profile", "iteration", "unit", "ipu")}
         assert asked == {"profile": "1", "iteration": "3", "unit": "µs", "ipu": "0"}
         assert "training" in page.inner_text("#head")
         page.go_back()
-        view.wait("location.pathname === '/pipeline'")
+        view.wait("location.search.includes('at=')")
         assert view.query()["profile"] == "1"
 
 
 def test_a_lanes_name_opens_it_between_its_lines_too(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
-        view.plot("pipeline-lanes", "plot.layout.meta.lanes[1] = [1, 1]")  # as if it were folded
-        box = page.locator("#pipeline-lanes .ytick text").nth(1).bounding_box()
+        page = view.open("/timeline")
+        view.plot("timeline-rows", "plot.layout.meta.lanes[1] = [1, 1]")  # as if it were folded
+        box = page.locator("#timeline-rows .ytick text").nth(1).bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        view.wait("document.querySelector('#pipeline-lanes .over-name')")
+        view.wait("document.querySelector('#timeline-rows .over-name')")
         page.mouse.down()
         page.mouse.up()
         view.wait("new URLSearchParams(location.search).get('opened') === '1'")
@@ -800,20 +803,17 @@ def test_the_other_profile_is_shown_beside_this_one(
         used = "total_excluding_gaps"
         difference = (other.tiles(1)[used] - report.tiles(1)[used]) / 1024
         assert drawn == pytest.approx(difference.head(5).tolist())
-        view.open("/liveness?ipu=0&other=show")
+        view.open("/memory?ipu=0&other=show")
         most = view.plot("liveness-steps", f"Math.max(...{line}.y)")
         assert most == pytest.approx(other.liveness(0)["total"].max() / 1024**2)
-        page = view.open("/operations?other=show&find=layer2/conv/convolution")
+        page = view.open("/costs?other=show&find=layer2/conv/convolution")
         name = "layer2/conv/convolution"
         both = (analysis.operators(one).set_index("name") for one in (report, other))
         this, that = (ops.at[name, "total_cycles"] for ops in both)
-        page.locator("#operations-grid [row-index='0']", has_text=f"{that:,}").first.wait_for()
-        words = page.locator("#operations-grid [row-index='0']").all_inner_texts()
-        assert f"{this:,}" in " ".join(words) and f"{that:,}" in " ".join(words)
-        page = view.open(
-            "/operations?other=show&find=update"
-        )  # which the other profile has none of
-        page.locator("#operations-grid [row-index='0']").first.wait_for()
+        page.locator("#costs-grid .ag-row", has_text=f"{that:,}").first.wait_for()
+        assert f"{this:,}" in page.inner_text("#costs-grid")
+        page = view.open("/costs?other=show&find=update")  # which the other profile has none of
+        page.locator("#costs-grid [row-index='0']").first.wait_for()
         assert view.complaints == []
 
 
@@ -823,11 +823,11 @@ def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
         contextlib.closing(own.new_page()) as fresh,  # what it stores is no other tab's
     ):
         view = Tab(fresh, address)
-        page = view.open("/pipeline?follow=1")
+        page = view.open("/timeline?follow=1")
         page.keyboard.press("t")
         view.wait("document.documentElement.dataset.theme === 'dark'")
         settled(page)
-        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 1')"), (
+        assert view.plot("timeline-rows", "plot.data.some(t => t.name === 'micro-batch 1')"), (
             "the state was lost"
         )
         page.reload()
@@ -839,11 +839,11 @@ def test_keys_open_pages_and_help(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
         page = view.open("/")
         page.keyboard.press("2")
-        view.wait("location.pathname === '/pipeline'")
+        view.wait("location.pathname === '/timeline'")
         settled(page)
         page.keyboard.press("?")
         view.wait("document.getElementById('shortcuts').open")
-        assert "Pipeline" in page.inner_text("#shortcuts")
+        assert "Timeline" in page.inner_text("#shortcuts")
         page.keyboard.press("Escape")
         view.wait("!document.getElementById('shortcuts').open")
 
@@ -851,9 +851,9 @@ def test_keys_open_pages_and_help(chromium: Any, address: str) -> None:
 @pytest.mark.parametrize("form", ["PNG", "SVG", "CSV"])
 def test_a_figure_is_saved(chromium: Any, address: str, tmp_path: Path, form: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
+        page = view.open("/timeline")
         with page.expect_download(timeout=20_000) as download:
-            page.locator(".card", has_text="Busy and waiting").get_by_role(
+            page.locator(".card", has=page.locator("#timeline-rows")).get_by_role(
                 "button", name=form
             ).click()
         file = tmp_path / download.value.suggested_filename
@@ -898,7 +898,7 @@ def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> 
         "/nothing",
         "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00",
         "/liveness?ipu=77&step=1e9&tile=-1",
-        "/trace?from=abc&to=%00&at=zz,1&marks=x,y&select=q",
+        "/timeline?level=steps&from=abc&to=%00&at=zz,1&marks=x,y&select=q",
         "/liveness?from=x&to=y&first=a&last=b&low=c&high=d&marks=-1",
         "/query?sql=select+1e999+as+a,+2+as+b&form=line",
         "/flame?at=zz&form=treemap",
@@ -919,11 +919,11 @@ def test_what_is_refused_is_said_until_something_else_is_chosen(
     chromium: Any, address: str
 ) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/operations?direction=sideways&stage=77")
+        page = view.open("/costs?direction=sideways&stage=77")
         assert "There is no “sideways” in “for”" in page.inner_text("#alert")
         assert "There is no stage 77" in page.inner_text("#alert")
         assert "direction" not in view.query() or view.query()["direction"] == "all"
-        page.locator(".control").filter(has_text="stage").locator("button").first.click()
+        page.locator(".control").filter(has_text=re.compile("^stage")).locator("button").click()
         page.get_by_role("option", name="1 on IPU 1").click()
         view.wait("!document.querySelector('#alert').innerText.includes('stage 77')")
         assert "There is no “sideways” in “for”" in page.inner_text("#alert")
@@ -931,8 +931,8 @@ def test_what_is_refused_is_said_until_something_else_is_chosen(
 
 def test_tabs_do_not_disturb_each_other(chromium: Any, address: str) -> None:
     with tab(chromium, address) as one, tab(chromium, address) as two:
-        one.open("/liveness?ipu=0")
-        two.open("/liveness?ipu=3")
+        one.open("/memory?ipu=0")
+        two.open("/memory?ipu=3")
         one.page.get_by_text("not always live", exact=True).first.click()
         one.wait("new URLSearchParams(location.search).get('what') === 'not_always_live'")
         assert two.query().get("what", "total") == "total"
@@ -947,7 +947,7 @@ def test_nothing_but_the_given_profile_is_reachable(report: Report, tmp_path: Pa
     assert response.headers["X-Frame-Options"] == "SAMEORIGIN"
 
 
-@pytest.mark.parametrize("path", ["/", "/pipeline", "/trace"])
+@pytest.mark.parametrize("path", ["/", "/timeline", "/timeline?level=steps"])
 def test_a_compiled_model_shows_its_schedule_as_predicted(
     chromium: Any, tmp_path: Path, path: str
 ) -> None:
@@ -960,7 +960,7 @@ def test_a_compiled_model_shows_its_schedule_as_predicted(
             page = view.open(path)
             graphs = "[...document.querySelectorAll('.js-plotly-plot')]"
             spans.append(page.evaluate(f"() => {graphs}.map(p => p.layout.xaxis.range)"))
-            lines.append(page.locator(".message", has_text="Predicted: no call").count())
+            lines.append(page.locator("#head", has_text="times are predicted").count())
             assert page.locator(".message.error").count() == 0
     assert lines == [1, 0]
     assert spans[0] == spans[1]
@@ -968,34 +968,34 @@ def test_a_compiled_model_shows_its_schedule_as_predicted(
         assert any(high - low > 1000 for low, high in spans[0]), "cycles of a device iteration"
 
 
-def test_a_window_of_time_holds_on_the_trace_and_is_a_step_back(
+def test_a_window_of_time_holds_on_pages_of_time_and_is_a_step_back(
     chromium: Any, address: str
 ) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/pipeline?unit=µs")
+        page = view.open("/timeline?unit=µs")
         page.keyboard.press("w")
         view.wait("new URLSearchParams(location.search).get('from')")
         zoomed = view.query()
-        page.locator("nav.side a.nav", has_text="Execution trace").click()
-        view.wait("document.querySelector('#trace-rows .js-plotly-plot')?.data?.length")
+        page.locator("nav.side a.nav", has_text="Memory").click()
+        view.wait("document.querySelector('#liveness-time .js-plotly-plot')?.data?.length")
         assert {name: view.query()[name] for name in ("from", "to", "unit")} == {
             name: zoomed[name] for name in ("from", "to", "unit")
         }
-        page.locator("nav.side a.nav", has_text="Memory").click()
-        view.wait("document.querySelector('#memory-tiles .js-plotly-plot')?.data?.length")
+        page.locator("nav.side a.nav", has_text="Costs").click()
+        view.wait("document.querySelector('#flame-graph .js-plotly-plot')?.data?.length")
         assert "from" not in view.query()
-        link = page.locator("nav.side a.nav", has_text="Pipeline")
+        link = page.locator("nav.side a.nav", has_text="Timeline")
         assert f"from={zoomed['from']}" in str(link.get_attribute("href"))
         for _ in range(3):
             page.go_back()
             settled(page)
-        view.wait("location.pathname === '/pipeline'")
+        view.wait("location.pathname === '/timeline'")
         view.wait("!new URLSearchParams(location.search).get('from')")
 
 
 def test_the_next_hit_of_a_search_is_shown(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace?find=convolve&profile=0")
+        page = view.open("/timeline?level=steps&find=convolve&profile=0")
         page.keyboard.press("n")
         view.wait("new URLSearchParams(location.search).get('from')")
         first = view.query()["from"]
@@ -1011,12 +1011,12 @@ def test_a_turn_of_the_wheel_moves_what_is_there_in_the_next_frame(
 ) -> None:
     """The server's answer then replaces it, drawn afresh without any stretching."""
     with tab(chromium, address) as view:
-        page = view.open("/pipeline")
-        box = page.locator("#pipeline-lanes .nsewdrag").bounding_box()
+        page = view.open("/timeline")
+        box = page.locator("#timeline-rows .nsewdrag").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         moved = page.evaluate(
             """() => new Promise((done) => {
-              const plot = document.querySelector('#pipeline-lanes .js-plotly-plot');
+              const plot = document.querySelector('#timeline-rows .js-plotly-plot');
               const before = plot.layout.xaxis.range.join();
               const turn = { deltaY: -400, bubbles: true, cancelable: true, clientX: 700 };
               plot.querySelector('.nsewdrag').dispatchEvent(new WheelEvent('wheel', turn));
@@ -1029,14 +1029,14 @@ def test_a_turn_of_the_wheel_moves_what_is_there_in_the_next_frame(
         scale = float(re.search(r"scale\(([\d.]+)", moved[0])[1])
         assert scale > 1.5 and moved[1], "moved before the figure was drawn anew"
         view.wait("new URLSearchParams(location.search).get('from')")
-        view.wait("!document.querySelector('#pipeline-lanes .moving')")
+        view.wait("!document.querySelector('#timeline-rows .moving')")
         assert view.complaints == []
 
 
 def test_time_is_marked_selected_and_asked_after(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/trace")
-        box = page.locator("#trace-rows .nsewdrag").bounding_box()
+        page = view.open("/timeline?level=steps")
+        box = page.locator("#timeline-rows .nsewdrag").bounding_box()
 
         def at(x: float, y: float) -> tuple[float, float]:
             return box["x"] + x * box["width"], box["y"] + y * box["height"]
@@ -1046,20 +1046,22 @@ def test_time_is_marked_selected_and_asked_after(chromium: Any, address: str) ->
         page.mouse.move(*at(0.4, 0.1))
         view.wait("new URLSearchParams(location.search).get('marks')")
         page.keyboard.press("m")
-        view.wait("document.querySelector('#trace-measured').innerText.includes('A → B')")
+        view.wait("document.querySelector('#timeline-measured').innerText.includes('A → B')")
         page.mouse.move(*at(0.3, 0.1))
         page.keyboard.down("Shift")
         page.mouse.down()
         page.mouse.move(*at(0.5, 0.4), steps=3)
         page.mouse.up()
         page.keyboard.up("Shift")
-        view.wait("document.querySelector('#trace-kinds').innerText.includes('IPU 0, IPU 1')")
+        view.wait("document.querySelector('#timeline-kinds').innerText.includes('IPU 0, IPU 1')")
         page.mouse.click(*at(0.01, 0.1))
-        view.wait("document.querySelector('#trace-step').innerText.includes('variables live then')")
+        view.wait(
+            "document.querySelector('#timeline-step').innerText.includes('variables live then')"
+        )
         query = view.query()
         assert len(query["marks"].split(",")) == 2
         assert query["select"].endswith(",0,1")
-        page.locator("nav.side a.nav", has_text="Liveness").click()
+        page.locator("nav.side a.nav", has_text="Memory").click()
         view.wait("document.querySelector('#liveness-time .js-plotly-plot')?.data?.length")
         assert view.query()["marks"] == query["marks"]
         assert view.complaints == []
@@ -1068,6 +1070,7 @@ def test_time_is_marked_selected_and_asked_after(chromium: Any, address: str) ->
 def test_a_query_runs_and_is_in_its_address(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         page = view.open("/query")
+        page.wait_for_selector("#query-text")
         page.fill("#query-text", "SELECT name, cycles FROM ops ORDER BY cycles DESC LIMIT 3")
         page.keyboard.press("Control+Enter")
         largest = report.ops.sort_values("cycles", ascending=False, kind="stable")["name"].iloc[0]
@@ -1076,17 +1079,17 @@ def test_a_query_runs_and_is_in_its_address(chromium: Any, address: str, report:
         settled(page)
         view.wait(f"document.querySelector('#query-rows').innerText.includes('{largest}')")
         view.open("/query?sql=DROP TABLE ops")
-        assert "not authorized" in page.inner_text("#query-rows")
+        view.wait("document.querySelector('#query-rows')?.innerText.includes('not authorized')")
         assert view.complaints == []
 
 
 def test_a_part_of_the_flame_graph_is_opened_and_left(chromium: Any, address: str) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/flame")
-        page.locator("#flame-parts button", has_text="layer2").first.click()
-        view.wait("new URLSearchParams(location.search).get('at') === 'layer2'")
-        view.wait("document.querySelector('#flame-parts').innerText.includes('conv')")
-        page.locator("#flame-parts .trail button", has_text="all").click()
+        page = view.open("/flame?at=layer2")
+        page.locator("#flame-parts button", has_text="conv").first.click()
+        view.wait("new URLSearchParams(location.search).get('at').startsWith('layer2')")
+        view.wait("document.querySelector('#costs-trail').innerText.includes('conv')")
+        page.locator("#costs-trail .trail button", has_text="all").click()
         view.wait("!new URLSearchParams(location.search).get('at')")
         assert view.complaints == []
 
@@ -1101,7 +1104,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     grave = ("serious", "critical")
     faults = []
-    for scheme, paths in (("light", [page.path for page in PAGES]), ("dark", ["/", "/trace"])):
+    for scheme, paths in (("light", [page.path for page in PAGES]), ("dark", ["/", "/timeline"])):
         with tab(chromium, address, color_scheme=scheme) as view:
             for path in paths:
                 page = view.open(path)
@@ -1138,13 +1141,13 @@ def test_a_followed_directory_may_be_empty(chromium: Any, demo: Path, tmp_path: 
         serving(following_app(FollowedProfiles(out))) as address,
         tab(chromium, address) as view,
     ):
-        page = view.open("/pipeline")
+        page = view.open("/timeline")
         words = page.inner_text("#page")
         assert "Waiting for a profile" in words
         assert "does not exist yet" in words
         assert f"ipu-run --profile-dir {out} train.py" in words
         _appear(demo / "training", out / "training")
-        page.wait_for_selector("#pipeline-lanes .js-plotly-plot", timeout=20_000)
+        page.wait_for_selector("#timeline-rows .js-plotly-plot", timeout=20_000)
         shutil.rmtree(out / "training")
         page.wait_for_selector("#page >> text=Waiting for a profile", timeout=20_000)
         assert "does not exist" not in page.inner_text("#page")

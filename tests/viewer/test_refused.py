@@ -11,10 +11,10 @@ import pytest
 
 from ipuscope.profiler import open_report
 from ipuscope.viewer.app import PAGES, create_app
-from ipuscope.viewer.first_answers import FirstAnswers
-from ipuscope.viewer.pages import common, refused, timeline
+from ipuscope.viewer.pages import common, refused, timespan
 from ipuscope.viewer.pages.common import Page
 from tests.synthetic import synthetic_profile
+from tests.viewer.page_requests import PageRequests
 
 PAGE = {page.name: page for page in PAGES}
 BAD = ("-7", "99999999999", "1.5", "zz zz\0{}%s<b>", "9" * 3000, "1e400", "nan", ",,x,")
@@ -23,10 +23,10 @@ CUT = 20  # characters of a value, in a failure
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> FirstAnswers:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> PageRequests:
     folder = tmp_path_factory.mktemp("refused")
     reports = [open_report(synthetic_profile(folder / f"{name}.pop", tiles=16)) for name in "ab"]
-    return FirstAnswers(create_app(*reports))
+    return PageRequests(create_app(*reports))
 
 
 def texts(node: Any) -> Iterator[str]:
@@ -42,7 +42,7 @@ def texts(node: Any) -> Iterator[str]:
             yield from texts(one)
 
 
-def answers(pages: FirstAnswers, page: Page, **params: str) -> Iterator[dict[str, Any]]:
+def answers(pages: PageRequests, page: Page, **params: str) -> Iterator[dict[str, Any]]:
     """Answers of the page and its callbacks, each a JSON object."""
     where = {"theme": "light", "width": 1000, "search": "?" + urlencode(params)}
     for what, request in pages.of_page(page, where):
@@ -55,7 +55,7 @@ def answers(pages: FirstAnswers, page: Page, **params: str) -> Iterator[dict[str
         yield said
 
 
-def parameters(pages: FirstAnswers, page: Page) -> list[str]:
+def parameters(pages: PageRequests, page: Page) -> list[str]:
     """The parameters of a page, by the controls that its layout has."""
     found: set[str] = set()
 
@@ -75,7 +75,7 @@ def parameters(pages: FirstAnswers, page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PAGE)
-def test_what_there_is_not_is_refused_in_words(pages: FirstAnswers, name: str) -> None:
+def test_what_there_is_not_is_refused_in_words(pages: PageRequests, name: str) -> None:
     page = PAGE[name]
     names = parameters(pages, page)
     assert "profile" in names
@@ -89,7 +89,7 @@ def test_what_there_is_not_is_refused_in_words(pages: FirstAnswers, name: str) -
 
 
 @pytest.mark.parametrize("name", PAGE)
-def test_what_a_page_writes_into_its_address_is_not_refused(pages: FirstAnswers, name: str) -> None:
+def test_what_a_page_writes_into_its_address_is_not_refused(pages: PageRequests, name: str) -> None:
     assert [words for one in answers(pages, PAGE[name]) for words in texts(one)] == []
 
 
@@ -130,21 +130,21 @@ def test_a_window_that_is_not_shown_as_asked_is_refused(asked: tuple[str, str], 
     ],
 )
 def test_a_selection_that_is_not_taken_as_asked_is_refused(select: str, fine: bool) -> None:
-    assert (timeline.refusals("", "", "", select, 100, 4) == []) == fine
+    assert (timespan.refusals("", "", "", select, 100, 4) == []) == fine
 
 
-def test_what_is_refused_is_named_with_what_there_is_and_a_way_out(pages: FirstAnswers) -> None:
+def test_what_is_refused_is_named_with_what_there_is_and_a_way_out(pages: PageRequests) -> None:
     asked = {"follow": "900", "unit": "parsecs", "pins": "1,77"}
-    layout = next(answers(pages, PAGE["Pipeline"], **asked))
+    layout = next(answers(pages, PAGE["Timeline"], **asked))
     assert list(texts(layout["response"]["alert"])) == [
+        "There is no 77 in “pinned”: there are 0 to 3. It is left out.",
         "There is no “parsecs” in “time in”: there are cycles and µs. This is cycles.",
         "There is no micro-batch 900: there are 0 to 9. None is chosen; choose in “follow a"
         " micro-batch”.",
-        "There is no 77 in “pinned”: there are 0 to 3. It is left out.",
     ]
 
 
-def test_an_address_of_too_many_parameters_is_refused(pages: FirstAnswers) -> None:
+def test_an_address_of_too_many_parameters_is_refused(pages: PageRequests) -> None:
     asked = {f"p{at}": "1" for at in range(common.MOST_PARAMETERS + 1)}
     said = list(texts(next(answers(pages, PAGE["Memory"], **asked))))
     assert len(said) == 1

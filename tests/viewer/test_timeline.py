@@ -13,12 +13,11 @@ import pytest
 from ipuscope.profiler import Report, open_report
 from ipuscope.profiler.report.query import Answer, select
 from ipuscope.viewer.figures import answers, counters, flame, marks, pipeline, theme, trace
+from ipuscope.viewer.figures import lanes as laning
 from ipuscope.viewer.figures.marks import Selection
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, query, selection, timeline, waits
-from ipuscope.viewer.pages import flame as flame_page
-from ipuscope.viewer.pages import pipeline as pipeline_page
-from ipuscope.viewer.pages.timeline import Arrangement
+from ipuscope.viewer.pages import common, costs, details, query, selection, tables, timespan
+from ipuscope.viewer.pages.timespan import Arrangement
 from ipuscope.viewer.profiles import Profiles
 from tests.synthetic import synthetic_profile
 from tests.viewer.outlines import enclosed, parts_of
@@ -46,7 +45,7 @@ def profiles(report: Report) -> Profiles:
     ],
 )
 def test_marks_are_times_within_what_is_shown(words: object, found: list[int]) -> None:
-    assert timeline.marks_of(words, 100) == found
+    assert timespan.marks_of(words, 100) == found
 
 
 @pytest.mark.parametrize(
@@ -65,18 +64,18 @@ def test_marks_are_times_within_what_is_shown(words: object, found: list[int]) -
 def test_a_selection_is_a_range_within_what_is_shown(
     words: object, found: Selection | None
 ) -> None:
-    assert timeline.selection_of(words, 100) == found
+    assert timespan.selection_of(words, 100) == found
 
 
 @pytest.mark.parametrize("words", ["", "1", "1,2,3", "nan,x", "1e300,0", None])
 def test_a_click_that_makes_no_sense_is_none(words: object) -> None:
-    assert timeline.point_of(words) is None
+    assert timespan.point_of(words) is None
 
 
 def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     report: Report, profiles: Profiles
 ) -> None:
-    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    lanes = timespan.lanes_of(profiles, report, 0, 0)
     drawing = pipeline.drawing(lanes, CLOCK, LIGHT)
     before = len(drawing.layout["shapes"]), len(drawing.layout["annotations"])
     marks.marked(drawing, [10, 50], Selection(10, 50, (1, 2)), CLOCK, LIGHT)
@@ -90,12 +89,12 @@ def test_marks_and_a_selection_are_drawn_beside_what_is_there(
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (10, 50, 0.5, 2.5)
 
 
-def groups(*members: list[int]) -> list[pipeline.Lane]:
-    return [pipeline.Lane(one[0], np.array(one), one[0]) for one in members]
+def groups(*members: list[int]) -> list[laning.Lane]:
+    return [laning.Lane(one[0], np.array(one), one[0]) for one in members]
 
 
 def arranged(opened: set[int], pinned: list[int]) -> list[tuple[int, list[int], bool]]:
-    lanes = pipeline._arranged(groups([0], [1, 2, 3], [4, 5]), opened, pinned)
+    lanes = laning._arranged(groups([0], [1, 2, 3], [4, 5]), opened, pinned)
     return [(one.shown, one.members.tolist(), one.pinned) for one in lanes]
 
 
@@ -116,7 +115,7 @@ def test_a_lane_opens_and_a_pinned_ipu_stands_above_its_own() -> None:
 def test_every_ipu_is_drawn_once_however_lanes_are_arranged(
     report: Report, profiles: Profiles
 ) -> None:
-    lanes = timeline.lanes_of(profiles, report, 0, 0, Arrangement(False, (), (2,)))
+    lanes = timespan.lanes_of(profiles, report, 0, 0, Arrangement(False, (), (2,)))
     assert lanes.shown.tolist() == [2, 0, 1, 3]
     assert lanes.lane.tolist() == [1, 2, 0, 3]
     for lane, ipu in enumerate(lanes.shown.tolist()):
@@ -138,27 +137,27 @@ def test_profiles_are_named_apart() -> None:
 def test_a_wait_says_what_the_update_waits_for_meanwhile(
     report: Report, profiles: Profiles
 ) -> None:
-    path = waits.chain(profiles, report, 0, 0)
+    path = timespan.chain(profiles, report, 0, 0)
     at = int((path.end - path.start).argmax())
     begin, end = int(path.start[at]), int(path.end[at])
-    ((_, said),) = timeline.meanwhile(profiles, report, 0, 0, begin, end)
+    ((_, said),) = timespan.meanwhile(profiles, report, 0, 0, begin, end)
     assert said[0] == f"IPU {path.ipu[at]}, for 100.0% of it: "
     assert f"from={begin}&to={end}" in said[1].href
-    assert timeline.meanwhile(profiles, report, 0, None, begin, end) == []
-    assert timeline.meanwhile(profiles, report, 0, 0, -20, -10) == []
+    assert timespan.meanwhile(profiles, report, 0, None, begin, end) == []
+    assert timespan.meanwhile(profiles, report, 0, 0, -20, -10) == []
 
 
 def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles) -> None:
-    lanes = timeline.lanes_of(profiles, report, 0, 0)
+    lanes = timespan.lanes_of(profiles, report, 0, 0)
     task = lanes.tasks[lanes.tasks["ipu"] == 2].iloc[5]
     middle = (task["start"] + task["end"]) / 2 - lanes.origin
-    position = pipeline.task_at(lanes, middle, 2.1)
+    position = laning.task_at(lanes, middle, 2.1)
     assert position is not None
     assert lanes.tasks.iloc[position].equals(task)
-    assert pipeline.task_at(lanes, middle, 77) is None
-    assert pipeline.task_at(lanes, -5, 2) is None
+    assert laning.task_at(lanes, middle, 77) is None
+    assert laning.task_at(lanes, -5, 2) is None
     words = json.dumps(
-        pipeline_page.task_details(report, lanes, (middle, 2.1), CLOCK),
+        details.task_details(report, lanes, (middle, 2.1), CLOCK),
         default=lambda o: o.to_plotly_json(),
     )
     assert str(task["name"]) in words
@@ -166,7 +165,7 @@ def test_a_point_is_the_task_that_runs_there(report: Report, profiles: Profiles)
 
 
 def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Profiles) -> None:
-    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
     window = (rows.end * 0.25, rows.end * 0.5)
     between = (int(window[0]) + rows.origin, int(window[1]) + rows.origin)
     each = [trace.by_activity(report.spent(0, [ipu], 0, between)) for ipu in range(4)]
@@ -174,7 +173,7 @@ def test_a_selection_of_lanes_sums_up_those_lanes(report: Report, profiles: Prof
         name: cycles for name, cycles, _ in trace.by_activity(report.spent(0, None, 0, between))
     }
     assert sum(cycles for one in each for _, cycles, _ in one) == sum(whole.values())
-    assert timeline.ipus_in(rows, (1, 2)) == [1, 2]
+    assert timespan.ipus_in(rows, (1, 2)) == [1, 2]
     assert selection.aggregated(report, report.spent(0, [], 0, between), "operator") == []
 
 
@@ -186,21 +185,21 @@ def _of_steps(rows: trace.Trace) -> np.ndarray:
 
 
 def test_a_flame_of_all_ipus_has_every_ipus_steps(report: Report, profiles: Profiles) -> None:
-    flames = timeline.rows_of(profiles, report, 0, 0, None, "flame")
-    flat = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    flames = timespan.rows_of(profiles, report, 0, 0, None, "flame")
+    flat = timespan.rows_of(profiles, report, 0, 0, None, "flat")
     steps = [np.sort(one.step[one.rows.source[_of_steps(one)]]) for one in (flames, flat)]
     assert np.array_equal(*steps)
     assert sorted(set(flames.ipu.tolist())) == [0, 1, 2, 3]
     assert [name for name in flames.names if name.startswith("IPU")] == [
         f"IPU {ipu}" for ipu in range(4)
     ]
-    path = timeline.path_on_rows(profiles, report, 0, 0, flames, Arrangement())
+    path = timespan.path_on_rows(profiles, report, 0, 0, flames, Arrangement())
     assert path is not None
     assert {flames.names[row] for row in path.ipu} <= {f"IPU {ipu}" for ipu in range(4)}
 
 
 def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles: Profiles) -> None:
-    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat").rows
+    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat").rows
     for at in (0, len(rows.start) // 2, len(rows.start) - 1):
         assert rows.at(0, rows.start[at]) == at
         assert rows.at(0, rows.end[at] - 0.5) == at
@@ -220,18 +219,18 @@ def test_what_has_too_many_steps_is_drawn_by_tasks(
 ) -> None:
     """As GPT-3 over 256 IPUs, with 13 million steps on each."""
     counts = [report.step_count(0, ipu, 0) for ipu in range(4)]
-    monkeypatch.setattr(pipeline, "MOST_STEPS", min(counts) - 1)
+    monkeypatch.setattr(laning, "MOST_STEPS", min(counts) - 1)
     profiles = Profiles([report])
-    lanes = timeline.with_steps(profiles, report, 0, 0, timeline.lanes_of(profiles, report, 0, 0))
+    lanes = timespan.with_steps(profiles, report, 0, 0, timespan.lanes_of(profiles, report, 0, 0))
     assert not len(lanes.steps) and len(lanes.tasks)
-    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat")
+    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat")
     assert len(rows.rows.start) == len(report.tasks(0, 1, 0))
     assert (rows.step == -1).all()
-    (said,) = timeline.as_tasks(report, 0, 0, [1])
+    (said,) = timespan.as_tasks(report, 0, 0, [1])
     assert f"{counts[1]:,} steps" in said.children and "Zoom in" in said.children
-    monkeypatch.setattr(pipeline, "MOST_STEPS", sum(counts))
-    assert timeline.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
-    all_of_it = timeline.with_steps(Profiles([report]), report, 0, 0, lanes)
+    monkeypatch.setattr(laning, "MOST_STEPS", sum(counts))
+    assert timespan.as_tasks(report, 0, 0, [0, 1, 2, 3]) == []
+    all_of_it = timespan.with_steps(Profiles([report]), report, 0, 0, lanes)
     assert len(all_of_it.steps) == sum(counts)
 
 
@@ -247,30 +246,30 @@ def test_lanes_without_a_row_are_not_left_out_in_silence(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profiles = Profiles([report])
-    assert timeline.left_out(profiles, report, 0, 0, Arrangement()) == []
-    monkeypatch.setattr(timeline, "FEW", 3)
-    rows = timeline.rows_of(profiles, report, 0, 0, None, "flat")
+    assert timespan.left_out(profiles, report, 0, 0, Arrangement()) == []
+    monkeypatch.setattr(timespan, "FEW", 3)
+    rows = timespan.rows_of(profiles, report, 0, 0, None, "flat")
     assert len(rows.names) == 3
-    (said,) = timeline.left_out(profiles, report, 0, 0, Arrangement())
+    (said,) = timespan.left_out(profiles, report, 0, 0, Arrangement())
     assert said.children.startswith("3 of 4 lanes: the pinned ones")
 
 
 def test_a_window_of_what_has_too_many_steps_shows_its_steps(
     report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = timeline.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
-    monkeypatch.setattr(pipeline, "MOST_STEPS", 0)
+    whole = timespan.rows_of(Profiles([report]), report, 0, 0, 1, "flat")
+    monkeypatch.setattr(laning, "MOST_STEPS", 0)
     profiles = Profiles([report])
     window = (whole.end * 0.4, whole.end * 0.5)
-    assert timeline.as_tasks(report, 0, 0, [1], window) == []
-    rows = timeline.rows_of(profiles, report, 0, 0, 1, "flat", window=window)
+    assert timespan.as_tasks(report, 0, 0, [1], window) == []
+    rows = timespan.rows_of(profiles, report, 0, 0, 1, "flat", window=window)
     assert (rows.origin, rows.end) == (whole.origin, whole.end)
     assert len(rows.rows.start) < len(whole.rows.start)
     drawn = [trace.drawing(one, CLOCK, LIGHT, window).data[0] for one in (rows, whole)]
     for name in ("base", "x"):
         assert np.array_equal(*(np.asarray(one[name]) for one in drawn))
-    lanes = timeline.lanes_of(profiles, report, 0, 0)
-    lanes = timeline.with_steps(profiles, report, 0, 0, lanes, window)
+    lanes = timespan.lanes_of(profiles, report, 0, 0)
+    lanes = timespan.with_steps(profiles, report, 0, 0, lanes, window)
     assert 0 < len(lanes.steps) < sum(report.step_count(0, ipu, 0) for ipu in range(4))
 
 
@@ -283,8 +282,8 @@ def detailed(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture
 def large(detailed: Report, monkeypatch: pytest.MonkeyPatch) -> Profiles:
     """Profiles that are drawn as one of a million steps is."""
-    monkeypatch.setattr(timeline, "_EACH", 0)
-    monkeypatch.setattr(timeline, "_COLUMNS", 64)
+    monkeypatch.setattr(timespan, "_EACH", 0)
+    monkeypatch.setattr(timespan, "_COLUMNS", 64)
     return Profiles([detailed])
 
 
@@ -301,8 +300,8 @@ def drawn_cycles(figure: go.Figure) -> dict[str, float]:
 
 
 def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profiles) -> None:
-    each = timeline.rows_of(large, detailed, 0, 0, None, "flat", each=True)
-    fewer = timeline.rows_of(large, detailed, 0, 0, None, "flat")
+    each = timespan.rows_of(large, detailed, 0, 0, None, "flat", each=True)
+    fewer = timespan.rows_of(large, detailed, 0, 0, None, "flat")
     assert len(fewer.rows.start) < len(each.rows.start) / 2
     for name in ("names", "origin", "end"):
         assert getattr(fewer, name) == getattr(each, name)
@@ -312,7 +311,7 @@ def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profi
     assert filled[0] == pytest.approx(filled[1], rel=0.02)
     edges = np.linspace(0, each.end, 30) + each.origin
     found = [
-        counters.over_time(counters.tracks(one, timeline.counters_of(large, detailed, one)), edges)
+        counters.over_time(counters.tracks(one, timespan.counters_of(large, detailed, one)), edges)
         for one in (each, fewer)
     ]
     for one, other in zip(*found, strict=True):
@@ -325,11 +324,11 @@ def test_merged_steps_fill_what_each_of_them_does(detailed: Report, large: Profi
 def test_a_click_on_merged_steps_is_on_the_one_that_is_there(
     detailed: Report, large: Profiles
 ) -> None:
-    each = timeline.rows_of(large, detailed, 0, 0, None, "flat", each=True)
+    each = timespan.rows_of(large, detailed, 0, 0, None, "flat", each=True)
     for at in range(0, len(each.rows.start), 37):
         row = int(np.searchsorted(each.rows.first, at, side="right")) - 1
         time = float(each.rows.start[at] - each.origin)
-        here = timeline.rows_of(large, detailed, 0, 0, None, "flat", moment=time)
+        here = timespan.rows_of(large, detailed, 0, 0, None, "flat", moment=time)
         assert here.names == each.names
         found = here.rows.at(row, time + here.origin)
         assert (here.rows.start[found], here.rows.end[found]) == (
@@ -342,10 +341,10 @@ def test_a_click_on_merged_steps_is_on_the_one_that_is_there(
 def test_zooms_and_moves_share_what_the_first_of_them_made(
     detailed: Report, large: Profiles
 ) -> None:
-    whole = timeline.rows_of(large, detailed, 0, 0, 1, "flat")
+    whole = timespan.rows_of(large, detailed, 0, 0, 1, "flat")
     windows = [(0.4 * whole.end, 0.5 * whole.end), (0.1 * whole.end, 0.11 * whole.end)]
     near, again = (
-        timeline.rows_of(large, detailed, 0, 0, 1, "flat", window=window) for window in windows
+        timespan.rows_of(large, detailed, 0, 0, 1, "flat", window=window) for window in windows
     )
     assert again is near
     assert (near.origin, near.end, near.names) == (whole.origin, whole.end, whole.names)
@@ -353,8 +352,8 @@ def test_zooms_and_moves_share_what_the_first_of_them_made(
 
 
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:
-    rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
-    known = timeline.counters_of(profiles, report, rows)
+    rows = timespan.rows_of(profiles, report, 0, 0, 2, "flat")
+    known = timespan.counters_of(profiles, report, rows)
     of = counters.tracks(rows, known)
     whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
     figure = counters.drawn(of, *whole, CLOCK, LIGHT)
@@ -369,7 +368,7 @@ def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profi
 
 
 def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles: Profiles) -> None:
-    nodes = flame_page.tree_of(profiles, report, None, "cycles", "module", False)
+    nodes = costs.tree_of(profiles, report, None, "cycles", "module", False)
     from ipuscope.profiler.analysis import hierarchy
 
     shown = hierarchy.visible(nodes, (), 1 / 1400)
@@ -447,10 +446,10 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
 def test_a_table_that_is_filled_later_has_room_for_its_rows(later: bool, height: str) -> None:
     """The program's tree has none at first, and hundreds then."""
     none = pd.DataFrame({"name": []})
-    grid = common.table(
+    grid = tables.table(
         "grid",
         none,
-        [common.Column("name", "name")],
+        [tables.Column("name", "name")],
         LIGHT,
         500,
         sortable=False,

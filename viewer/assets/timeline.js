@@ -306,7 +306,7 @@
     if (!plot) { return; }
     if (value('select')) { put(metaOf(plot).page, 'select', ''); return; }
     if (value('at')) { put(metaOf(plot).page, 'at', ''); }
-    if (metaOf(plot).page === 'trace' && value('step')) { put('trace', 'step', ''); }
+    if (metaOf(plot).page === 'timeline' && value('step')) { put('timeline', 'step', ''); }
   }
 
   window.ipuscopeTimeline = { move, fit, mark, measure, pin, open, ask, clear, frames: () => { settle(); figures().forEach(frame); } };

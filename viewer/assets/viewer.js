@@ -10,7 +10,11 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       try { localStorage.setItem('ipuscope-theme', root.dataset.theme); } catch { /* as in the page's head */ }
     }
+    window.ipuscopeRedirect();
     window.ipuscopeCarry();
+    if (new URLSearchParams(window.location.search).has('query')) {
+      setTimeout(() => window.dash_clientside.set_props({ page: 'query', param: 'query' }, { value: 'open' }));
+    }
     window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return window.ipuscopeHere();
   },
@@ -18,10 +22,11 @@ window.dash_clientside.viewer = {
   // Every parameter of the page into the address, without a step in the browser's history.
   write: function (values) {
     const ids = window.dash_clientside.callback_context.inputs_list[0] || [];
+    const own = ids.filter((one) => one.id.page !== 'query');  // its drawer is beside every page
     const query = new URLSearchParams();
     const shown = window.location.pathname.replaceAll('/', '') || 'summary';
     // Of a page that was left meanwhile.
-    if (ids.length && ids[0].id.page !== shown) { return window.dash_clientside.no_update; }
+    if (!own.length || own[0].id.page !== shown) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
       if (value !== undefined && value !== null && !Number.isNaN(value) && String(value) !== '') {
@@ -78,30 +83,51 @@ window.ipuscopeRefused = function (query) {
 
 window.ipuscopeHere = () => ({
   path: window.location.pathname, search: window.location.search, theme: document.documentElement.dataset.theme,
-  width: Math.max(320, window.innerWidth - (window.innerWidth > 860 ? 252 : 68)),
+  width: Math.max(320, window.innerWidth - (window.innerWidth > 860 ? 252 : 68)
+    - (window.innerWidth > 1200 && window.location.pathname === '/timeline' ? 314 : 0)),
 });
 
 // Another profile was chosen: the whole page is that one's, head and choices too. What is a number of the one that was
 // shown (an operator, a point, a split) is nothing in the other.
 window.ipuscopeAnew = function (query) {
-  ['op', 'within', 'at', 'step', 'opened', 'starts', 'ipus', 'select'].forEach((name) => query.delete(name));
+  ['op', 'node', 'toggled', 'variable', 'at', 'step', 'opened', 'starts', 'ipus', 'select'].forEach((name) => query.delete(name));
   window.history.replaceState(window.history.state, '', window.location.pathname + '?' + query);
   window.dash_clientside.set_props('where', { data: window.ipuscopeHere() });
 };
 
+// Pages that others took in: their addresses lead there.
+const moved = {
+  '/pipeline': ['/timeline', {}], '/trace': ['/timeline', { form: ['level', { flat: 'steps', flame: 'modules' }] }],
+  '/liveness': ['/memory', {}], '/flame': ['/costs', {}], '/program': ['/costs', { add: ['order', 'program'] }],
+  '/operations': ['/costs', { group: ['order', { aten: 'aten', module: 'module', block_name: 'block', stage: 'stage' }] }],
+  '/query': ['/', { add: ['query', 'open'], form: ['chart', null] }],
+};
+window.ipuscopeRedirect = function () {
+  const to = moved[window.location.pathname];
+  if (!to) { return; }
+  const query = new URLSearchParams(window.location.search);
+  Object.entries(to[1]).forEach(([name, [other, values]]) => {
+    if (name === 'add') { query.set(other, values); return; }
+    const value = query.get(name);
+    query.delete(name);
+    if (value !== null && (!values || values[value])) { query.set(other, values ? values[value] : value); }
+  });
+  if (window.location.pathname === '/operations') { query.delete('within'); }
+  window.history.replaceState(window.history.state, '', to[0] + (query.size ? '?' + query : ''));
+};
+
 // What is chosen on one page holds on the others that have it, however many lie between: the profile on all, the
-// unit, call, iteration and window on those of time, IPU and tile on those of memory; on trace and program the IPU
-// may be all of them.
+// unit, call, iteration and window on those of time, IPU and tile on those of memory; on the timeline
+// the IPU may be all of them.
 const shared = [
   { pages: null, names: ['profile'] },
-  { pages: ['/pipeline', '/trace', '/liveness'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
-  { pages: ['/pipeline', '/trace'], names: ['lanes', 'opened', 'pins'] },
-  { pages: ['/memory', '/liveness'], names: ['tile'] },
+  { pages: ['/timeline', '/memory'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
+  { pages: ['/', '/timeline', '/rebalance'], names: ['batch'] },
 ];
 shared.forEach((group) => { group.values = {}; });
 // The IPU holds on every page that has one, once somebody chose it: what a page begins with is no choice. All of them
 // are a choice on these two only.
-const chips = { pages: ['/memory', '/liveness', '/trace', '/program'], every: ['/trace', '/program'], value: '', seen: {} };
+const chips = { pages: ['/memory', '/timeline'], every: ['/timeline'], value: '', seen: {} };
 
 const on = (group, path) => !group.pages || group.pages.includes(path);
 // A link within a page leads to its place in the profile, call and iteration that are shown, in the unit of time.
@@ -139,7 +165,8 @@ window.ipuscopeKeep = function (query) {
 };
 
 (function () {
-  const plotOf = (element) => element.closest('.card')?.querySelector('.js-plotly-plot');
+  const plotOf = (element) => Array.from(element.closest('.card')?.querySelectorAll('.js-plotly-plot') || [])
+    .sort((one, other) => other.offsetHeight - one.offsetHeight)[0];
 
   // -- saving a figure --------------------------------------------------------------------------------
   const quoted = (value) => {
@@ -317,11 +344,84 @@ window.ipuscopeKeep = function (query) {
 
   document.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && event.target.matches?.('input[type=search]')) {
-      step(event.target.value, event.shiftKey ? 'trace-previous' : 'trace-next', 40);
+      step(event.target.value, event.shiftKey ? 'timeline-previous' : 'timeline-next', 40);
     }
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
       document.getElementById('query-run')?.click();
     }
+  });
+
+  // -- drawers: the grip above one changes its height, by keyboard too ---------------------------------
+  const root = document.documentElement;
+  function high(pixels) {
+    const height = Math.max(38, Math.min(window.innerHeight - 160, pixels));
+    root.style.setProperty('--drawer', height + 'px');
+    document.querySelector('.grip')?.setAttribute('aria-valuenow', String(Math.round(height)));
+    try { localStorage.setItem('ipuscope-drawer', String(height)); } catch { /* as in the page's head */ }
+  }
+  try { const kept = Number(localStorage.getItem('ipuscope-drawer')); if (kept) { high(kept); } } catch { /* none */ }
+  let gripped = null;
+  document.addEventListener('pointerdown', (event) => {
+    const grip = event.target.closest?.('.grip');
+    if (grip) { gripped = { y: event.clientY, height: grip.parentElement.offsetHeight }; event.preventDefault(); grip.focus(); }
+  });
+  document.addEventListener('pointermove', (event) => { if (gripped) { high(gripped.height + gripped.y - event.clientY); } });
+  document.addEventListener('pointerup', () => { gripped = null; });
+  document.addEventListener('dblclick', (event) => {
+    const grip = event.target.closest?.('.grip');
+    if (grip) { high(grip.parentElement.offsetHeight > 60 ? 38 : 280); }
+  });
+  document.addEventListener('keydown', (event) => {
+    const grip = event.target.closest?.('.grip'), by = { ArrowUp: 32, ArrowDown: -32 }[event.key];
+    if (grip && by) { high(grip.parentElement.offsetHeight + by); event.preventDefault(); event.stopPropagation(); }
+  }, true);
+
+  // -- the palette: pages and actions are found here, names of the profile by the server ----------------
+  const press = (id) => () => document.getElementById(id)?.click();
+  const query = (open) => window.dash_clientside.set_props({ page: 'query', param: 'query' }, { value: open });
+  document.addEventListener('click', ({ target }) => {
+    if (target.closest?.('#query')) { query('open'); }
+    if (target.closest?.('#query-close')) { window.dash_clientside.set_props({ page: 'query', param: 'sql' }, { value: '' }); query(''); }
+    if (target.closest?.('#find')) { palette(); }
+    if (target.closest?.('#palette a, #palette button')) { document.getElementById('palette').close(); }
+  });
+  const actions = [
+    ['Light or dark', press('theme')], ['Query in a drawer', () => query('open')], ['Keys', press('keys')],
+    ['Show all of the time', () => window.ipuscopeTimeline.fit()], ['Mark the time', () => window.ipuscopeTimeline.mark()],
+    ['Quickest split', press('rebalance-best')], ['Split as profiled', press('rebalance-profiled')],
+  ];
+  function listed(words) {
+    const links = Array.from(document.querySelectorAll('nav.side a.nav:not(.unused)'));
+    const pages = links.map((one) => [one.textContent, () => one.click(), 'page']);
+    return [...pages, ...actions.map(([name, run]) => [name, run, 'action'])].filter(([name]) => name.toLowerCase().includes(words));
+  }
+  function actionsFor(words) {
+    const box = document.getElementById('palette-actions');
+    box.replaceChildren(...listed(words).map(([name, run, kind]) => {
+      const button = document.createElement('button'), what = document.createElement('span');
+      what.textContent = kind;
+      button.append(what, name);
+      button.addEventListener('click', run);
+      return button;
+    }));
+  }
+  function palette() {
+    const dialog = document.getElementById('palette'), field = document.getElementById('palette-words');
+    if (!dialog || dialog.open) { return; }
+    dialog.showModal();
+    field.select();
+    actionsFor(field.value.toLowerCase());
+  }
+  document.addEventListener('input', ({ target }) => { if (target.id === 'palette-words') { actionsFor(target.value.toLowerCase()); } });
+  document.addEventListener('keydown', (event) => {
+    if ((event.ctrlKey || event.metaKey) && event.key === 'k') { event.preventDefault(); palette(); return; }
+    const dialog = event.target.closest?.('#palette');
+    if (!dialog) { return; }
+    const found = Array.from(dialog.querySelectorAll('a, button')), at = found.indexOf(document.activeElement);
+    if (event.key === 'ArrowDown') { found[Math.min(found.length - 1, at + 1)]?.focus(); event.preventDefault(); }
+    else if (event.key === 'ArrowUp') { (found[at - 1] || document.getElementById('palette-words')).focus(); event.preventDefault(); }
+    else if (event.key === 'Enter' && at < 0) { found[0]?.click(); event.preventDefault(); }
+    event.stopPropagation();
   });
 
   const time = window.ipuscopeTimeline;
@@ -335,6 +435,7 @@ window.ipuscopeKeep = function (query) {
   document.addEventListener('keydown', (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) { return; }
     const dialog = document.getElementById('shortcuts');
+    if (document.getElementById('palette')?.open) { return; }
     if (dialog && dialog.open) {
       if (event.key === '?') { dialog.close(); }
       return;
@@ -344,6 +445,7 @@ window.ipuscopeKeep = function (query) {
     const links = Array.from(document.querySelectorAll('nav.side a.nav'));
     const link = links.find((one) => one.title.endsWith(`(${event.key})`));
     if (link) { link.click(); }
+    else if (event.key === 'q') { query('open'); }
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {
@@ -351,7 +453,7 @@ window.ipuscopeKeep = function (query) {
       if (field) { field.focus(); event.preventDefault(); }
     }
     else if (event.key === 'n' || event.key === 'N') {
-      document.getElementById(event.key === 'n' ? 'trace-next' : 'trace-previous')?.click();
+      document.getElementById(event.key === 'n' ? 'timeline-next' : 'timeline-previous')?.click();
     }
     else if (event.key in asking) { if (time.ask(asking[event.key])) { event.preventDefault(); } }
     else if (keys[event.key]) { keys[event.key](); event.preventDefault(); }

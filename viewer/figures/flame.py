@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from ipuscope.profiler.analysis.hierarchy import MIXED, Node, Path
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.legend import HOST, HOST_AND_STREAMS
 from ipuscope.viewer.figures.memory import fill
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, NAMES, Theme, between, text_on
 
@@ -23,7 +22,6 @@ _LABEL = 60  # characters
 _COPIES = "copies of "  # what all in "copy between IPUs" begin with
 _CHARACTER, _PADDING, _LEAST = 7.0, 8, 7  # pixels; characters that still say something
 _WIDTH = 1150  # pixels of a figure as wide as a page of 1,440
-_STREAMS = "streaming memory"
 # How the causes of `critical_path.CAUSES` are drawn.
 _BY_CAUSE = {
     "compute": "compute",
@@ -34,7 +32,7 @@ _BY_CAUSE = {
     "collective over replicas": "exchange between IPUs",
     "collective over shards": "exchange between IPUs",
     "host I/O": "host I/O",
-    _STREAMS: "host I/O",
+    "streaming memory": "streaming memory",
 }
 # Less than before, as before, more: blue and orange are told apart by colour-blind people.
 _DIVERGING = {
@@ -197,13 +195,7 @@ def legend(nodes: list[Node], theme: Theme, bytes_of: bool) -> list[tuple[str, s
         ordered = [(row[0], colours[row[0]]) for row in KINDS if row[0] in colours]
         return [*ordered, *mixed]
     names = {_activity(kind) for kind in kinds}
-    streams = HOST_AND_STREAMS if HOST in kinds else _STREAMS
-    named = [
-        (streams if one.name == HOST and _STREAMS in kinds else one.name, one.colour(theme))
-        for one in ACTIVITIES
-        if one.name in names
-    ]
-    return [*named, *mixed]
+    return [*((one.name, one.colour(theme)) for one in ACTIVITIES if one.name in names), *mixed]
 
 
 def _activity(kind: str) -> str:

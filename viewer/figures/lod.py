@@ -90,17 +90,6 @@ def _firsts(start: np.ndarray, end: np.ndarray, low: float, pixel: float) -> np.
     return firsts[firsts < slices]
 
 
-def totals(
-    start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int
-) -> np.ndarray:
-    """Exact cycles of each code between ``low`` and ``high``: float64[codes].
-
-    Slices need not be sorted.
-    """
-    covered = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
-    return np.bincount(code, weights=covered, minlength=codes)
-
-
 def _in_order(row: np.ndarray, start: np.ndarray) -> bool:
     """Whether slices are sorted by row and start."""
     same = row[1:] == row[:-1]

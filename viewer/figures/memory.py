@@ -15,12 +15,11 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ipuscope.profiler.held_memory import FIRST_SHAPE
 from ipuscope.profiler.timeline.tile_usage import KINDS, kind_of
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.drawing import Drawing, above, vertical
+from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.legend import legend_above
-from ipuscope.viewer.figures.pipeline import FEW
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme, text_on
 from ipuscope.viewer.figures.units import as_array, plain
 
@@ -34,7 +33,7 @@ FULLEST = 12  # IPUs of many whose fullest tile is drawn
 OTHER = "#cc4f8f"  # what is of the other of two profiles
 MOST_POINTS = 2400  # of a line over program steps, beyond which a page shows no more
 _HEAT, _STRIP = 0.921, 0.059  # heights in a figure: of the map, and of what its steps are for
-HEAT_SHAPE = FIRST_SHAPE  # steps x tiles at the most: what a page can show
+HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 # 64 columns (docs/machine.md#targets); which tile is where is assumed
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 

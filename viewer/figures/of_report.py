@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.analysis import critical_path
-from ipuscope.viewer.figures import memory, pipeline, theme, waterfall
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.viewer.figures import bars, memory, pipeline, theme
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
-from ipuscope.viewer.figures.pipeline import Lanes
+from ipuscope.viewer.figures.lanes import Lanes, lanes
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 
@@ -28,20 +30,20 @@ class Figures:
         lanes = self._lanes(run, iteration)
         return self._carded(pipeline.drawing(lanes, self._clock, self._theme))
 
-    def busy(self, run: int = 0, iteration: int = 0) -> go.Figure:
-        """Where each IPU's cycles go."""
-        return self._carded(pipeline.busy(self._lanes(run, iteration), self._clock, self._theme))
+    def busy(self) -> go.Figure:
+        """Where each IPU's cycles go, in the first device iteration."""
+        kinds, cycles = cycles_of_ipus(self._report)
+        each = [(f"IPU {ipu}", np.array([ipu])) for ipu in range(len(cycles))]
+        return self._carded(bars.busy(each, kinds, cycles, self._clock, self._theme))
 
     def stages(self) -> go.Figure:
         """Cycles of a micro-batch on each stage."""
-        return self._carded(pipeline.stage_costs(self._report.stages, self._clock, self._theme))
+        return self._carded(bars.stage_costs(self._report.stages, self._clock, self._theme))
 
     def waits(self, run: int = 0, iteration: int = 0) -> go.Figure:
         """What an update waits for, as a waterfall of the critical path."""
         path = critical_path.critical_path(self._report, run, iteration)
-        return self._carded(
-            waterfall.waterfall(critical_path.waterfall(path), self._clock, self._theme)
-        )
+        return self._carded(bars.waterfall(critical_path.waterfall(path), self._clock, self._theme))
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""
@@ -69,7 +71,7 @@ class Figures:
 
     def _lanes(self, run: int, iteration: int) -> Lanes:
         report = self._report
-        return pipeline.lanes(
+        return lanes(
             report.tasks(run, iteration=iteration),
             report.executed(run, iteration=iteration),
             report.pipeline_cycles(run, iteration),

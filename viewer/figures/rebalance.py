@@ -14,8 +14,8 @@ from ipuscope.profiler.timeline import schedules
 from ipuscope.profiler.timeline.executed_steps import Executed
 from ipuscope.profiler.timeline.schedules import Schedule
 from ipuscope.viewer.figures.drawing import Drawing, above, vertical
-from ipuscope.viewer.figures.pipeline import FEW, CriticalPath, Lanes, first_of_each, lanes
-from ipuscope.viewer.figures.pipeline import spans as on_ipus
+from ipuscope.viewer.figures.lanes import FEW, CriticalPath, Lanes, first_of_each, lanes
+from ipuscope.viewer.figures.lanes import spans as on_ipus
 from ipuscope.viewer.figures.theme import Theme, text_on
 from ipuscope.viewer.figures.units import Clock, as_array, plain, shortened
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.viewer.figures.lod import Pieces, Rows
-from ipuscope.viewer.figures.theme import ACTIVITIES, WAITING, Theme, text_on
+from ipuscope.viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme, text_on
 
 WIDE = 8  # pixels
 _TOGETHER = 48  # pixels that one part of an outline covers: its label is as far away at most
@@ -287,3 +287,21 @@ def outline(
     kept[:, 4] = kept[:, 5] = floats
     kept[:-1, 6] = (base[1:] != base[:-1]) | (part[1:] != part[:-1])
     return x[kept], heights[kept]
+
+
+def marker(code: int, theme: Theme) -> dict[str, Any]:
+    """How plotly fills bars of an activity."""
+    activity = ACTIVITIES[code]
+    marker: dict[str, Any] = {"color": activity.colour(theme), "line": {"width": 0}}
+    if activity.edge(theme):
+        marker["line"] = {"width": 1, "color": activity.edge(theme)}
+    if activity.pattern:
+        stroke = ACTIVITIES[NAMES.index("forward")].colour(theme)
+        marker["pattern"] = {
+            "shape": activity.pattern,
+            "fgcolor": stroke,
+            "bgcolor": activity.colour(theme),
+            "size": 6,
+            "solidity": 0.25,
+        }
+    return marker

@@ -80,6 +80,7 @@ ACTIVITIES = (
     Activity("sync", "#7391a5", "#5f7d90"),
     Activity("external sync", "#41657d", "#a9c9dc"),
     Activity("host I/O", "#d55e00", "#f07c32"),
+    Activity("streaming memory", "#8f4a2b", "#c78a63"),
     Activity("waiting", "#e3e7ec", "#2b323c", edges=("#848e9b", "#6b7683")),
 )
 NAMES = tuple(activity.name for activity in ACTIVITIES)
@@ -93,6 +94,7 @@ _BY_KIND = {
     "external sync": "external sync",
     "host I/O": "host I/O",
     records.BESIDE: "host I/O",
+    "streaming memory": "streaming memory",
     "idle": "waiting",
 }
 _BY_DIRECTION = {

@@ -14,20 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ipuscope.profiler.analysis.kinds import STREAMING
 from ipuscope.profiler.file import records
 from ipuscope.profiler.timeline.executed_steps import Names, Spent
 from ipuscope.viewer.figures import lod
 from ipuscope.viewer.figures.drawing import Drawing
+from ipuscope.viewer.figures.lanes import CriticalPath, StepRows, codes
 from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.lod import Pieces, Rows
-from ipuscope.viewer.figures.pipeline import (
-    MARGINS,
-    CriticalPath,
-    StepRows,
-    codes,
-    critical,
-    judged_by,
-)
+from ipuscope.viewer.figures.pipeline import MARGINS, critical, judged_by
 from ipuscope.viewer.figures.slices import DRAWN, Canvas, Look, look
 from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, COMPUTE, NAMES, WAITING, Theme
 from ipuscope.viewer.figures.units import Clock, plain, shortened, text_of
@@ -281,11 +276,12 @@ def drawing(
     find: str = "",
     path: CriticalPath | None = None,
     have: Collection[str] = (),
+    left: int = 0,
 ) -> Drawing:
     """The rows between two cycles (default: all). Names that do not contain ``find`` are faint.
 
     ``path`` is the critical path by row; ``have``: names that are not faint either, of tasks that
-    have such a step.
+    have such a step; ``left``: pixels at the left of the rows at the least.
     """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
@@ -300,6 +296,7 @@ def drawing(
     if (coarser := canvas.coarser(finest, DRAWN)) > finest:
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     layout = _layout(rows, clock, theme, low, high)
+    layout["margin"]["l"] = max(left, layout["margin"]["l"])
     figure = Drawing(canvas.traces(_looks(theme)), layout)
     _one_name_for_modules(figure)
     if path is not None:
@@ -333,8 +330,10 @@ def _drawn(
     return canvas
 
 
-def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> Drawing:
-    """The whole time in small: the share of it not spent waiting."""
+def overview(
+    rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS, left: int = 0
+) -> Drawing:
+    """The whole time in small: the share of it not spent waiting. ``left``: as for `drawing`."""
     bins = min(pixels // 2, max(1, rows.end))
     edges = np.linspace(0, max(1, rows.end), bins + 1)
     busy = np.zeros(bins)
@@ -360,7 +359,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> D
     }
     layout = theme.frame(
         84,
-        margin={"l": left_margin(rows), "r": 16, "t": 10, "b": 22},  # as the rows below have it
+        margin={"l": max(left, left_margin(rows)), "r": 16, "t": 10, "b": 22},
         xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
         yaxis={
             "range": [0, 100],
@@ -384,13 +383,12 @@ def by_activity(
     ``streaming``: ids of the steps that are named streaming memory.
     """
     code = np.array([BY_KIND.get(kind, COMPUTE) for kind in spent.kinds] or [0])[spent.kind]
-    code = np.where(np.isin(spent.step, streaming), len(NAMES), code)
-    names = [*NAMES, "streaming memory"]
+    code = np.where(np.isin(spent.step, streaming), BY_KIND[STREAMING], code)
     cycles, count = (
-        np.bincount(code, weights=values, minlength=len(names)).astype(np.int64).tolist()
+        np.bincount(code, weights=values, minlength=len(NAMES)).astype(np.int64).tolist()
         for values in (spent.cycles, spent.count)
     )
-    activities = [(names[at], cycles[at], count[at]) for at in range(len(names)) if count[at]]
+    activities = [(NAMES[at], cycles[at], count[at]) for at in range(len(NAMES)) if count[at]]
     return sorted(activities, key=lambda row: -row[1])
 
 

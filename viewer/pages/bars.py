@@ -15,8 +15,8 @@ import numpy as np
 from dash import html
 
 from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.bars import SPACER
 from ipuscope.viewer.figures.drawing import Drawing
-from ipuscope.viewer.figures.waterfall import SPACER
 from ipuscope.viewer.pages import common
 
 _WORDS = 0.3  # of the width: a bar that is shorter has its words behind it

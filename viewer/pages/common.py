@@ -10,24 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-import dash_ag_grid as dag
 import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
 from ipuscope.profiler import Report, units
-from ipuscope.profiler.report import PREDICTED_NOTE
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures.drawing import Drawing
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
 from ipuscope.viewer.pages import refused
 from ipuscope.viewer.profiles import Profiles
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Children = Any
 # Parameters that are the number of something, in words.
@@ -40,6 +35,8 @@ _SAID = {
     "stage": "stage",
 }
 MOST_PARAMETERS = 50  # of an address
+_MOST_STAGES_NAMED = 4  # of an IPU in a choice
+FEW_ROWS = 40  # operators whose groups are open at first
 MANY_OPERATORS = 1500  # beyond which a page begins with groups of them
 BARE_CONFIG: Any = {
     "displaylogo": False,
@@ -137,6 +134,7 @@ class Page:
     layout: Callable[[View], Children]
     register: Callable[[Dash, Profiles], None] = field(default=lambda app, profiles: None)
     help: str = ""
+    shown: Callable[[Profiles], bool] = field(default=lambda profiles: True)  # in the list of pages
 
 
 def parse(search: str | None) -> dict[str, str]:
@@ -183,6 +181,22 @@ def hidden(
         view.refuse(name, words)
         value = default
     return dcc.Input(id=param_id(view.page, name), type="hidden", value=value)
+
+
+def only(view: View, name: str, value: str) -> Children:
+    """State of which there is one value; others are refused."""
+    noun = _SAID.get(name, name)
+    return hidden(
+        view,
+        name,
+        value,
+        lambda asked: refused.refused(noun, asked, refused.names([value]), f"This is {value}."),
+    )
+
+
+def hidden_state(page: str, name: str) -> Children:
+    """State that no page's layout has, empty at first."""
+    return dcc.Input(id=param_id(page, name), type="hidden", value="")
 
 
 def hidden_profile(view: View) -> Children:
@@ -349,20 +363,12 @@ def run_choices(view: View) -> list[Children]:
     names = [(str(row.run), str(row.name)) for row in runs.itertuples()]
     run = whole(view.params.get("run"), 0, 0, max(0, len(runs) - 1))
     iterations = int(runs["iterations"].iloc[run]) if len(runs) else 0
+    if len(runs) < 2 and iterations < 2:
+        return [only(view, "run", "0"), only(view, "iteration", "0")]
+    name = f"device iteration (0 to {max(0, iterations - 1)})"
     return [
         choice(view, "run", "call", names or [("0", "none")], "0"),
-        control(
-            f"device iteration (0 to {max(0, iterations - 1)})",
-            dcc.Input(
-                id=param_id(view.page, "iteration"),
-                type="number",
-                min=0,
-                max=max(0, iterations - 1),
-                step=1,
-                value=view.number("iteration", 0, 0, max(0, iterations - 1)),
-                debounce=True,
-            ),
-        ),
+        number_field(view, "iteration", name, 0, max(0, iterations - 1)),
     ]
 
 
@@ -413,6 +419,29 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
         overlay_style={"visibility": "visible", "opacity": 0.8},
         parent_className="loading",  # which lets clicks and wheel through
     )
+
+
+def link(words: str, page: str, **params: object) -> Children:
+    """A link to a place on a page of this viewer."""
+    return dcc.Link(words, href=f"/{page}?{query(**params)}")
+
+
+def source_link(file: Any, line: Any) -> Children:
+    """A line of source, which leads to all operators that it makes."""
+    where = f"{file}:{line}"
+    return link(where, "costs", find=where) if file else "unknown"
+
+
+def drawer(*parts: tuple[str, Children]) -> Children:
+    """What is docked at the bottom of a page: its details, each with a title."""
+    named: Any = {"aria-label": "Height of the details", "aria-orientation": "horizontal"}
+    named |= {
+        "aria-valuemin": "38",
+        "aria-valuenow": "280",
+    }  # pixels; the browser's follow the drag
+    grip = html.Div(className="grip", role="separator", tabIndex="0", **named)
+    sections = [html.Section([html.H2(title), html.Div(part)]) for title, part in parts]
+    return html.Aside([grip, html.Div(sections, className="parts")], id="drawer")
 
 
 def statements(code: Sequence[str]) -> Children:
@@ -477,11 +506,6 @@ def message(words: str, kind: str = "note") -> Children:
     return html.Div(words, className=f"message {kind}", role="status")
 
 
-def predicted(view: View) -> list[Children]:
-    """A line that says the times are predicted, if no call was profiled."""
-    return [message(PREDICTED_NOTE)] if view.report.predicted else []
-
-
 def misfits(view: View) -> list[Children]:
     """What the address asks for that the page cannot show, each until its parameter changes."""
     return [
@@ -493,135 +517,6 @@ def misfits(view: View) -> list[Children]:
 def failure(error: BaseException) -> Children:
     """What is shown in place of a page that failed: the cause, no traceback."""
     return card("This cannot be shown", message(str(error), "error"))
-
-
-# -- tables ---
-
-
-_MOST_STAGES_NAMED = 4  # of an IPU in a choice
-_ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
-_ROOM_FOR_A_BUTTON = 150
-_LETTER, _PADDING = 7, 20  # of a heading, in a window of at most 1100 pixels
-_NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Its name in the frame, its heading, and how d3 formats its numbers ("" for text).
-    """
-
-    name: str
-    heading: str
-    format: str = ""
-    width: int = 0
-    scale: float = 1.0
-    tip: str = ""
-    least: int = 240  # pixels of a column that takes what the others leave
-
-
-def table(
-    id: Any,
-    frame: pd.DataFrame,
-    columns: Sequence[Column],
-    theme: Theme,
-    height: int | None = None,
-    row_id: str = "",
-    sortable: bool = True,
-    filled_later: bool = False,
-) -> Children:
-    """A table that can be sorted and filtered.
-
-    Its ``height``, pixels, is less where its rows are few, unless it is ``filled_later``. Numbers
-    are divided by their column's ``scale`` for display. ``row_id`` names the column that identifies
-    rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
-    """
-    definitions = []
-    fitted = sum(map(_narrowest, columns)) <= _NARROW_TABLE  # others scroll in most windows
-    for column in columns:
-        definition: dict[str, Any] = {
-            "field": column.name,
-            "headerName": column.heading,
-            "headerTooltip": column.tip or column.heading,
-            "filter": "agNumberColumnFilter" if column.format else "agTextColumnFilter",
-        }
-        if column.format:
-            shown = f"params.value / {column.scale}" if column.scale != 1 else "params.value"
-            formatted = f"d3.format('{column.format}')({shown})"
-            definition |= {
-                "type": "rightAligned",
-                "valueFormatter": {"function": f"params.value == null ? '' : {formatted}"},
-            }
-        else:
-            definition |= {"tooltipField": column.name}
-        if column.width:
-            # beside its button a narrow column's field has no room for a word
-            definition |= {
-                "width": column.width,
-                "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
-            }
-        else:
-            least = _narrowest(column) if fitted else column.least
-            definition |= {"minWidth": least} | ({} if fitted else {"flex": 1})
-        definitions.append(definition)
-    filters = sortable and height is not None and height >= 300
-    names = [column.name for column in columns]
-    extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
-    fields = [*names, *extra]
-    cells = [frame[name].tolist() for name in fields]  # many times as fast as to_dict
-    rows = [dict(zip(fields, row, strict=True)) for row in zip(*cells, strict=True)]
-    options: dict[str, Any] = {
-        "rowHeight": _ROW,
-        "headerHeight": _HEADER,
-        "tooltipShowDelay": 300,
-        "animateRows": False,
-        "enableCellTextSelection": True,
-        "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
-    }
-    if height is None:
-        options["domLayout"] = "autoHeight"
-    elif not filled_later:  # no higher than its rows; three have room for words that there are none
-        height = min(
-            height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
-        )
-    more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
-    if fitted:  # at first, and with every width of the window (assets/viewer.js)
-        options["autoSizeStrategy"] = {"type": "fitGridWidth", "columnLimits": _limits(columns)}
-        more |= {"eventListeners": {"gridSizeChanged": ["fitted(params)"]}}
-    return dag.AgGrid(
-        id=id,
-        **more,
-        rowData=rows,
-        columnDefs=definitions,
-        defaultColDef={
-            "sortable": sortable,
-            "resizable": True,
-            "suppressHeaderMenuButton": True,
-            "suppressHeaderFilterButton": True,
-            "floatingFilter": filters,
-        },
-        dashGridOptions=options,
-        className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
-        style={"width": "100%", "height": f"{height}px" if height else None},
-    )
-
-
-def _narrowest(column: Column) -> int:
-    """Pixels that a column takes at the least: numbers are whole, words may be cut."""
-    if not column.width:
-        return min(column.least, _LEAST_NAME)
-    heading = _LETTER * len(column.heading) + _PADDING
-    return min(column.width, max(heading, round(column.width * (0.8 if column.format else 0.6))))
-
-
-def _limits(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """Between what each column may be for all to fit the table; what is left is for names."""
-    limits = []
-    for column in columns:
-        limit = {"colId": column.name, "minWidth": _narrowest(column)}
-        limits.append(limit | ({"maxWidth": column.width} if column.width else {}))
-    return limits
 
 
 def unit_of(unit: object) -> str:

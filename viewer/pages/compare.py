@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Output, html
+from dash import ALL, Dash, Input, Output, ctx, html, no_update
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.profiler.analysis.compare import LEVELS
+from ipuscope.profiler.analysis.hierarchy import Path
+from ipuscope.viewer.figures import bars, units
 from ipuscope.viewer.figures import pipeline as pipeline_figures
-from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.theme import Theme
+from ipuscope.viewer.figures.flame import SEPARATOR, id_of, path_of
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common
-from ipuscope.viewer.pages.common import Column, Page, View
-from ipuscope.viewer.pages.timeline import lanes_of, pixels, with_steps
+from ipuscope.viewer.pages import common, refused, tables
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.pages.tables import Column
+from ipuscope.viewer.pages.timespan import lanes_of, pixels, with_steps
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "compare"
@@ -29,7 +31,6 @@ _OPS = (
     Column("difference", "B − A", "+,.0f", width=120),
     Column("ratio", "B / A", ".3f", width=100),
 )
-_MOST_WAITS = 12
 
 
 def layout(view: View) -> Any:
@@ -38,38 +39,32 @@ def layout(view: View) -> Any:
         words = "One profile is open. Give two to compare them: ipu-report view A B"
         return [common.controls(view), common.card("Compare", common.message(words))]
     a, b = view.profiles.get(0), view.profiles.get(1)
+    names = [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
     return [
         html.Div(
             [
                 common.hidden_profile(view),
                 common.unit_switch(view),
-                common.search(view, "find", "find by name"),
+                common.search(view, "find", "find an operator"),
+                common.hidden(view, "at"),
             ],
             className="controls",
         ),
-        common.card(
-            "A and B",
-            common.facts(
-                [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
-            ),
-            _measures(a, b),
-        ),
-        common.card(
-            "Where the difference comes from",
-            _waits(a, b),
-            note=(
-                "What an update waits for on its critical path; differences add up to the whole."
-                " Cycles are those of a sample where the updates are not of as many samples."
-            ),
-        ),
         html.Div(
-            [_figure(f"Stages of {name}", f"compare-stages-{name}") for name in "AB"],
-            className="row",
-        ),
-        _figure("Pipeline of A", "compare-lanes-A"),
-        _figure("Pipeline of B", "compare-lanes-B"),
-        html.Div(
-            [_figure(f"Memory of {name}", f"compare-memory-{name}") for name in "AB"],
+            [
+                common.card("A and B", common.facts(names), _measures(a, b)),
+                common.figure_card(
+                    "From A to B",
+                    "compare-path",
+                    note=(
+                        "What an update waits for on its critical path; the differences add up."
+                        " Click a bar: by cause, then module, then IPU. Cycles are those of a"
+                        " sample where the updates are not of as many samples."
+                    ),
+                    height=300,
+                    controls=[html.Div(id="compare-trail")],
+                ),
+            ],
             className="row",
         ),
         common.card(
@@ -77,66 +72,84 @@ def layout(view: View) -> Any:
             common.filled("compare-ops", awaited=True),
             note="Matched by name, largest differences first. Empty: not in that profile.",
         ),
+        *(common.figure_card(f"Timeline of {name}", f"compare-lanes-{name}") for name in "AB"),
     ]
 
 
-def _figure(title: str, id: str) -> Any:
-    return common.figure_card(title, id)
+_CLICK = """
+function(click, at) {
+    const point = click && click.points && click.points[0], none = window.dash_clientside.no_update;
+    const path = (at || '').split('@@').filter((one) => one);
+    if (!point || path.length > 1) { return none; }
+    if ('AB'.includes(point.y) || point.y.endsWith(' more')) { return none; }
+    return [...path, point.y].join('@@');
+}
+""".replace("@@", SEPARATOR)
 
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "at"), "value"),
+        Input("compare-path", "clickData"),
+        common.param_state(NAME, "at"),
+        prevent_initial_call=True,
+    )
 
     @app.callback(
-        *(
-            Output(f"compare-{what}-{name}", "figure")
-            for what in ("stages", "lanes", "memory")
-            for name in "AB"
-        ),
+        Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
+        Input({"compared": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def back(clicks: list[int | None]) -> Any:
+        known = any(clicks) and isinstance(ctx.triggered_id, dict)
+        return ctx.triggered_id["compared"] if known else no_update
+
+    @app.callback(
+        Output("compare-path", "figure"),
+        Output("compare-trail", "children"),
+        *common.param_input(NAME, "unit", "at"),
+        common.theme_state(),
+    )
+    def path(unit: Any, at: Any, where: Any) -> Any:
+        a, b = profiles.get(0), profiles.get(1)
+        theme, clock = common.theme_of(where), Clock(a.target.clock_hz, common.unit_of(unit))
+        here = path_of(str(at or ""))[:2]
+        frame = analysis.compare_paths(a, b, here)
+        if not len(frame) and not here:
+            return common.nothing(theme, "One of them holds no schedule."), []
+        if not len(frame):
+            words = refused.refused("part", at, "neither path has it", "Go back to all.")
+            said = [_trail(here), common.message(words, "warning")]
+            return common.nothing(theme, "There is nothing to compare."), said
+        ends = (float(frame["cycles_a"].sum()), float(frame["cycles_b"].sum()))
+        return bars.between(frame, ends, clock, theme), _trail(here)
+
+    @app.callback(
+        *(Output(f"compare-lanes-{name}", "figure") for name in "AB"),
         *common.param_input(NAME, "unit"),
         common.theme_state(),
     )
     def draw(unit: Any, where: Any) -> Any:
-        theme = common.theme_of(where)
-        both = [profiles.get(0), profiles.get(1)]
-        clocks = [
-            Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both
-        ]
-        stages = [
-            pipeline_figures.stage_costs(r.stages, c, theme)
-            for r, c in zip(both, clocks, strict=True)
-        ]
-        most = max(
-            (
-                r.stages["cycles"].max() * c.scale
-                for r, c in zip(both, clocks, strict=True)
-                if len(r.stages)
-            ),
-            default=1.0,
-        )
-        for figure in stages:  # on one scale, so that bars can be compared
-            figure.update_layout(xaxis={"range": [0, 1.02 * most]})
+        theme, both = common.theme_of(where), [profiles.get(0), profiles.get(1)]
+        clocks = [Clock(report.target.clock_hz, common.unit_of(unit)) for report in both]
         lanes = [
             with_steps(profiles, report, 0, 0, lanes_of(profiles, report, 0, 0))
             if len(report.runs)
             else None
             for report in both
         ]
-        end = max(
-            (lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0
-        )
-        drawn = [
-            (
-                common.nothing(theme, "it holds no schedule")
-                if lane is None
-                else pipeline_figures.drawing(
-                    lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
-                )
+        pairs = [*zip(lanes, clocks, strict=True)]
+        end = max((lane.end / c.hz for lane, c in pairs if lane), default=0.0)  # one window
+        return [
+            common.nothing(theme, "it holds no schedule")
+            if lane is None
+            else pipeline_figures.drawing(
+                lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
             )
-            for lane, c in zip(lanes, clocks, strict=True)
+            for lane, c in pairs
         ]
-        memory = [_memory(report, theme) for report in both]
-        return [*stages, *drawn, *memory]
 
     @app.callback(
         Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state()
@@ -146,14 +159,19 @@ def register(app: Dash, profiles: Profiles) -> None:
         words = str(find or "").strip()
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
-        return common.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+        return tables.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
 
 
-def _memory(report: Report, theme: Theme) -> Any:
-    """The fullest tile of each IPU; if there are many IPUs, of the fullest ones."""
-    fullest = analysis.fullest_tiles(report)
-    shown = memory_figures.fullest_ipus(fullest)
-    return memory_figures.headroom(fullest[shown], report.target.bytes_per_tile, theme, shown)
+def _trail(at: Path) -> Any:
+    """What the bars are of, and the way back."""
+    steps = ["all", *at]
+    parts: list[Any] = []
+    for depth, name in enumerate(steps):
+        id = {"compared": id_of(at[:depth])}
+        last = depth == len(at)
+        button = html.Button(name, id=id, className="link", n_clicks=0)
+        parts += [" › "] * bool(depth) + [html.B(name) if last else button]
+    return html.P([*parts, f", by {LEVELS[len(at)]}"], className="trail")
 
 
 def _measures(a: Report, b: Report) -> Any:
@@ -178,42 +196,6 @@ def _measures(a: Report, b: Report) -> Any:
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
 
 
-def _waits(a: Report, b: Report) -> Any:
-    """The largest differences in what the two critical paths wait for, and the sum of the rest."""
-    frame = analysis.compare_waits(a, b)
-    if not len(frame):
-        return common.message("One of them holds no schedule.")
-    rows: list[tuple[Any, ...]] = [
-        (row.cause, row.where, row.cycles_a, row.cycles_b, row.difference, row.share)
-        for row in units.rows_of(frame.head(_MOST_WAITS))
-    ]
-    rest = frame.iloc[_MOST_WAITS:]
-    if len(rest):
-        sums = (rest[name].sum() for name in ("cycles_a", "cycles_b", "difference", "share"))
-        rows.append((f"{len(rest)} more", "", *sums))
-    heads = ("waits for", "where", "A", "B", "B − A", "of the difference")
-    return html.Table(
-        [
-            html.Thead(html.Tr([_cell(html.Th, words, at) for at, words in enumerate(heads)])),
-            html.Tbody([html.Tr(_wait_cells(row)) for row in rows]),
-        ],
-        id="compare-waits",
-        className="plain",
-    )
-
-
-def _wait_cells(row: Any) -> list[Any]:
-    cause, where, *cycles, share = row
-    *both, difference = cycles
-    words = [cause, where, *(f"{value:,.0f}" for value in both), _change(difference, "")]
-    words.append(units.minus(units.percent(share)) if share == share else "")
-    return [_cell(html.Td, one, at) for at, one in enumerate(words)]
-
-
-def _cell(kind: Any, words: str, at: int) -> Any:
-    return kind(words, className="n" if at > 1 else "")
-
-
 def _change(value: float, unit: str) -> str:
     """A difference with its sign, as the table of operators has it."""
     return ("+" if value > 0 else "") + units.minus(_said(value, unit))
@@ -229,4 +211,11 @@ def _said(value: float, unit: str) -> str:
     return f"{value:,.0f}" + (" cycles" if unit == "cycles" else "")
 
 
-PAGE = Page("/compare", "Compare", layout, register, "Two profiles side by side")
+PAGE = Page(
+    "/compare",
+    "Compare",
+    layout,
+    register,
+    "Two profiles side by side",
+    lambda profiles: len(profiles) > 1,
+)

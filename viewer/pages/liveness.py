@@ -16,14 +16,15 @@ from ipuscope.viewer.figures.legend import legend_above
 from ipuscope.viewer.figures.marks import marked
 from ipuscope.viewer.figures.trace import Trace
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, refused, timeline
-from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages import common, refused, tables, timespan
+from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NAME = "liveness"
+NAME = "memory"
 LIFETIMES = 24  # bars at the most
 COLUMNS = (
     Column("name", "variable"),
@@ -35,28 +36,19 @@ COLUMNS = (
 )
 
 
-def layout(view: View) -> Any:
-    """The page; its callbacks draw the figures."""
-    tiles = view.report.target.tiles_per_ipu
+def controls(view: View) -> list[Any]:
+    """The controls of liveness: the step, what is counted, and hidden ones of zooms."""
+    counted = (("total", "all"), ("not_always_live", "not always live"))
     return [
-        common.controls(
-            view,
-            common.ipu_choice(view),
-            common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
-            common.number_field(view, "step", "step (empty: the fullest)", 0, None),
-            common.switch(
-                view,
-                "what",
-                "show",
-                (("total", "all"), ("not_always_live", "not always live")),
-                "total",
-            ),
-            common.switch(
-                view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"
-            ),
-            common.other_switch(view),
-            *(common.hidden(view, name) for name in ("first", "last", "low", "high")),
-        ),
+        common.number_field(view, "step", "step (empty: the fullest)", 0, None),
+        common.switch(view, "what", "live bytes of", counted, "total"),
+        *(common.hidden(view, name) for name in ("first", "last", "low", "high")),
+    ]
+
+
+def cards(view: View) -> list[Any]:
+    """The figures over steps and time; `register`'s callbacks draw them."""
+    return [
         html.Div(id="liveness-said"),
         common.figure_card(
             "Live bytes over tiles and program steps",
@@ -66,15 +58,12 @@ def layout(view: View) -> Any:
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
         *_over_time(view),
-        common.card(
-            "Live at the chosen point", common.filled("liveness-live"), note="largest first"
-        ),
         common.figure_card(
             "How long they live",
             "liveness-lives",
             note=(
-                f"Of what is live there, the {LIFETIMES} largest at most that are not always live;"
-                " the line is the chosen step."
+                f"Of what is live at the chosen point, the {LIFETIMES} largest at most that are not"
+                " always live; the line is the chosen step."
             ),
             height=260,
         ),
@@ -84,7 +73,7 @@ def layout(view: View) -> Any:
 def _gaps(report: Report) -> str:
     """What is not counted; of a model that does not fit, where that is."""
     if report.meta["state"] == "out of memory":
-        return "Without gaps, with which it does not fit: Memory has both. "
+        return "Without gaps, with which it does not fit: the bytes of each tile have both. "
     return "Gaps excluded. "
 
 
@@ -93,12 +82,11 @@ def _over_time(view: View) -> list[Any]:
     if not len(view.report.runs):
         return []
     return [
-        *common.predicted(view),
         html.Div(id="liveness-window"),
         common.figure_card(
             "Live bytes over time",
             "liveness-time",
-            note="The window of time of the pipeline and the trace. Click to choose its step.",
+            note="The window of time of the timeline. Click to choose its step.",
             height=counter_figures.HEIGHT,
             controls=[
                 *common.run_choices(view),
@@ -123,7 +111,7 @@ function(heat, steps) {
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of the page."""
+    """Register the callbacks of liveness."""
     common.zooms(app, NAME, "liveness-heat", "first", "last")
     _register_time(app, profiles)
     app.clientside_callback(
@@ -137,7 +125,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "step"), "value"),
-        Output(common.param_id(NAME, "tile"), "value"),
+        Output(common.param_id(NAME, "tile"), "value", allow_duplicate=True),
         Input("liveness-heat", "clickData"),
         Input("liveness-steps", "clickData"),
         prevent_initial_call=True,
@@ -219,7 +207,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         steps, theme = _live_steps(report, ipu), common.theme_of(where)
         figure = figures.liveness(steps, limit, theme, one, scale == "limit", beside)
-        return legend_above(figure, timeline.width(where), below=6)
+        return legend_above(figure, timespan.width(where), below=6)
 
     @app.callback(
         Output("liveness-live", "children"),
@@ -252,9 +240,16 @@ def register(app: Dash, profiles: Profiles) -> None:
         return (
             [
                 html.P(words),
-                common.table("liveness-table", variables, COLUMNS, theme, height=320),
+                tables.table(
+                    {"variables": "point"},
+                    variables.assign(id=variables["variable"]),
+                    COLUMNS,
+                    theme,
+                    height=320,
+                    row_id="id",
+                ),
             ],
-            figures.lifetimes(largest, at, count, theme, timeline.width(where)),
+            figures.lifetimes(largest, at, count, theme, timespan.width(where)),
         )
 
 
@@ -264,25 +259,25 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
 
     def rows_of(
         *asked: Any, each: bool = False, moment: float | None = None
-    ) -> tuple[Report, int, Trace, timeline.Window]:
+    ) -> tuple[Report, int, Trace, timespan.Window]:
         """The report, the IPU, its steps in time (in the window, if all are too many), the window.
 
         The rows have tasks where a window has too many steps, too. ``asked``: the parameters
-        ``what``, from and to; ``each`` and ``moment`` as for `timeline.part_of`.
+        ``what``, from and to; ``each`` and ``moment`` as for `timespan.part_of`.
         """
         profile, ipu, run, iteration, low, high = asked
         report, chip = common.chosen(profiles, profile, ipu)
-        at = timeline.run_of(report, run)
-        which = timeline.iteration_of(report, at, iteration)
-        of_rows = (profiles, report, at, which, chip, "flat", timeline.Arrangement())
-        window = common.window(low, high, timeline.rows_of(*of_rows).end)
-        part = timeline.rows_of(*of_rows, window, each, moment)
+        at = timespan.run_of(report, run)
+        which = timespan.iteration_of(report, at, iteration)
+        of_rows = (profiles, report, at, which, chip, "flat", timespan.Arrangement())
+        window = common.window(low, high, timespan.rows_of(*of_rows).end)
+        part = timespan.rows_of(*of_rows, window, each, moment)
         return report, chip, part, window
 
     @app.callback(
         Output("liveness-time", "figure"),
         Output("liveness-window", "children"),
-        *timeline.inputs(NAME, *what, "unit"),
+        *timespan.inputs(NAME, *what, "unit"),
         common.param_state(NAME, "at"),
         common.theme_state(),
     )
@@ -290,21 +285,21 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         *of, unit, low, high, marks, chosen, clicked, where = values
         report, chip, rows, window = rows_of(*of, low, high)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
-        at = timeline.run_of(report, of[2])
-        which = timeline.iteration_of(report, at, of[3])
-        part = timeline.part_of(report, at, which, [chip], window)
+        at = timespan.run_of(report, of[2])
+        which = timespan.iteration_of(report, at, of[3])
+        part = timespan.part_of(report, at, which, [chip], window)
         said = [
-            *timeline.no_iteration(report, at, of[3]),
-            *timeline.refusals(low, high, marks, chosen, rows.end, 1, clicked),
+            *timespan.no_iteration(report, at, of[3]),
+            *timespan.refusals(low, high, marks, chosen, rows.end, 1, clicked),
         ]
         if part is None:
-            words = "Counted by steps: zoom in on Pipeline or Execution trace to have them."
+            words = "Counted by steps: zoom in on the timeline to have them."
             return counter_figures.nothing(words, theme), said
-        tracks = timeline.tracks_of(profiles, report, rows, (*of, chip, part))
+        tracks = timespan.tracks_of(profiles, report, rows, (*of, chip, part))
         whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
         figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
-        marked(figure, timeline.marks_of(marks, rows.end), None, clock, theme)
-        timeline.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
+        marked(figure, timespan.marks_of(marks, rows.end), None, clock, theme)
+        timespan.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
         return figure, said
 
     @app.callback(
@@ -314,7 +309,7 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     def clicked(at: Any, *of: Any) -> Any:
-        point = timeline.point_of(at)
+        point = timespan.point_of(at)
         report, chip, rows, _ = rows_of(*of, moment=None if point is None else point[0])
         position_of_slice = -1 if point is None else rows.rows.at(0, point[0] + rows.origin)
         if position_of_slice < 0:
@@ -397,6 +392,3 @@ def _bounds(window: tuple[float, float] | None, size: int) -> tuple[int, int]:
         return 0, size
     first = int(np.clip(np.floor(window[0]), 0, max(0, size - 1)))
     return first, int(np.clip(np.ceil(window[1]), first + 1, max(size, first + 1)))
-
-
-PAGE = Page("/liveness", "Liveness", layout, register, "What is live when, on which tile")

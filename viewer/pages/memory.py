@@ -1,4 +1,4 @@
-"""Memory: bytes of each tile by purpose, and the variables on a chosen tile."""
+"""Memory: bytes of each tile by purpose, what is live when, and a chosen tile and variable."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from dash import Dash, Input, Output, html
+from dash import ALL, Dash, Input, Output, html
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import memory as figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.pipeline import FEW
+from ipuscope.viewer.figures.lanes import FEW
 from ipuscope.viewer.figures.theme import Theme
-from ipuscope.viewer.pages import common
-from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages import common, liveness, refused, tables
+from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.liveness import described, name_of_step
+from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "memory"
@@ -26,7 +27,7 @@ _VARIABLES = (
     Column("category", "category", width=175),
     Column("role", "role", width=140),
     Column("block_name", "Block", width=120),
-    Column("region", "region", width=75),
+    Column("region", "region", width=95),
     Column("live", "live at steps", width=170),
     Column("bytes", "bytes", ",.0f", width=100),
 )
@@ -63,7 +64,13 @@ def layout(view: View) -> Any:
             common.switch(
                 view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), scaled
             ),
+            *liveness.controls(view),
             common.other_switch(view),
+            common.hidden(
+                view,
+                "variable",
+                check=refused.no_row(view.report, records.Variable, "variable", "Click one."),
+            ),
         ),
         common.figure_card(
             "Bytes of each tile",
@@ -91,43 +98,52 @@ def layout(view: View) -> Any:
             ],
             className="row",
         ),
-        html.Div(
-            [
-                common.card("The chosen tile", common.filled("memory-tile")),
-                common.figure_card("By category on this tile", "memory-tile-kinds", height=260),
-            ],
-            className="row",
-        ),
-        common.card(
-            "Variables on this tile",
-            common.filled("memory-variables"),
-            note="live at any time, largest first",
-        ),
-        common.card(
-            "Vertices on this tile",
-            common.filled("memory-vertices"),
-            note="over all of its compute sets",
+        *liveness.cards(view),
+        common.figure_card("By category on the chosen tile", "memory-tile-kinds", height=260),
+        common.drawer(
+            ("The chosen variable", common.filled("memory-variable")),
+            ("The chosen tile", common.filled("memory-tile")),
+            ("Variables on this tile", common.filled("memory-variables")),
+            ("Live at the chosen point", common.filled("liveness-live")),
+            ("Vertices on this tile", common.filled("memory-vertices")),
         ),
     ]
 
 
 _CLICK = """
-function(line, chip) {
+function(line, chip, variable) {
     const by = window.dash_clientside.callback_context.triggered[0];
     const at = by && by.value && by.value.points && by.value.points[0];
     if (!at) { return window.dash_clientside.no_update; }
-    return by.prop_id.startsWith('memory-chip') ? at.customdata : Math.round(at.x);
+    return at.customdata !== undefined ? at.customdata : Math.round(at.x);
+}
+"""
+
+
+_CHOSEN = """
+function(clicks) {
+    const by = window.dash_clientside.callback_context.triggered[0];
+    const none = window.dash_clientside.no_update;
+    return by && by.value && by.value.rowId !== undefined ? String(by.value.rowId) : none;
 }
 """
 
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Register the callbacks of the page."""
+    liveness.register(app, profiles)
+    app.clientside_callback(
+        _CHOSEN,
+        Output(common.param_id(NAME, "variable"), "value"),
+        Input({"variables": ALL}, "cellClicked"),
+        prevent_initial_call=True,
+    )
     app.clientside_callback(
         _CLICK,
         Output(common.param_id(NAME, "tile"), "value"),
         Input("memory-tiles", "clickData"),
         Input("memory-chip", "clickData"),
+        Input({"variable": ALL}, "clickData"),
         prevent_initial_call=True,
     )
 
@@ -172,7 +188,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def one_tile(profile: Any, ipu: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
-        vertices = common.table(
+        vertices = tables.table(
             "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme, height=360
         )
         return (
@@ -181,6 +197,46 @@ def register(app: Dash, profiles: Profiles) -> None:
             _variables(report, ipu, on, theme),
             vertices,
         )
+
+    @app.callback(
+        Output("memory-variable", "children"),
+        *common.param_input(NAME, "profile", "variable"),
+        common.theme_state(),
+    )
+    def one_variable(profile: Any, variable: Any, where: Any) -> Any:
+        report, number = profiles.get(common.whole(profile, 0)), common.whole(variable, -1)
+        row = int(report.rows_of(records.Variable, np.array([number]))[0]) if number >= 0 else -1
+        if row < 0:
+            return common.message("Click a variable in a table for its tiles and its lifetime.")
+        return _variable(report, number, common.theme_of(where))
+
+
+def _variable(report: Report, number: int, theme: Theme) -> Any:
+    """Where a variable lies and when it lives, with links to its tiles, steps and operator."""
+    row: Any = report.variables.loc[number]
+    on_tiles, ipu = report.variable_tiles(number), int(row["ipu"])
+    tile = int(on_tiles.argmax())
+    count = int((on_tiles > 0).sum())
+    steps: Any = "always"
+    if not row["always_live"]:
+        ends = (int(row["start"]), int(row["stop"]) - 1)
+        each = [common.link(str(at), "memory", ipu=ipu, step=at, variable=number) for at in ends]
+        steps = ["steps ", each[0], " to ", each[1]]
+    there = common.link(f"tile {tile}", "memory", ipu=ipu, tile=tile, variable=number)
+    rows = [
+        ("variable", row["name"]),
+        ("what", f"{row['category']}, {row['role']}"),
+        ("on", f"IPU {ipu}: {units.size(int(on_tiles.sum()))} on {units.count(count, 'tile')}"),
+        ("most", [there, f", {units.size(int(on_tiles.max()))}"]),
+        ("live", steps),
+    ]
+    if row["op"] in report.ops.index:
+        rows.append(
+            ("made by", common.link(str(report.ops.loc[row["op"], "name"]), "costs", op=row["op"]))
+        )
+    chip = figures.chip(on_tiles.astype(np.float32), float(on_tiles.max()), theme, "bytes")
+    graph = common.graph({"variable": number}, chip, scrollZoom=False)
+    return html.Div([common.facts(rows), graph], className="row")
 
 
 def _fullest(memory: pd.DataFrame, chosen: int) -> pd.DataFrame:
@@ -248,6 +304,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     ]
     frame = pd.DataFrame(
         {
+            "id": columns["id"],
             "name": report.names_of(records.Variable, columns["id"]),
             **{name: columns[name] for name in ("category", "role", "block", "op")},
             "bytes": size,
@@ -256,7 +313,7 @@ def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
         }
     )
     frame = described(report, frame)
-    table = common.table("memory-variable-table", frame, _VARIABLES, theme, height=360)
+    table = tables.table({"variables": "tile"}, frame, _VARIABLES, theme, height=360, row_id="id")
     if len(rows) == len(every):
         return table
     share = units.percent(float(size.sum() / every.sum()))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, html
 
 from ipuscope.profiler import Report, analysis
 from ipuscope.viewer.figures import pod as figures
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import count
-from ipuscope.viewer.pages import common, refused, timeline
-from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages import common, refused, tables, timespan
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "pod"
 _MOST_LINKS = 200
+_OF_A_MACHINE = 4  # IPUs
 _BY = {
     "busy": ("busy", "busy"),
     "memory": ("memory", "fullest tile"),
@@ -56,7 +58,6 @@ def layout(view: View) -> Any:
             common.switch(view, "by", "colour", [(one, one) for one in _BY], "busy"),
             common.hidden(view, "ipu", check=no_ipu),
         ),
-        *common.predicted(view),
         common.figure_card(
             "Map", "pod-map", note=what + " A row is an IPU-Machine; a frame is a replica."
         ),
@@ -104,7 +105,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         share = ipus[column].to_numpy(dtype=float)
         if column == "link_bytes":
             share = share / max(1.0, float(share.max()))
-        pixels = timeline.width(where)
+        pixels = timespan.width(where)
         return figures.pod_map(ipus, share, title, common.theme_of(where), pixels)
 
     @app.callback(
@@ -131,10 +132,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         if not 0 <= number < len(ipus):
             return ""
         ipu = int(ipus["ipu"].iloc[number])
-        pages = ("/trace", "/memory", "/liveness")
-        links = [
-            dcc.Link(page.strip("/"), href=f"{page}?{common.query(ipu=ipu)}") for page in pages
-        ]
+        links = [common.link(page, page, ipu=ipu) for page in ("timeline", "memory")]
         alike = count(analysis.alike_ipus(report), "IPU")
         said = f"IPU {number} does what IPU {ipu} of the profile does, as {alike} do: "
         return html.P([said, *common.separated(links)], className="note")
@@ -148,7 +146,7 @@ def _table(loads: pd.DataFrame, theme: Theme) -> Any:
     rest = len(loads) - len(shown)
     more = [html.P(f"and {count(rest, 'more link')}", className="note")] if rest else []
     columns = (*_COLUMNS[:4], _moved(int(shown["bytes"].max())), *_COLUMNS[4:])
-    return [common.table("pod-links-table", frame, columns, theme, height=380), *more]
+    return [tables.table("pod-links-table", frame, columns, theme, height=380), *more]
 
 
 def _moved(most: int) -> Column:
@@ -158,4 +156,12 @@ def _moved(most: int) -> Column:
     return Column("bytes", f"{unit} sent", ",.1f", width=120, scale=scale, tip=tip)
 
 
-PAGE = Page("/pod", "Pod", layout, register, "Racks, machines and IPUs, and their links")
+def _several(profiles: Profiles) -> bool:
+    """Whether the IPUs are of two machines or more."""
+    if not len(profiles):
+        return False
+    report = profiles.get(0)
+    return report.target.num_ipus * analysis.shards_of(report) > _OF_A_MACHINE
+
+
+PAGE = Page("/pod", "Pod", layout, register, "Machines, IPUs and their links", _several)

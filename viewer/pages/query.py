@@ -1,6 +1,6 @@
-"""Query: read-only SQL on the profile, as a table and a chart, with examples.
+"""Query: read-only SQL on the profile in a drawer, as a table and a chart, with examples.
 
-The statement that ran is in the address.
+The statement that ran is in the address of whatever page is beside it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
-from dash import Dash, Input, Output, State, ctx, dcc, html
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html
 
 from ipuscope.profiler import Report
 from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.report import query as queries
 from ipuscope.viewer.figures import answers, units
-from ipuscope.viewer.pages import common, refused
-from ipuscope.viewer.pages.common import Column, Page, View
+from ipuscope.viewer.pages import common, refused, tables
+from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.pages.tables import Column
 from ipuscope.viewer.profiles import Profiles
 
 if TYPE_CHECKING:
@@ -78,59 +79,47 @@ EXAMPLES: tuple[tuple[str, str], ...] = (
 )
 
 
-def layout(view: View) -> Any:
-    """The page; a statement in its address is run at once."""
+def panel(view: View) -> Any:
+    """The drawer; a statement in its address is run at once."""
     asked = _statement(view)
-    return [
-        common.controls(
-            view,
-            common.control(
-                "example",
-                dcc.Dropdown(
-                    id="query-example",
-                    options=[
-                        {"value": str(at), "label": title} for at, (title, _) in enumerate(EXAMPLES)
-                    ],
-                    placeholder="choose one",
-                    searchable=False,
-                    className="widest",
-                ),
-            ),
-            common.hidden(view, "sql", asked),
-        ),
-        common.card(
+    options = [{"value": str(at), "label": title} for at, (title, _) in enumerate(EXAMPLES)]
+    example = dcc.Dropdown(
+        id="query-example", options=options, placeholder="choose one", searchable=False
+    )
+    chart = [
+        common.switch(view, "chart", "as", [(one, one) for one in answers.FORMS], "bars"),
+        _column(view, "x", "along"),
+        _column(view, "y", "how much"),
+    ]
+    about = f"Only reading; at most {MOST_ROWS:,} rows and {SECONDS} seconds."
+    known = html.Details([html.Summary("Tables and views"), _known()])
+    run = html.Button("Run", id="query-run", className="strong", title="Ctrl+Enter", n_clicks=0)
+    close = html.Button("Close", id="query-close", className="quiet")
+    return common.drawer(
+        (
             "SQL",
-            html.Label("One SELECT", htmlFor="query-text", className="label"),
-            dcc.Textarea(
-                id="query-text",
-                value=asked,
-                maxLength=_MOST_CHARACTERS,
-                spellCheck=False,
-                className="code",
-            ),
-            html.Div(
-                [
-                    html.Button(
-                        "Run", id="query-run", className="strong", title="Ctrl+Enter", n_clicks=0
-                    ),
-                    html.Details([html.Summary("Tables and views"), _known()]),
-                ],
-                className="under beside",
-            ),
-            note=f"Only reading; at most {MOST_ROWS:,} rows and {SECONDS} seconds.",
-        ),
-        common.card("Rows", common.filled("query-rows")),
-        common.figure_card(
-            "Chart",
-            "query-chart",
-            note=f"Bars are of the first {answers.MOST_BARS} rows at most; line and points of all.",
-            controls=[
-                common.switch(view, "form", "as", [(one, one) for one in answers.FORMS], "bars"),
-                _column(view, "x", "along"),
-                _column(view, "y", "how much"),
+            [
+                *common.misfits(view),
+                html.Div([common.control("example", example)], className="controls"),
+                common.hidden(view, "sql", asked),
+                html.Label("One SELECT", htmlFor="query-text", className="label"),
+                dcc.Textarea(
+                    id="query-text",
+                    value=asked,
+                    maxLength=_MOST_CHARACTERS,
+                    spellCheck=False,
+                    className="code",
+                ),
+                html.P(about, className="note"),
+                html.Div([run, close, known], className="under beside"),
             ],
         ),
-    ]
+        ("Rows", common.filled("query-rows")),
+        (
+            "Chart",
+            [html.Div(chart, className="controls"), common.graph("query-chart", height=300)],
+        ),
+    )
 
 
 def _statement(view: View) -> str:
@@ -167,7 +156,19 @@ def _known() -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Register the callbacks of the page."""
+    """Register the callbacks of the drawer."""
+
+    @app.callback(
+        Output("query-drawer", "children"),
+        *common.param_input(NAME, NAME),
+        common.theme_state(),
+        prevent_initial_call=True,
+    )
+    def opened(query: Any, where: Any) -> Any:
+        params = common.parse((where or {}).get("search"))
+        view = View(profiles, NAME, params, common.theme_of(where))
+        return panel(view) if query else []
+
     app.clientside_callback(
         "function(clicks, text) {"
         " return clicks && text ? text : window.dash_clientside.no_update; }",
@@ -193,13 +194,14 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output(common.param_id(NAME, "x"), "value"),
         Output(common.param_id(NAME, "y"), "options"),
         Output(common.param_id(NAME, "y"), "value"),
-        *common.param_input(NAME, "profile", "sql"),
+        Input({"page": ALL, "param": "profile"}, "value"),
+        *common.param_input(NAME, "sql"),
         State(common.param_id(NAME, "x"), "value"),
         State(common.param_id(NAME, "y"), "value"),
         common.theme_state(),
     )
     def rows(profile: Any, sql: Any, x: Any, y: Any, where: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(common.whole((profile or [0])[0], 0))
         try:
             answer = answer_of(profiles, report, sql)
         except queries.QueryError as error:
@@ -214,12 +216,13 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("query-chart", "figure"),
-        *common.param_input(NAME, "profile", "sql", "x", "y", "form"),
+        Input({"page": ALL, "param": "profile"}, "value"),
+        *common.param_input(NAME, "sql", "x", "y", "chart"),
         common.theme_state(),
     )
     def chart(profile: Any, sql: Any, x: Any, y: Any, form: Any, where: Any) -> Any:
         theme = common.theme_of(where)
-        report = profiles.get(common.whole(profile, 0))
+        report = profiles.get(common.whole((profile or [0])[0], 0))
         try:
             frame = answer_of(profiles, report, sql).frame()
         except queries.QueryError:
@@ -300,7 +303,7 @@ def _table(answer: queries.Answer, theme: Any) -> Any:
     more = f"the first {count}; there are more" if answer.cut else count
     return [
         html.P(more, className="note", role="status"),
-        common.table("query-table", shown, columns, theme, height=400),
+        tables.table("query-table", shown, columns, theme, height=400),
     ]
 
 
@@ -313,6 +316,3 @@ def _refusal(words: str) -> str:
     """Why there is no answer, as a sentence: SQLite's own end in a full stop or do not."""
     more = " One SELECT of the profile's tables and views is answered." * (words == _FORBIDDEN)
     return f"No answer: {words.rstrip('.')}.{more}"
-
-
-PAGE = Page("/query", "Query", layout, register, "Read-only SQL on the profile")

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from ipuscope.planner.advice import Advice, Advised, advise
+from ipuscope.planner.advice import Advice, Advised, Allowed, advise, anything, basis_of
 from ipuscope.planner.costs.profile_costs import Costs, check, pipelined
 from ipuscope.planner.predict.profiled_split import predicted_path, profiled_split
 from ipuscope.planner.predict.split_text import in_address
 from ipuscope.planner.predict.what_if import Assignment, Prediction, placement_file, what_if
-from ipuscope.planner.search.known_split import known_split
 from ipuscope.planner.search.split_search import Split, best_split, quickest
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.provenance import Provenance
@@ -27,10 +26,10 @@ from ipuscope.viewer.figures import memory as memory_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import rebalance as figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures.pipeline import CriticalPath
+from ipuscope.viewer.figures.lanes import CriticalPath
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import checked, common, refused, timeline
+from ipuscope.viewer.pages import causes, checked, common, refused, timespan
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 
@@ -48,7 +47,7 @@ def layout(view: View) -> Any:
         return [
             common.controls(view, common.hidden(view, "unit", "cycles")),
             common.card("Rebalance", common.message(sentence(str(error)))),
-            _levers_card("What else gains, each alone and several together."),
+            _levers_card(view, "What else gains, each alone and several together."),
         ]
     counts = [(str(n), str(n)) for n in range(1, min(len(report.blocks), MOST_STAGES) + 1)]
     return [
@@ -105,12 +104,13 @@ def layout(view: View) -> Any:
             height=190,
         ),
         *checked.card(view.profiles),
-        _levers_card("The split is one of several: what each gives alone, and several together."),
+        _levers_card(view, "What each gives alone, and several together."),
     ]
 
 
-def _levers_card(note: str) -> Any:
-    return common.card("All levers", common.filled("rebalance-levers", awaited=True), note=note)
+def _levers_card(view: View, note: str) -> Any:
+    levers = common.filled("rebalance-levers", awaited=True)
+    return common.card("All levers", causes.batch_switch(view), levers, note=note)
 
 
 def _pace(report: Report) -> str:
@@ -150,9 +150,7 @@ def asked(costs: Costs, starts: Any) -> Assignment:
         ipus_said = tuple(common.whole(ipu, -1, 0, MOST_STAGES - 1) for ipu in said)
         if len(ipus_said) == len(rows) and set(ipus_said) == set(range(max(ipus_said) + 1)):
             return Assignment(tuple(rows), ipus_said)
-        now = profiled(costs)
-        ipus = now.ipus if len(now.ipus) == len(rows) else tuple(range(len(rows)))
-        return Assignment(tuple(rows), ipus)
+        return Assignment(tuple(rows), tuple(range(len(rows))))
     return profiled(costs)
 
 
@@ -162,8 +160,8 @@ def _no_split(view: View) -> refused.Check:
     def check(value: str) -> str:
         costs = costs_of(view.profiles, view.report)
         split = asked(costs, value)
-        written = in_address(split)
-        if value in (written, written.partition("@")[0]):
+        first, ipus = (",".join(map(str, part)) for part in (split.starts, split.ipus))
+        if value in (in_address(split), f"{first}@{ipus}"):
             return ""
         there = (
             "it has the first Block of each stage, from 0 and rising to"
@@ -174,10 +172,11 @@ def _no_split(view: View) -> refused.Check:
     return check
 
 
-def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage forward (``by`` 1) or back (-1).
+def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> Assignment:
+    """The split after moving ``block`` one stage forward (``by`` 1) or back (-1).
 
-    The Blocks between it and the cut move along.
+    The Blocks between it and the cut move along; every stage keeps its IPU. A stage beyond the ends
+    is on one IPU more, and IPUs count without a gap.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
@@ -185,10 +184,11 @@ def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[in
         changed = [k + (k == at and b >= block) for b, k in enumerate(stage)]
     else:
         changed = [k - (k == at and b <= block) for b, k in enumerate(stage)]
-    # Stages are counted anew: an emptied one closes up, one beyond the ends is new.
-    order = {k: i for i, k in enumerate(sorted(set(changed)))}
-    counted = [order[k] for k in changed]
-    return tuple(counted.index(k) for k in range(max(counted) + 1))
+    rest = sorted(set(changed))
+    known, free = dict(enumerate(assignment.ipus)), max(assignment.ipus) + 1
+    ipus = [known.get(k, free) for k in rest]
+    ranks = sorted(set(ipus))
+    return Assignment.of([rest.index(k) for k in changed], [ranks.index(ipu) for ipu in ipus])
 
 
 def register(app: Dash, profiles: Profiles) -> None:
@@ -214,8 +214,8 @@ def register(app: Dash, profiles: Profiles) -> None:
             return ""
         if by == "rebalance-best":
             number = common.whole(count, len(costs.ipus), 1, len(costs))
-            return in_address(_best(report, costs, number)[0].prediction.assignment)
-        return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
+            return in_address(_best(costs, number)[0].prediction.assignment)
+        return in_address(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
 
     @app.callback(
         Output("rebalance-numbers", "children"),
@@ -242,17 +242,17 @@ def register(app: Dash, profiles: Profiles) -> None:
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
             _why(report, costs, wanted),
-            pipeline_figures.drawing(lanes, clock, theme, pixels=timeline.pixels(where)),
+            pipeline_figures.drawing(lanes, clock, theme, pixels=timespan.pixels(where)),
             _memory(costs, wanted, theme),
         )
 
     @app.callback(
-        Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "unit")
+        Output("rebalance-levers", "children"), *common.param_input(NAME, "profile", "batch")
     )
-    def levers(profile: Any, _: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
+    def levers(profile: Any, batch: Any) -> Any:
+        report, may = profiles.get(common.whole(profile, 0)), batch == "change"
         try:
-            advised = profiles.made(report, "advised", lambda: advise(report))
+            advised = profiles.made(report, ("advised", may), lambda: _advised(report, may))
         except ValueError as error:
             return common.message(sentence(str(error)))
         return _levers(report, advised)
@@ -276,6 +276,12 @@ def register(app: Dash, profiles: Profiles) -> None:
     checked.register(app, profiles, split_of, NAME)
 
 
+def _advised(report: Report, may_change: bool) -> Advised:
+    """The advisor's proposals; ``may_change``: an update may have more samples than now."""
+    most = anything(basis_of(report)).samples if may_change else 0
+    return advise(report, Allowed(samples=most))
+
+
 def _saved(costs: Costs, starts: Any) -> dict[str, str]:
     """The placement file of a split, as the browser saves it."""
     content = json.dumps(placement_file(costs, asked(costs, starts), False), indent=2) + "\n"
@@ -297,34 +303,31 @@ def _levers(report: Report, advised: Advised) -> Any:
         return common.message("No lever that is known makes it fit. What frees most is said above.")
     if not every:
         return common.message("No other lever that is known gains anything.")
-    rows = [_lever(one) for one in every[:MOST_LEVERS]]
+    rows = [_lever(one, advised.present.samples) for one in every[:MOST_LEVERS]]
     command = f"ipu-report advise {shlex.quote(str(report.path.parent))} --check SCRIPT"
     check = html.P(["To compile each of them: ", html.Code(command)], className="note")
     return [html.Ol(rows, className="insights"), check]
 
 
-def _lever(one: Advice) -> Any:
+def _lever(one: Advice, samples: int) -> Any:
     rate = f"{per_second(one.samples_per_second)} samples a second"
     if one.estimate:
         rate = f"about {rate} (±{one.doubt / one.samples_per_second:.0%})"
     gain = f"{rate}, {one.gain:.2f} times now" if one.gain else rate
+    if one.samples != samples:
+        gain += f"; {one.samples:,} samples an update instead of {samples:,}"
     words = [html.B(sentence(one.title)), html.Span(f"{gain}; {one.memory}", className="gain")]
     return html.Li([html.Div(words), common.statements(one.code)])
 
 
-def _best(report: Report, costs: Costs, count: int) -> tuple[Split, str]:
+def _best(costs: Costs, count: int) -> tuple[Split, str]:
     """The quickest split into this many stages, and what it is.
 
     For the profiled number also onto fewer IPUs, or back to one, as `ipu-report rebalance` finds.
     """
     if count != len(costs.ipus):
         return best_split(costs, count), f"split into {counted(count, 'stage')}"
-    own = costs is Costs.from_report(report)
-    return (known_split(report) if own else quickest(costs)), "split onto these IPUs"
-
-
-def _written(starts: tuple[int, ...]) -> str:
-    return ",".join(str(first) for first in starts)
+    return quickest(costs), "split onto these IPUs"
 
 
 def _numbers(
@@ -470,7 +473,7 @@ def _why(report: Report, costs: Costs, prediction: Prediction) -> Any:
     as_many = len(set(shown.ipus)) == len(set(costs.ipus))
     count = len(costs.ipus) if as_many else len(shown.starts)
     try:
-        best, what = _best(report, costs, count)
+        best, what = _best(costs, count)
     except ValueError as error:
         return common.message(sentence(str(error)), "warning")
     rest = prediction.total - best.prediction.total

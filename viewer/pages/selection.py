@@ -30,14 +30,9 @@ BY = (
 _MOST_ROWS = 40
 
 
-def card(view: View, id: str) -> Any:
-    """The card that a callback fills with `table`."""
-    return common.card(
-        "In sum",
-        common.choice(view, "by", "by", BY, "kind"),
-        common.filled(id, awaited=True),
-        note="Exact, however coarse the figure. Drag with Shift to select a range and lanes.",
-    )
+def sums(view: View, id: str) -> Any:
+    """What a callback fills with `table`, below the choice of what it is summed by."""
+    return [common.choice(view, "by", "by", BY, "kind"), common.filled(id, awaited=True)]
 
 
 def aggregated(report: Report, spent: Spent, by: str) -> list[tuple[str, int, int]]:

@@ -7,20 +7,16 @@ from typing import Any
 import numpy as np
 from dash import Dash, Output, dcc, html
 
-from ipuscope.planner.insights import Insight
-from ipuscope.planner.insights.kept_insights import known_insights
 from ipuscope.profiler import Report, analysis, confidence
 from ipuscope.profiler.analysis import facts, waits_in_short
-from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.units import per_second, sentence
+from ipuscope.viewer.figures import bars as bar_figures
 from ipuscope.viewer.figures import memory as memory_figures
-from ipuscope.viewer.figures import pipeline as pipeline_figures
 from ipuscope.viewer.figures import units
-from ipuscope.viewer.figures import waterfall as waterfall_figures
-from ipuscope.viewer.figures.legend import with_streams
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, waits
+from ipuscope.viewer.pages import causes, common, timespan
 from ipuscope.viewer.pages.bars import bars_card
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
@@ -33,25 +29,25 @@ MOST_WAITS = 6
 def layout(view: View) -> Any:
     """The page, built once for each theme."""
     report = view.report
-    key = ("summary", view.theme.name)
+    key = ("summary", view.theme.name, view.params.get("batch"))
     return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
 
 
 def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [*common.predicted(view)]
+    children: list[Any] = []
     of = facts.facts(report)
     children.append(_numbers(of))
     if len(report.runs):
         children.append(_why(view, clock))
-    children.append(common.filled("summary-insights", awaited=True))
+    children.append(causes.card(view, "summary-insights"))
     if len(report.stages):
         children.append(
             bars_card(
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
-                pipeline_figures.stage_costs(report.stages, clock, view.theme),
+                bar_figures.stage_costs(report.stages, clock, view.theme),
                 html.P(
                     ["Their operators: ", *_operators_of(report)],
                     className="note stage-links",
@@ -79,7 +75,7 @@ def _operators_of(report: Report) -> list[Any]:
     """Links to the operators of the stages that compute longest, the longest first."""
     longest = report.stages.sort_values("cycles", ascending=False, kind="stable").head(MOST_WAITS)
     return [
-        dcc.Link(f"stage {stage}", href=f"/operations?stage={stage}")
+        dcc.Link(f"stage {stage}", href=f"/costs?stage={stage}")
         for stage in longest["stage"].tolist()
     ]
 
@@ -97,7 +93,7 @@ def _why(view: View, clock: Clock) -> Any:
                     [
                         sentence(row.what),
                         " ",
-                        dcc.Link("in the trace", href=waits.link(row, critical.total)),
+                        dcc.Link("in the trace", href=timespan.link_to_wait(row, critical.total)),
                     ]
                 ),
             ]
@@ -108,49 +104,13 @@ def _why(view: View, clock: Clock) -> Any:
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
-        waterfall_figures.waterfall(critical.waterfall, clock, view.theme),
+        bar_figures.waterfall(critical.waterfall, clock, view.theme),
         note="The critical path: every cycle once. Only what is on it is worth shortening.",
     )
     share = units.percent(float(rows["share"].sum()))
     note = f"Together {share} of it."
     longest = common.card("The longest waits", html.Ol(entries, className="waits"), note=note)
     return html.Div([chart, longest], className="row")
-
-
-def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
-    rows = []
-    for one in found:
-        gains = []
-        if one.gain_cycles:
-            gains.append(
-                f"{units.cycles(one.gain_cycles)} cycles,"
-                f" {units.seconds(one.gain_cycles / clock.hz)}"
-            )
-        if one.gain_bytes:
-            gains.append(units.size(one.gain_bytes))
-        rows.append(
-            html.Li(
-                [
-                    html.Div(
-                        [
-                            dcc.Link(sentence(one.title), href=one.where),
-                            html.Span(
-                                f"gains {_how(one)}{' and '.join(gains)}" if gains else "",
-                                className="gain",
-                            ),
-                        ]
-                    ),
-                    html.P([one.detail, " ", html.B(one.change_in_words)]),
-                    *([common.statements(one.code)] if one.code else []),
-                ]
-            )
-        )
-    note = f"Predicted gains per {what}, largest first; they do not add up."
-    return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
-
-
-def _how(one: Insight) -> str:
-    return "at most " if one.at_most else "about " if one.estimate else ""
 
 
 def _iteration(report: Report) -> str:
@@ -177,7 +137,9 @@ def _confidence(report: Report) -> list[Any]:
 
 def _numbers(of: facts.Facts) -> Any:
     boxes = []
-    if one := of.speed:
+    if of.state == "out of memory":
+        boxes.append(("It does not fit", "so it does not run: see above"))
+    elif one := of.speed:
         iteration = f"{of.turn}, {units.seconds(one.seconds)}"
         batches = units.count(one.micro_batches, "micro-batch")
         rate = "samples, predicted"
@@ -226,18 +188,15 @@ def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
-    tasks = report.tasks(0, iteration=0)
-    lanes = pipeline_figures.lanes(
-        tasks,
-        Executed.nothing(),
-        report.pipeline_cycles(0, 0),
-        report.stages,
-        fold=report.target.num_ipus > pipeline_figures.FEW,
-        path=waits.chain(view.profiles, report, 0, 0),
+    folded = timespan.Arrangement(timespan.fold_default(report) == "folded")
+    lanes = timespan.lanes_of(view.profiles, report, 0, 0, folded)
+    figure = bar_figures.busy(
+        [(one.name, one.members) for one in lanes.arranged],
+        *cycles_of_ipus(report),
+        Clock(report.target.clock_hz),
+        view.theme,
     )
-    figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
-    figure = with_streams(figure, report)
-    more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
+    more = html.P(["In time: ", dcc.Link("the timeline", href="/timeline")], className="note")
     return bars_card(
         "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."
     )
@@ -277,14 +236,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             else ([], common.message("No tiles in this profile."))
         )
 
-    @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
-    def show(profile: Any) -> Any:
-        report = profiles.get(common.whole(profile, 0))
-        findings = profiles.made(report, "insights", lambda: known_insights(report))
-        if not findings:
-            return common.message("Nothing that is known would make it faster or smaller.")
-        clock = Clock(report.target.clock_hz)
-        return _insights(findings[:MOST_INSIGHTS], clock, _iteration(report))
+    causes.register(app, profiles, NAME, "summary-insights")
 
 
 PAGE = Page("/", "Summary", layout, register, "What ran, how fast, and what limits it")

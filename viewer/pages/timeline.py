@@ -1,582 +1,574 @@
-"""Shared by Pipeline, Execution trace and Liveness: time window, marks, selection and lanes.
+"""Timeline: tasks, steps and modules over time, as levels of one zoom.
 
-All of it is in the address, in cycles from the start of what is shown, so it carries over from page
-to page. assets/timeline.js writes it: wheel and keys move the window, M sets marks, a drag with
-Shift selects, a click asks for details.
+Wide windows have a lane an IPU with its tasks, from ramp-up to ramp-down; narrow ones every step;
+the modules of steps are lanes above them where they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from dash import Input, State, dcc, html
+from dash import Dash, Input, Output, ctx, dcc, html, no_update
 
 from ipuscope.profiler import Report
-from ipuscope.profiler.analysis.counters import OfSteps, of_merged, of_steps
-from ipuscope.profiler.analysis.pod import shards_of
-from ipuscope.profiler.timeline.executed_steps import Executed
+from ipuscope.profiler.analysis.host_clock import host_lanes
+from ipuscope.profiler.analysis.named_steps import ExecutedByName
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import counters as counter_figures
+from ipuscope.viewer.figures import host as host_figures
 from ipuscope.viewer.figures import pipeline as pipeline_figures
-from ipuscope.viewer.figures import trace as trace_figures
-from ipuscope.viewer.figures.counters import Track, tracks
-from ipuscope.viewer.figures.drawing import Drawing
-from ipuscope.viewer.figures.marks import MOST_MARKS, Selection
-from ipuscope.viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes, StepRows
+from ipuscope.viewer.figures import trace as figures
+from ipuscope.viewer.figures.lanes import FEW, Lane, Lanes
+from ipuscope.viewer.figures.legend import with_streams
+from ipuscope.viewer.figures.marks import marked
+from ipuscope.viewer.figures.theme import WAITING
 from ipuscope.viewer.figures.trace import Trace
-from ipuscope.viewer.figures.units import Clock, percent
-from ipuscope.viewer.pages import common, refused, waits
-from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import causes, common, hits, refused, selection, timespan
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.pages.details import step_details, task_details
+from ipuscope.viewer.pages.timespan import Arrangement, Window
 from ipuscope.viewer.profiles import Profiles
 
-MOST_PINS = 16
-MOST_IN_WINDOW = 200_000  # ... of a window, where all are more than that
-_EACH = 100_000  # steps: of more, those that are narrower than a pixel are merged
-_COLUMNS = 2048  # pixels that no figure has many more of
-LANES = ("lanes", "opened", "pins")
-Window = tuple[float, float] | None  # cycles from the start of what is shown; None: all
-Ipus = Sequence[int] | np.ndarray
+NAME = "timeline"
+_NO_STEP = ("program step", "Click a step in the timeline.")
+LEVELS = (("auto", "by zoom"), ("tasks", "tasks"), ("steps", "steps"), ("modules", "modules"))
+_TASKS = 8  # of a lane on average: a window of more has tasks
 
 
-# -- controls ---
-
-
-def hidden(view: View) -> list[Any]:
-    """Inputs without a visible control, which hold state."""
-    names = ("from", "to", "marks", "select", "at")
-    lanes = view.report.target.num_ipus * (2 if shards_of(view.report) > 1 else 1)
-
-    def no_lane(value: str) -> str:
-        bad = [one for one in value.split(",") if common.whole(one, -1, 0, lanes - 1) < 0]
-        there, then = refused.numbers(0, lanes - 1), "None is opened; click a lane's name."
-        return refused.refused("lane", bad[0], there, then) if bad else ""
-
-    return [
-        *(common.hidden(view, name) for name in names),
-        common.hidden(view, "opened", check=no_lane),
+def layout(view: View) -> Any:
+    """The page; its callbacks draw it."""
+    report = view.report
+    if not len(report.runs):
+        words = "This profile holds no schedule: it ends before the compile did."
+        return [common.controls(view), common.card("Timeline", common.message(words))]
+    ipus = [
+        ("all", "all"),
+        *((str(ipu), str(ipu)) for ipu in range(report.target.ipus_per_replica)),
     ]
-
-
-def lane_controls(view: View) -> list[Any]:
-    """Controls to fold equal lanes, and to pin IPUs to lanes of their own at the top."""
-    count = view.report.target.num_ipus
-    if count < 2:
-        return [common.hidden(view, "lanes", "all"), common.hidden(view, "pins")]
-    options = (("folded", "folded"), ("all", "each"))
+    calls = (("iteration", "one iteration"), ("call", "the whole call"))
+    batches = int(report.tasks(0, iteration=0)["micro_batch"].max()) + 1
+    which = [("none", "none"), *((str(i), str(i)) for i in range(batches))]
+    find = refused.no_row(report, records.Step, *_NO_STEP)
+    figure = common.figure_card(
+        "Timeline",
+        "timeline-rows",
+        controls=[common.graph("timeline-overview", height=84)],
+        note=(
+            "Above: the share of the time that is not waiting; drag over a part of it. Wheel: zoom,"
+            " from tasks to steps. Drag: move or zoom; with Shift: select. Click anything for"
+            " details, a lane's name to open it. Red: the critical path."
+        ),
+        height=460,
+        below=[html.Div(id="timeline-measured")],
+    )
+    counters = common.figure_card(
+        "Counters",
+        "timeline-counters",
+        note="Of the IPUs above, in sum. A folded lane counts as the one that is drawn.",
+        height=counter_figures.HEIGHT,
+    )
     return [
-        common.switch(view, "lanes", "like lanes", options, fold_default(view.report)),
-        common.several(
-            view, "pins", "pinned", [(str(ipu), f"IPU {ipu}") for ipu in range(count)], "no IPU"
+        common.controls(
+            view,
+            common.search(view, "find", "find by name"),
+            common.switch(view, "level", "show", LEVELS, "auto"),
+            common.choice(view, "ipu", "IPU", ipus, "all"),
+            *timespan.lane_controls(view),
+            common.unit_switch(view),
+            common.choice(view, "follow", "follow a micro-batch", which, "none"),
+            *common.run_choices(view),
+            common.switch(view, "span", "of", calls, "iteration")
+            if int(report.runs["iterations"].max()) > 1
+            else common.only(view, "span", "iteration"),
+            common.hidden(view, "step", check=find),
+            *timespan.hidden(view),
+            dcc.Store(id="timeline-marked"),
+            dcc.Store(id="timeline-drawn"),  # then what is beneath the figure follows
+        ),
+        html.Div(id="timeline-said"),
+        html.Div(
+            [
+                html.Aside(causes.card(view, "timeline-causes"), className="causes"),
+                html.Div([_hits(), figure, counters, *_host(view)]),
+            ],
+            className="workspace",
+        ),
+        common.drawer(
+            ("Chosen", common.filled("timeline-step")),
+            ("In sum", selection.sums(view, "timeline-kinds")),
         ),
     ]
 
 
-def fold_default(report: Report) -> str:
-    """Whether equal lanes are folded by default: yes if there are many."""
-    return "folded" if report.target.num_ipus > FEW else "all"
+def _hits() -> Any:
+    return html.Div(
+        [
+            html.Button("← previous", id="timeline-previous", className="quiet"),
+            html.Button("next →", id="timeline-next", className="quiet"),
+            common.filled("timeline-found"),
+            html.Span(id="timeline-hit", role="status"),
+        ],
+        className="hits",
+    )
 
 
-def inputs(page: str, *names: str) -> list[Input]:
-    """Callback inputs of window, marks and selection, which follow the page's other parameters."""
-    return common.param_input(page, *names, "from", "to", "marks", "select")
-
-
-def states(page: str, *names: str) -> list[State]:
-    """The same as `inputs`, but as states for a callback with another trigger."""
-    return [State(one.component_id, "value") for one in inputs(page, *names)]
-
-
-def width(where: Any) -> int:
-    """Pixels of a figure as wide as the page, from the window width that the browser reported."""
-    return common.whole((where or {}).get("width"), pipeline_figures.PIXELS + MARGINS, 320, 8000)
-
-
-def pixels(where: Any) -> int:
-    """Pixel columns of such a figure's lanes."""
-    return max(180, width(where) - MARGINS)
-
-
-def numbers(value: Any, most: int) -> list[int]:
-    """Distinct whole numbers of a comma-separated text or a list; anything else is left out."""
-    parts = value if isinstance(value, list) else str(value or "").split(",")
-    parsed = (common.whole(part, -1) for part in parts[: 4 * most])
-    return list(dict.fromkeys(number for number in parsed if number >= 0))[:most]
-
-
-def marks_of(value: Any, end: int) -> list[int]:
-    """The marked times in order: cycles from the start of what is shown."""
-    return sorted(time for time in numbers(value, MOST_MARKS) if time <= end)
-
-
-def selection_of(value: Any, end: int) -> Selection | None:
-    """The selection: ``low,high,first row,last row``; all rows if the last two are missing."""
-    parts = [common.whole(part, -1) for part in str(value or "").split(",")[:4]]
-    if len(parts) < 2 or not 0 <= parts[0] < parts[1]:
-        return None
-    rows = (parts[2], parts[3]) if len(parts) == 4 and 0 <= parts[2] <= parts[3] else None
-    low, high = min(parts[0], end), min(parts[1], end)
-    return Selection(low, high, rows) if high > low else None
-
-
-def run_of(report: Report, run: Any) -> int:
-    """The run given by a parameter."""
-    return common.whole(run, 0, 0, max(0, len(report.runs) - 1))
-
-
-def iteration_of(report: Report, run: int, iteration: Any) -> int:
-    """The device iteration of a run given by a parameter."""
-    return common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
-
-
-def refusals(
-    low: Any, high: Any, marks: Any, select: Any, end: int, lanes: int, at: Any = None
-) -> list[Any]:
-    """Messages about a window, marks and a selection that are not within what is shown.
-
-    ``end``: its cycles; ``lanes``: its rows; ``at``: a point, where no details say that it is none.
-    """
-    said = [common.no_window(low, high, end, "cycles")]
-    asked = [one for one in str(marks or "").split(",") if one]
-    known = [one for one in asked if common.whole(one, -1, 0, end) >= 0]
-    if known != asked:
-        bad = next(one for one in asked if one not in known)
-        there = refused.numbers(0, end, "cycles")
-        said.append(refused.refused("mark at", bad, there, "It is left out; M sets one."))
-    elif len(set(known)) > MOST_MARKS:
-        there = f"there are {MOST_MARKS} at most"
-        said.append(refused.refused("mark after the first", MOST_MARKS, there, ""))
-    if str(select or ""):
-        said.append(_no_selection(str(select), end, lanes))
-    point = point_of(at)
-    if at and (point is None or not 0 <= point[0] <= end):
-        said.append(_no_point(at, end, lanes, "Click anything for details."))
-    return [common.message(words, "warning") for words in said if words]
-
-
-def _no_point(at: Any, end: int, lanes: int, then: str) -> str:
-    there = f"there are cycles 0 to {end:,} of lanes 0 to {lanes - 1}"
-    point = point_of(at)
-    if point is None:
-        return refused.refused("point", at, there, then)
-    where = (round(point[0]), round(point[1]))
-    return refused.refused("slice at cycle {} of lane {}", where, there, then)
-
-
-def _no_selection(asked: str, end: int, lanes: int) -> str:
-    found = selection_of(asked, end)
-    rows = None if found is None else found.rows
-    if found is not None and (rows is None or rows[1] < lanes):
-        as_it_is = [found.low, found.high, *(rows or ())]
-        if [common.whole(one, -1) for one in asked.split(",")] == as_it_is:
-            return ""
-    there = f"two cycles of 0 to {end:,} make one, and two of the lanes 0 to {lanes - 1}"
-    drawn = "This is what there is of it" if found is not None else "Nothing is selected"
-    return refused.refused("selection", asked, there, f"{drawn}; drag with Shift to select.")
-
-
-def no_iteration(report: Report, run: int, iteration: Any) -> list[Any]:
-    """A message if the call that is chosen has not this device iteration, as another may have."""
-    most = max(0, int(report.runs["iterations"].iloc[run]) - 1)
-    if str(iteration or "") == "" or common.whole(iteration, -1, 0, most) >= 0:
+def _host(view: View) -> list[Any]:
+    """The host's tracepoints beside the calls that they ran, if the program had any."""
+    if not len(view.report.host_events):
         return []
-    there, then = refused.numbers(0, most), "This is 0."
-    words = refused.refused("device iteration {} in this call", iteration, there, then)
-    return [common.message(words, "warning")]
-
-
-# -- lanes and rows ---
-
-
-@dataclass(frozen=True, slots=True)
-class Arrangement:
-    """How lanes are arranged: whether folded, which are opened, which IPUs are pinned."""
-
-    fold: bool = False
-    opened: tuple[int, ...] = ()
-    pinned: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, lanes: Any, opened: Any, pins: Any) -> Arrangement:
-        """The arrangement that an address describes."""
-        fold = lanes == "folded"
-        return cls(
-            fold,
-            tuple(numbers(opened, MOST_PINS)),
-            tuple(numbers(pins, MOST_PINS)),
+    lanes, ipus = host_lanes(view.report), view.report.target.ipus_per_replica
+    return [
+        common.figure_card(
+            "Host and IPUs",
+            "timeline-host",
+            host_figures.host_timeline(lanes, ipus, view.theme),
+            note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
+    ]
 
 
-def lanes_of(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    arrangement: Arrangement = Arrangement(),
-) -> Lanes:
-    """The lanes of a device iteration, without the steps (`with_steps`)."""
-    how = (arrangement.fold, arrangement.opened, arrangement.pinned)
+_SELECTED = """
+function(selected, figure) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    const range = selected && selected.range && selected.range.x;
+    if (!range) { return none; }
+    const { scale, end } = figure.layout.meta;
+    const [low, high] = range.map((at) => at / scale).sort((a, b) => a - b);
+    return [String(Math.max(0, Math.floor(low))), String(Math.min(end, Math.ceil(high)))];
+}
+"""
 
-    def make() -> Lanes:
-        cycles = report.pipeline_cycles(run, iteration)
-        more = waits.chain(profiles, report, run, iteration), shards_of(report)
-        tasks, none = report.tasks(run, iteration=iteration), Executed.nothing()
-        return pipeline_figures.lanes(tasks, none, cycles, report.stages, *how, *more)
+_WHAT = ("profile", "run", "iteration", "span", "ipu", "level", *timespan.LANES, "unit")
 
-    return profiles.made(report, ("lanes", run, iteration, arrangement), make)
-
-
-def with_steps(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    lanes: Lanes,
-    window: Window = None,
-) -> Lanes:
-    """Lanes with their steps, if there is room for them.
-
-    ``window``: cycles from their start; where all steps are too many, those of the window.
-    """
-    part = part_of(report, run, iteration, lanes.ipus, window)
-    if part is None:
-        return lanes
-    return lanes.with_steps(_executed(profiles, report, run, iteration, lanes.ipus, part))
+# Marks the part that is drawn on the overview: a shape, without drawing its curve again.
+_MARK = """
+function(drawn, figure) {
+    const mark = (again) => {
+        const plot = document.querySelector('#timeline-overview .js-plotly-plot');
+        if (!plot || !plot.layout || !plot.layout.meta) {
+            if (again) { setTimeout(() => mark(again - 1), 150); }  // it is not drawn yet
+            return;
+        }
+        const scale = plot.layout.meta.scale;
+        const whole = { type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1 };
+        const shapes = drawn && drawn.length ? [{ ...whole,
+            x0: drawn[0] * scale, x1: drawn[1] * scale, fillcolor: '#808a96', opacity: 0.35,
+            line: { width: 1, color: '#808a96' } }] : [];
+        window.Plotly.relayout(plot, { shapes, selections: [] });
+    };
+    setTimeout(() => mark(40), 150);
+    return drawn;
+}
+"""
 
 
-def _executed(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipus: Ipus,
-    part: Part,
-) -> StepRows:
-    """`Report.executed`, once for lanes and rows of the same IPUs."""
-    key = ("executed", run, iteration, tuple(int(ipu) for ipu in ipus), part)
+def register(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the page."""
+    common.zooms(app, NAME, "timeline-rows")
+    app.clientside_callback(
+        _SELECTED,
+        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Input("timeline-overview", "selectedData"),
+        Input("timeline-overview", "figure"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _MARK,
+        Output("timeline-marked", "data"),
+        Input("timeline-drawn", "data"),
+        Input("timeline-overview", "figure"),
+    )
+    causes.register(app, profiles, NAME, "timeline-causes")
+    _figures(app, profiles)
+    _sums(app, profiles)
+    _details(app, profiles)
 
-    def make() -> StepRows:
-        return StepRows.of(report.executed(run, ipus, iteration, part.span, part.finest), ipus)
 
-    return profiles.made(report, key, make)
+def _figures(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the figures over time."""
+
+    @app.callback(
+        Output("timeline-rows", "figure"),
+        Output("timeline-found", "children"),
+        Output("timeline-said", "children"),
+        Output("timeline-measured", "children"),
+        Output("timeline-drawn", "data"),
+        *timespan.inputs(NAME, *_WHAT, "find", "follow"),
+        common.theme_state(),
+    )
+    def draw(*values: Any) -> Any:
+        *what, find, follow, low, high, asked_marks, chosen, where = values
+        words, theme = str(find or ""), common.theme_of(where)
+        # what is found, and what is not, is told step by step
+        it = what_is_asked(profiles, *what, window=(low, high), each=bool(words.strip()))
+        window = common.window(low, high, it.rows.end)
+        pixels, named = timespan.pixels(where), it.named(profiles, words)
+        tasks = it.tasks(profiles, bool(words.strip()))
+        if tasks is not None:
+            shown = (profiles, it.report, it.run, it.iteration or 0, tasks, window)
+            batch = common.whole(follow, -1)
+            figure = pipeline_figures.drawing(
+                timespan.with_steps(*shown),
+                it.clock,
+                theme,
+                window,
+                pixels,
+                batch if batch >= 0 else None,
+            )
+        else:
+            path = timespan.path_on_rows(
+                profiles, it.report, it.run, it.iteration, it.rows, it.arrangement
+            )
+            have = named.names if named is not None else ()
+            of = (it.rows, it.clock, theme, window, pixels, words, path, have)
+            figure = figures.drawing(*of, it.left(profiles, where))
+        figure = with_streams(figure, it.report)
+        marks = timespan.marks_of(asked_marks, it.rows.end)
+        selected = timespan.selection_of(chosen, it.rows.end)
+        marked(figure, marks, selected, it.clock, theme)
+        lanes = it.lanes(profiles) if tasks is None else tasks.arranged
+        end, count = it.rows.end, len(it.rows.names if tasks is None else tasks.shown)
+        key = (it.key, tasks is None)
+        timespan.keep_zoom(figure, NAME, it.clock, window, key, end, lanes, count)
+        said = [
+            *timespan.no_iteration(it.report, it.run, values[2]),
+            *timespan.refusals(low, high, asked_marks, chosen, end, count),
+            *(it.as_tasks() + it.left_out(profiles) if tasks is None else []),
+        ]
+        measured = timespan.measured(marks, selected, it.clock)
+        found = _found(it.rows, words, it.clock, named)
+        return figure, found, said, measured, list(window or ())
+
+    @app.callback(
+        Output("timeline-counters", "figure"),
+        Input("timeline-drawn", "data"),
+        *timespan.states(NAME, *_WHAT),
+        common.theme_state(),
+        prevent_initial_call=True,
+    )
+    def counters(_drawn: Any, *values: Any) -> Any:
+        *what, low, high, marks, _, where = values
+        it = what_is_asked(profiles, *what, window=(low, high))
+        window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
+        if it.as_tasks():
+            return counter_figures.nothing("Counted by steps: zoom in to have them.", theme)
+        tracks = timespan.tracks_of(profiles, it.report, it.rows, it.drawn)
+        left = max(figures.left_margin(it.rows), it.left(profiles, where))
+        tiles = it.report.target.tiles_per_ipu
+        whole = (it.rows.end, it.rows.origin, tiles)
+        figure = counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
+        marked(figure, timespan.marks_of(marks, it.rows.end), None, it.clock, theme)
+        timespan.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
+        return figure
+
+    @app.callback(
+        Output("timeline-overview", "figure"),
+        *common.param_input(NAME, *_WHAT),
+        common.theme_state(),
+    )
+    def overview(*values: Any) -> Any:
+        *what, where = values
+        it = what_is_asked(profiles, *what)
+        drawn = (it.rows, it.clock, common.theme_of(where), timespan.pixels(where))
+        over = figures.overview(*drawn, it.left(profiles, where))
+        return over.update_layout(meta={"scale": it.clock.scale, "end": it.rows.end})
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The steps that are drawn: of a span of time, on the clock of `Report.tasks`.
+def _sums(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the sums over the visible part and of the next search hit."""
 
-    ``finest``: those of fewer cycles are merged with their neighbours; 0: each is there.
-    """
+    @app.callback(
+        Output("timeline-kinds", "children"),
+        Input("timeline-drawn", "data"),
+        *common.param_input(NAME, "by"),
+        *timespan.states(NAME, *_WHAT, "find"),
+        prevent_initial_call=True,
+    )
+    def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
+        *what, find, low, high, _, chosen = values
+        it = what_is_asked(profiles, *what, window=(low, high))
+        tasks = it.tasks(profiles, bool(str(find or "").strip()))
+        rows = it.rows
+        window = common.window(low, high, rows.end) or (0.0, float(rows.end))
+        selected = timespan.selection_of(chosen, rows.end)
+        part = selected.rows if selected else None
+        lanes = timespan.ipus_in(rows, part) if tasks is None else timespan.lanes_in(tasks, part)
+        shown = rows.ipu[rows.of_steps].tolist() if tasks is None else tasks.ipus
+        executed = (it.run, it.iteration, rows.origin)
+        return selection.table(it.report, executed, shown, window, selected, lanes, by, it.clock)
 
-    low: float = -np.inf
-    high: float = np.inf
-    finest: int = 0
+    @app.callback(
+        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "at"), "value", allow_duplicate=True),
+        Input("timeline-previous", "n_clicks"),
+        Input("timeline-next", "n_clicks"),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to", "at")),
+        prevent_initial_call=True,
+    )
+    def step_through(previous: Any, following: Any, *values: Any) -> Any:
+        *what, find, low, high, at = values
+        nothing = no_update, no_update, no_update
+        if not (previous or following):
+            return nothing
+        it, words = what_is_asked(profiles, *what, each=True), str(find or "")
+        forward = ctx.triggered_id == "timeline-next"
+        window = common.window(low, high, it.rows.end)
+        named = it.named(profiles, words)
+        near = it if named is None else what_is_asked(profiles, *what, window=(low, high))
+        here = hits.chosen(near.rows, words, timespan.point_of(at), window)
+        hit = (
+            hits.in_rows(it.rows, words, window, forward, here)
+            if named is None
+            else hits.in_tasks(named, it.rows, window, forward, here)
+        )
+        if hit is None:
+            return nothing
+        wide = named is not None and near.as_tasks()
+        return *map(str, hit.around(None if wide else window, it.rows.end)), hit.at
+
+    @app.callback(
+        Output("timeline-hit", "children"),
+        *common.param_input(NAME, "at", "find"),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "from", "to")),
+    )
+    def which_hit(at: Any, find: Any, *values: Any) -> Any:
+        """Which of the hits the chosen slice is."""
+        *what, low, high = values
+        words = str(find or "").strip()
+        if not words or not at:
+            return ""
+        it = what_is_asked(profiles, *what, window=(low, high), each=True)
+        position = slice_at(it.rows, timespan.point_of(at))
+        number, count = figures.number_of_hit(it.rows, words, position)
+        named = what_is_asked(profiles, *what).named(profiles, words) if number else None
+        if named is not None:
+            middle = (it.rows.rows.start[position] + it.rows.rows.end[position]) / 2
+            row = int(np.searchsorted(it.rows.rows.first, position, side="right")) - 1
+            number, count = named.before(middle, int(it.rows.ipu[row])) + 1, len(named)
+        return f"{number:,} of {count:,}" if number else ""
+
+
+def _details(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the clicked slice's details."""
+
+    @app.callback(
+        Output(common.param_id(NAME, "step"), "value"),
+        Input(common.param_id(NAME, "at"), "value"),
+        *(common.param_state(NAME, name) for name in (*_WHAT, "find", "from", "to")),
+        prevent_initial_call=True,
+    )
+    def clicked(at: Any, *values: Any) -> Any:
+        """The step that was clicked; empty for a task, a module or a wait."""
+        if at in (None, ""):
+            return no_update
+        *what, find, low, high = values
+        point = timespan.point_of(at)
+        it = what_is_asked(profiles, *what, window=(low, high), point=point)
+        if it.tasks(profiles, bool(str(find or "").strip())) is not None:
+            return ""
+        rows = it.rows
+        position = slice_at(rows, point)
+        return "" if position < 0 else _step_of(rows, position)
+
+    @app.callback(
+        Output("timeline-step", "children"),
+        *common.param_input(NAME, "step", "at", *_WHAT),
+        *(common.param_state(NAME, name) for name in ("find", "from", "to")),
+        common.theme_state(),
+    )
+    def chosen(step: Any, at: Any, *values: Any) -> Any:
+        *what, find, low, high, where = values
+        point = timespan.point_of(at)
+        it = what_is_asked(profiles, *what, window=(low, high), point=point)
+        tasks = it.tasks(profiles, bool(str(find or "").strip()))
+        if tasks is not None and step in (None, ""):
+            path = partial(timespan.meanwhile, profiles, it.report, it.run, it.iteration)
+            return task_details(it.report, tasks, point, it.clock, path, at)
+        position = slice_at(it.rows, point)
+        number = common.whole(step, -1)
+        here = position >= 0 and (number < 0 or _step_of(it.rows, position) == str(number))
+        details: list[Any] = [_slice(profiles, it, position)] if here else []
+        if here and number < 0:  # an address with a point only
+            number = common.whole(_step_of(it.rows, position), -1)
+        known = number >= 0  # reading the steps to find none takes as long as finding one
+        row = np.flatnonzero(it.report.steps_in_order("step") == number) if known else np.zeros(0)
+        if len(row):
+            theme, frame = common.theme_of(where), it.report.program_steps()
+            details += step_details(it.report, frame.iloc[int(row[0])], it.clock, theme)
+        if details:
+            return details
+        return timespan.nothing_at(at, it.rows.end, len(it.rows.names), "anything in the timeline")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an address asks for: the report, its rows, and the run to which they belong."""
+
+    report: Report
+    rows: Trace
+    clock: Clock
+    run: int
+    iteration: int | None
+    ipu: int | None
+    level: str
+    arrangement: Arrangement
+    window: Window = None
 
     @property
-    def span(self) -> tuple[float, float]:
-        """The first and the last cycle."""
-        return self.low, self.high
+    def flame(self) -> bool:
+        """Whether modules are lanes above the steps."""
+        return self.level == "modules"
 
+    def tasks(self, profiles: Profiles, found: bool) -> Lanes | None:
+        """The lanes, where the window has tasks; None where steps are drawn, as of what is found.
 
-def part_of(
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipus: Ipus,
-    window: Window,
-    each: bool = False,
-    moment: float | None = None,
-) -> Part | None:
-    """The steps of these IPUs that are drawn.
+        A wide window has tasks, unless another level is asked for.
+        """
+        if self.level in ("steps", "modules") or self.iteration is None:
+            return None
+        if self.level == "auto" and (found or self.ipu is not None):
+            return None
+        what = (self.report, self.run, self.iteration)
+        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
+        if self.level == "tasks" or len(lanes.shown) > FEW or self.window is None:
+            return lanes
+        low, high = (end + lanes.origin for end in self.window)
+        rows = lanes.task_rows
+        shown = np.count_nonzero((rows.end > low) & (rows.start < high))
+        return lanes if shown > _TASKS * len(rows) else None
 
-    All of them where they are not too many, merged where there is no ``window`` and no pixel for
-    each: a first look. Zooms and moves share what the first of them has made. Else those of the
-    window (cycles from the start of what is shown), with a margin for dragging. None where it, too,
-    has too many: tasks are drawn instead. ``each``: none are merged; ``moment``: nor are those of
-    the tasks that run at a cycle, which are enough then.
-    """
-    if pipeline_figures.drawable(report, run, iteration, ipus):
-        few = pipeline_figures.steps_of(report, run, iteration, ipus) <= _EACH
-        if each or few or window is not None:
-            return Part()
-        if moment is None:
-            return _merged(report, run, iteration, ipus)
-        at = moment + report.extent(run, ipus, iteration)[0]
-        return Part(at - 1, at + 1)
-    if len(ipus) > FEW or window is None:
-        return None
-    origin, _ = report.extent(run, ipus, iteration)
-    margin = (window[1] - window[0]) / 2
-    part = (window[0] - margin + origin, window[1] + margin + origin)
-    few = report.executed_count(run, ipus, iteration, part) <= MOST_IN_WINDOW
-    return Part(*part) if few else None
+    def left(self, profiles: Profiles, where: Any) -> int:
+        """Pixels at the left of tasks' lanes, which figures below and above share with them."""
+        if self.level == "steps" or self.iteration is None or self.flame or self.ipu is not None:
+            return 0
+        what = (self.report, self.run, self.iteration)
+        lanes = timespan.lanes_of(profiles, *what, self.arrangement)
+        return pipeline_figures.left_margin(lanes, timespan.width(where))
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """A key that tells these rows from others of the profile."""
+        return self.run, self.iteration, self.ipu, self.flame, self.arrangement
 
-def _merged(report: Report, run: int, iteration: int | None, ipus: Ipus) -> Part:
-    """All steps, those that are narrower than a pixel merged."""
-    origin, end = report.extent(run, ipus, iteration)
-    return Part(finest=1 << int(np.log2(max(1, (end - origin) // _COLUMNS))))
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """The same, and which part of time has steps."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        part = timespan.part_of(self.report, self.run, self.iteration, ipus, self.window)
+        return *self.key, part
 
+    def as_tasks(self) -> list[Any]:
+        """A message where rows have tasks instead of steps."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        return timespan.as_tasks(self.report, self.run, self.iteration, ipus, self.window)
 
-def as_tasks(
-    report: Report, run: int, iteration: int | None, ipus: Ipus, window: Window = None
-) -> list[Any]:
-    """A message if rows have tasks because their steps are too many."""
-    if part_of(report, run, iteration, ipus, window) is not None:
-        return []
-    count = pipeline_figures.steps_of(report, run, iteration, ipus)
-    words = (
-        f"{count:,} steps are more than can be drawn at once: rows have tasks, each a stage's"
-        " forward or backward. Zoom in for the steps."
-    )
-    return [common.message(words)]
+    def left_out(self, profiles: Profiles) -> list[Any]:
+        """A message where not all lanes have a row."""
+        if self.ipu is not None:
+            return []
+        what = (self.report, self.run, self.iteration or 0, self.arrangement)
+        return timespan.left_out(profiles, *what)
 
+    def named(self, profiles: Profiles, words: str) -> ExecutedByName | None:
+        """Executed steps of that name, where the rows of all time have tasks in their place."""
+        ipus = np.unique(self.rows.ipu).tolist()
+        whole = timespan.part_of(self.report, self.run, self.iteration, ipus, None)
+        if not words.strip() or self.flame or whole is not None:
+            return None
+        of = (self.report, self.run, self.iteration, self.rows)
+        return hits.executed(profiles, *of, words)
 
-def rows_of(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    ipu: int | None,
-    form: str,
-    arrangement: Arrangement = Arrangement(),
-    window: Window = None,
-    each: bool = False,
-    moment: float | None = None,
-) -> Trace:
-    """The trace ready to be drawn, of one IPU or of all lanes, of at most `FEW` of them.
-
-    Rows have tasks where there are more steps than are drawn at once; those of a ``window`` (cycles
-    from the start of what is shown) have its steps where they are at most `MOST_IN_WINDOW`.
-    ``each`` and ``moment`` as for `part_of`.
-
-    ``iteration`` None: the whole call. ``form``: "flat", or "flame" for a flame graph by module
-    path.
-    """
-
-    def lanes() -> list[tuple[int, str]]:
-        if ipu is not None:
-            return [(ipu, f"IPU {ipu}")]
-        return _named(profiles, report, run, iteration or 0, arrangement)
-
-    def flames() -> Trace:
-        names, shown = report.ops["name"], lanes()
-        drawn = [
-            (
-                name if len(shown) > 1 else "task",
-                trace_figures.flame(
-                    report.steps(run, one, iteration), report.tasks(run, one, iteration), names
-                ),
-            )
-            for one, name in shown
-        ]
-        return trace_figures.stacked(drawn)
-
-    key = ("trace", run, iteration, ipu, form, arrangement)
-    if form == "flame":
-        return profiles.made(report, key, flames)
-    shown = lanes()
-    ipus = list(dict.fromkeys(one for one, _ in shown))
-    part = part_of(report, run, iteration, ipus, window, each, moment)
-
-    def flat() -> Trace:
-        steps = (
-            StepRows.of(report.executed_tasks(run, ipus, iteration), ipus)
-            if part is None
-            else _executed(profiles, report, run, iteration, ipus, part)
+    def lanes(self, profiles: Profiles) -> tuple[Lane, ...]:
+        """The lanes of the rows, for a click on a name; none in a flame graph."""
+        if self.ipu is not None or self.flame:
+            return ()
+        lanes = timespan.lanes_of(
+            profiles, self.report, self.run, self.iteration or 0, self.arrangement
         )
-        whole = report.extent(run, ipus, iteration)
-        return trace_figures.flat(steps, shown, whole, report.ipus_with_io(run))
-
-    return profiles.made(report, (*key, part), flat)
+        by_name = {one.mark + one.name: one for one in lanes.arranged}
+        return tuple(by_name[name] for name in self.rows.names if name in by_name)
 
 
-def _named(
-    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
-) -> list[tuple[int, str]]:
-    """The IPUs that have a row, with its name; of many, the longest on the critical path."""
-    lanes = lanes_of(profiles, report, run, iteration, arrangement)
-    length = lanes.path.end - lanes.path.start
-    weight = np.bincount(lanes.lane[lanes.path.ipu], weights=length, minlength=len(lanes.shown))
-    pinned = np.array([one.pinned for one in lanes.arranged])
-    best = np.lexsort((-weight, ~pinned))[:FEW]
-    chosen = [(lanes.arranged[at], lanes.names[at]) for at in np.sort(best).tolist()]
-    return [(one.shown, one.mark + name) for one, name in chosen]
-
-
-def left_out(
-    profiles: Profiles, report: Report, run: int, iteration: int, arrangement: Arrangement
-) -> list[Any]:
-    """A message if there are more lanes than `rows_of` has rows."""
-    count = len(lanes_of(profiles, report, run, iteration, arrangement).shown)
-    if count <= FEW:
-        return []
-    words = (
-        f"{FEW} of {count} lanes: the pinned ones, and those that the update waits for longest. To"
-        " have another, pin it, choose its IPU, or fold some."
-    )
-    return [common.message(words)]
-
-
-def path_on_rows(
+def what_is_asked(
     profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int | None,
-    rows: Trace,
-    arrangement: Arrangement,
-) -> CriticalPath | None:
-    """The critical path on the rows that are shown; None for a whole call."""
-    if iteration is None:
-        return None
-    path = waits.chain(profiles, report, run, iteration)
-    row = _row_of_ipus(profiles, report, run, iteration, rows, arrangement)[path.ipu]
-    there = row >= 0
-    return CriticalPath(row[there], path.start[there], path.end[there])
+    *values: Any,
+    window: tuple[Any, Any] | None = None,
+    each: bool = False,
+    point: tuple[float, float] | None = None,
+) -> Asked:
+    """The rows that the values of the parameters `_WHAT` describe.
 
-
-def _row_of_ipus(
-    profiles: Profiles,
-    report: Report,
-    run: int,
-    iteration: int,
-    rows: Trace,
-    arrangement: Arrangement,
-) -> np.ndarray:
-    """The first row of each IPU, or of the IPU drawn in its place; -1 if it has none."""
-    row = np.full(report.target.num_ipus, -1)
-    ipus, first = np.unique(rows.ipu, return_index=True)
-    row[ipus[ipus >= 0]] = first[ipus >= 0]
-    if len(ipus) > 1:
-        lanes = lanes_of(profiles, report, run, iteration, arrangement)
-        row = row[lanes.shown[lanes.lane]]
-    return row
-
-
-def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
-    """The counters of the rows; ``key`` tells them from others of the report."""
-    return profiles.made(
-        report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
-    )
-
-
-def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:
-    """The counters of the rows' IPUs, by IPU; replicas do as the first does."""
-    ipus = np.unique(rows.ipu[rows.of_steps]).tolist()
-    in_replica = [ipu % report.target.ipus_per_replica for ipu in ipus]
-    each = [
-        profiles.made(report, ("counters", of), partial(of_steps, report, of)) for of in in_replica
-    ]
-    if rows.finest and ipus:
-        several = dict(zip(in_replica, each, strict=True)).values()
-        each = [of_merged(report, [*several], rows.finest)] * len(ipus)
-    return dict(zip(ipus, each, strict=True))
-
-
-# -- figures ---
-
-
-def keep_zoom(
-    figure: Drawing,
-    page: str,
-    clock: Clock,
-    window: tuple[float, float] | None,
-    key: Any,
-    end: int,
-    lanes: Sequence[pipeline_figures.Lane] = (),
-    rows: int = 0,
-) -> None:
-    """Let the address set the zoom, and keep legend switches as they are.
-
-    The browser is told how to request another part, the total length (``end``, cycles), what a
-    click on a lane's name opens, closes or pins, and how many ``rows`` can be selected.
+    ``window``: values of the parameters from and to, where its steps are wanted; ``each`` of them,
+    or those at a ``point``, where they are not merged.
     """
-    opens = [[one.shown, one.group] for one in lanes]
-    common.zoomable(figure, page, clock.scale, end=end)
-    figure.update_layout(
-        meta={"timeline": True, "lanes": opens, "rows": rows},
-        uirevision="same",
-        xaxis={"uirevision": f"{window}{key}{clock.unit}"},
-        legend={"uirevision": "same"},
-    )
+    profile, run, iteration, span, ipu, level, lanes, opened, pins, unit = values
+    report = profiles.get(common.whole(profile, 0))
+    at = timespan.run_of(report, run)
+    which = None if span == "call" else timespan.iteration_of(report, at, iteration)
+    chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
+    one = chip if chip >= 0 else None
+    kind = "flame" if level == "modules" else "flat"
+    level = level if level in dict(LEVELS) else "auto"
+    arrangement = Arrangement.of(lanes, opened, pins) if one is None else Arrangement()
+    what = (profiles, report, at, which, one, kind, arrangement)
+    rows, shown = timespan.rows_of(*what, each=each and window is None), None
+    if window is not None:
+        shown = common.window(*window, rows.end)
+        moment = None if point is None else point[0]
+        if each or moment is not None or shown is not None:
+            rows = timespan.rows_of(*what, shown, each, moment)
+    clock = Clock(report.target.clock_hz, common.unit_of(unit))
+    return Asked(report, rows, clock, at, which, one, level, arrangement, shown)
 
 
-def lanes_in(lanes: Lanes, rows: tuple[int, int] | None) -> list[int] | None:
-    """The IPUs that are drawn in a range of lanes; None for all of them."""
-    if rows is None:
-        return None
-    return lanes.shown[rows[0] : rows[1] + 1].tolist()
+def slice_at(rows: Trace, point: tuple[float, float] | None) -> int:
+    """Position in ``rows.rows`` of the slice at a point of the figure; -1 if there is none."""
+    return -1 if point is None else rows.rows.at(round(point[1]), point[0] + rows.origin)
 
 
-def ipus_in(rows: Trace, selected: tuple[int, int] | None) -> list[int] | None:
-    """The IPUs of a range of a trace's rows; None for all of them."""
-    if selected is None:
-        return None
-    return np.unique(rows.ipu[selected[0] : selected[1] + 1]).tolist()
+def _step_of(rows: Trace, found: int) -> str:
+    step = int(rows.step[rows.rows.source[found]])
+    return str(step) if step >= 0 else ""
 
 
-def point_of(value: Any) -> tuple[float, float] | None:
-    """The cycle of a click, from the start of what is shown, and its row (with fraction)."""
-    try:
-        cycle, row = (float(part) for part in str(value or "").split(","))
-    except ValueError:
-        return None
-    return (cycle, row) if abs(cycle) < 1 << 53 and abs(row) < 1 << 20 else None
-
-
-def nothing_at(asked: Any, end: int, lanes: int, what: str) -> Any:
-    """What the details say where no point is asked for, or nothing is at it: to click ``what``."""
-    click = f"Click {what}."
-    if asked in (None, ""):
-        return common.message(click)
-    return common.message(_no_point(asked, end, lanes, click), "warning")
-
-
-def meanwhile(
-    profiles: Profiles, report: Report, run: int, iteration: int | None, begin: int, end: int
-) -> list[tuple[str, Any]]:
-    """Which IPU is on the critical path for longest between two cycles, with a link to its steps.
-
-    Cycles are from the start of the device iteration; nothing of a whole call.
-    """
-    if iteration is None:
-        return []
-    path = waits.chain(profiles, report, run, iteration)
-    took = (np.minimum(path.end, end) - np.maximum(path.start, begin)).clip(0)
-    if not took.any():
-        return []
-    by_ipu = np.bincount(path.ipu, weights=took)
-    ipu = int(by_ipu.argmax())
-    there = common.query(ipu=ipu % report.target.ipus_per_replica, **{"from": begin, "to": end})
-    words = f"IPU {ipu}, for {percent(by_ipu[ipu] / (end - begin))} of it: "
-    return [("critical path", [words, dcc.Link("its steps", href=f"/trace?{there}")])]
-
-
-def pin_button(begin: int, end: int) -> Any:
-    """A button that pins a slice: marks at both ends, kept in the address on every timeline page.
-
-    Pressing it again removes them. Cycles are from the start of what is shown.
-    """
-    attributes: Any = {"data-pin": f"{begin},{end}"}
-    return html.Button(
-        "Pin it", className="quiet", title="Mark both of its ends, or unmark them", **attributes
-    )
-
-
-def measured(marks: Sequence[int], selection: Selection | None, clock: Clock) -> Any:
-    """The distance between the marks, and the length of the selection."""
-    parts: list[Any] = []
-    if marks:
-        names = [chr(ord("A") + at) for at in range(len(marks))]
-        between = [
-            f"{one} → {other}: {clock.both(after - before)}"
-            for one, other, before, after in zip(names, names[1:], marks, marks[1:], strict=False)
+def _slice(profiles: Profiles, it: Asked, found: int) -> Any:
+    """When a slice begins and how long it lasts; of a wait, what the update waits for meanwhile."""
+    rows = it.rows.rows
+    begin, end = int(rows.start[found]), int(rows.end[found])
+    label = it.rows.labels[it.rows.label[rows.source[found]]]
+    row = int(np.searchsorted(rows.first, found, side="right")) - 1
+    begin, end = begin - it.rows.origin, end - it.rows.origin
+    said = common.facts(
+        [
+            ("here", label or "waiting"),
+            ("on", f"IPU {it.rows.ipu[row]}"),
+            ("from, for", f"{begin:,}, {it.clock.both(end - begin)}"),
+            *(
+                timespan.meanwhile(profiles, it.report, it.run, it.iteration, begin, end)
+                if rows.code[found] == WAITING
+                else []
+            ),
         ]
-        at = [f"{name} at {clock.both(mark)}" for name, mark in zip(names, marks, strict=True)]
-        parts += [html.Span(words) for words in (between or at)]
-        parts.append(html.Button("Clear marks", className="quiet", **{"data-clear": "marks"}))  # type: ignore[arg-type]
-    if selection is not None:
-        parts.append(html.B(f"Selected: {clock.both(selection.high - selection.low)}"))
-        parts.append(html.Button("Clear selection", className="quiet", **{"data-clear": "select"}))  # type: ignore[arg-type]
-    return html.Div(parts, className="measured", role="status") if parts else None
+    )
+    return html.Div([said, timespan.pin_button(begin, end)])
+
+
+def _found(rows: Trace, find: str, clock: Clock, named: ExecutedByName | None) -> Any:
+    if not find.strip():
+        return []
+    slices, cycles = figures.matches(rows, find) if named is None else (len(named), named.cycles)
+    if not slices:
+        return common.message(f"No step has “{find}” in its name.", "warning")
+    return common.message(
+        f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over these lanes. n and N go"
+        " through them."
+    )
+
+
+PAGE = Page("/timeline", "Timeline", layout, register, "What each IPU does when, and why it waits")

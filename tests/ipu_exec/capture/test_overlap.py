@@ -18,14 +18,16 @@ from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.insights import insights
 from ipuscope.planner.predict.what_if import Assignment, what_if
 from ipuscope.profiler import analysis, open_report, pva
+from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 from ipuscope.profiler.timeline import schedules
 from ipuscope.reports.chrome_trace import events
 from ipuscope.reports.cli import doctor
 from ipuscope.reports.text_timeline import timeline
-from ipuscope.viewer.figures import pipeline, trace
-from ipuscope.viewer.figures.theme import NAMES
+from ipuscope.viewer.figures import trace
+from ipuscope.viewer.figures.lanes import StepRows
+from ipuscope.viewer.figures.lanes import lanes as lanes_of
 from tests.models import model_of
 
 MK2 = TARGETS["mk2"]
@@ -371,11 +373,11 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
 
     cycles = report.pipeline_cycles(0, 0)
     executed = report.executed(0, iteration=0)
-    lanes = pipeline.lanes(tasks, executed, cycles, report.stages)
+    lanes = lanes_of(tasks, executed, cycles, report.stages)
     assert len(lanes.beside_rows.start) == 6
-    host = NAMES.index("host I/O")
-    assert pipeline.shares(lanes)[0, host] == 0 and pipeline.shares(lanes).sum() == lanes.end
-    flat = trace.flat(pipeline.StepRows.of(executed, [0]))
+    kinds, spent = cycles_of_ipus(report)
+    assert "host I/O" not in kinds and spent[0].sum() == lanes.end
+    flat = trace.flat(StepRows.of(executed, [0]))
     assert flat.names == ("IPU 0", "I/O 0") and len(flat.rows.start) == len(steps)
     assert trace.flame(steps, tasks, report.ops["name"]).names[-1] == "I/O"
     text = ["".join(words for words, _ in line) for line in timeline(tasks, cycles, 90)]

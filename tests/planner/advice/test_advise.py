@@ -27,7 +27,7 @@ from ipuscope.planner.advice import (
 from ipuscope.planner.insights import insights
 from ipuscope.planner.insights.lever_gains import gain
 from ipuscope.planner.levers.phased import PhasedBasis
-from ipuscope.planner.predict.memory_verdict import Verdict
+from ipuscope.planner.predict.memory_verdict import ABOVE, Verdict
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.enums import Role
 
@@ -286,7 +286,7 @@ def test_memory_decides_with_speed(report: Report) -> None:
     assert most > 8
     memory, machine = basis.costs.memory, basis.costs.machine
     # so much that the present is too close to call, and any more does not fit
-    filler = int(1.03 * machine.bytes_per_tile) - 30_000
+    filler = int((1 + ABOVE) * machine.bytes_per_tile) - 30_000
     full = replace(basis.costs, memory=replace(memory, always=memory.always + filler))
     tight = replace(basis, costs=replace(full, measured=False), _estimates={})
     assert max((one.levers.micro_batch for one in advise_on(tight, free).single), default=0) < most

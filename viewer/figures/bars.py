@@ -1,0 +1,310 @@
+"""Horizontal bars: where the cycles of IPUs go, what stages cost, and what an update waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import theme as themes
+from ipuscope.viewer.figures.drawing import Drawing, above, beside, vertical
+from ipuscope.viewer.figures.lanes import FEW, stage_label
+from ipuscope.viewer.figures.slices import marker
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_KIND, Theme
+from ipuscope.viewer.figures.units import Clock, minus, percent, plain, rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST_STAGES = 48  # of stages
+_MOST_CHANGES = 10  # between two profiles
+_SPREAD = 0.02  # of the time: IPUs of one bar that wait longer than others by more say so
+SPACER = "spacer"  # ``meta`` of a trace that only moves what follows it to the right
+
+# Of `records.PHASES` and waiting, on light and dark pages; at least 3:1 against the card.
+_COLOURS = {
+    "light": ("#7d8b9c", "#0072b2", "#4d5a69", "#00855f", "#7d8b9c"),
+    "dark": ("#8d9aab", "#3d9be0", "#b9c4d1", "#2cbf93", "#8d9aab"),
+}
+
+
+def busy(
+    groups: Sequence[tuple[str, np.ndarray]],
+    kinds: Sequence[str],
+    cycles: np.ndarray,
+    clock: Clock,
+    theme: Theme,
+) -> Drawing:
+    """How IPUs spend their cycles, in per cent: the mean of each group of them.
+
+    ``groups``: name and IPUs of each; ``cycles``: int64[ipu, kind], as
+    `ipuscope.profiler.analysis.kinds.cycles_of_ipus` gives them. Behind a bar stands between which
+    shares its IPUs wait, where they differ.
+    """
+    code = np.array([BY_KIND[kind] for kind in kinds], dtype=np.int64)
+    share = cycles / cycles.sum(axis=1, keepdims=True).clip(1)
+    layout = theme.frame(
+        64 + 30 * max(1, len(groups)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 120, "t": 8, "b": 36},
+        xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        legend={"traceorder": "normal"},
+    )
+    bars = []
+    for at, activity in enumerate(ACTIVITIES):
+        of = share[:, code == at].sum(axis=1)
+        if not of.any():
+            continue
+        each = [100 * of[ipus] for _, ipus in groups]
+        mean = np.array([one.mean() for one in each])
+        spent = cycles[:, code == at].sum(axis=1)
+        words = [
+            f"{name}: {activity.name}<br>{percent(one.mean() / 100)} of the time"
+            + (f" on average, {_between(one)}" if _differ(one) else "")
+            + f", {clock.both(round(float(spent[ipus].mean())))}"
+            for (name, ipus), one in zip(groups, each, strict=True)
+        ]
+        bars.append(
+            {
+                "type": "bar",
+                "name": activity.name,
+                "x": mean,
+                "y": [name for name, _ in groups],
+                "orientation": "h",
+                "marker": marker(at, theme),
+                "text": [f"{value:.0f}%" if value >= 4 else "" for value in mean],
+                "textposition": "inside",
+                "constraintext": "none",  # as large in narrow parts
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "textfont": {"color": themes.text_on(activity.colour(theme)), "size": 11},
+                "customdata": words,
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
+        )
+    waits = 100 * share[:, code == themes.WAITING].sum(axis=1)
+    notes = [
+        beside(name, f"{_between(waits[ipus])} waiting", theme.muted)
+        for name, ipus in groups
+        if _differ(waits[ipus])
+    ]
+    return Drawing(bars, layout | {"annotations": notes} if notes else layout)
+
+
+def _differ(shares: np.ndarray) -> bool:
+    return bool(np.ptp(shares) > 100 * _SPREAD)
+
+
+def _between(shares: np.ndarray) -> str:
+    return f"{shares.min():.0f} to {shares.max():.0f}%"
+
+
+def _alike(stages: pd.DataFrame) -> pd.DataFrame:
+    """Neighbouring stages of equal cycles as one row, ``stage`` being their range.
+
+    With many such rows, all stages of equal cycles, ``stage`` being the first and how many more.
+    """
+    names = ["forward_cycles", "backward_cycles", "recompute_cycles"]
+    costs = stages[names]
+    part = (costs != costs.shift()).any(axis=1).cumsum()
+    if len(part) and part.iloc[-1] > _MOST_STAGES:
+        equal = stages.groupby(names, sort=False)
+        firsts, counts = equal.first(), equal.size().to_numpy()
+        words = [
+            f"{stage} and {count - 1} alike" if count > 1 else str(stage)
+            for stage, count in zip(firsts["stage"], counts, strict=True)
+        ]
+        return firsts.reset_index().assign(stage=words)
+    ends = stages.groupby(part)["stage"].agg(["min", "max"])
+    words = [
+        str(low) if low == high else f"{low}–{high}"
+        for low, high in zip(ends["min"], ends["max"], strict=True)
+    ]
+    blocks = stages.groupby(part)["blocks"].agg(", ".join)
+    return stages.groupby(part).first().assign(stage=words, blocks=blocks)
+
+
+def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
+    """Cycles of a micro-batch in each stage, which rebalancing should make equal.
+
+    With many stages, adjacent ones of equal cycles share one bar.
+    """
+    mean = float(stages["cycles"].mean()) if len(stages) else 0.0
+    if len(stages) > FEW:
+        stages = _alike(stages)
+    labels = [stage_label(row, " · ", 26) for row in rows_of(stages)]
+    layout = theme.frame(
+        92 + 30 * max(1, len(labels)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 88, "t": 46, "b": 44},
+        xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+    )
+    bars: list[dict[str, Any]] = []
+    parts = {
+        Direction.FORWARD: "forward_cycles",
+        Direction.RECOMPUTE: "recompute_cycles",
+        Direction.BACKWARD: "backward_cycles",
+    }
+    total = stages["forward_cycles"].to_numpy() + stages["backward_cycles"].to_numpy()
+    for name, column in parts.items():
+        cycles = stages[column].to_numpy()
+        if name == "backward":  # which contains the recomputation
+            cycles = cycles - stages["recompute_cycles"].to_numpy()
+        if not cycles.any():
+            continue
+        code = themes.NAMES.index(name)
+        bars.append(
+            {
+                "type": "bar",
+                "name": name,
+                "x": cycles * clock.scale,
+                "y": labels,
+                "orientation": "h",
+                "marker": marker(code, theme),
+                "customdata": [
+                    f"{label}: {name}<br>{clock.both(c)}"
+                    for label, c in zip(labels, cycles, strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
+        )
+    figure = Drawing(bars, layout)
+    if len(total):
+        at, line = mean * clock.scale, {"color": theme.text, "dash": "dot", "width": 1}
+        notes = [above(at, f"mean {clock.short(mean)}", theme.muted)]
+        for label, cycles in zip(labels, total, strict=True):
+            colour = theme.limit if cycles == total.max() > mean else theme.muted
+            notes.append(beside(label, f"{cycles / mean if mean else 0:.2f} × mean", colour))
+        legend = {
+            "x": 1,
+            "xanchor": "right",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "traceorder": "normal",
+        }
+        figure.update_layout(legend=legend, shapes=[vertical(at, line)], annotations=notes)
+    return figure
+
+
+# -- the lanes' pieces ---
+
+
+def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> Drawing:
+    """Stacked bars, each starting where the one above ends, by phase; they sum to the update.
+
+    ``table`` is the result of `ipuscope.profiler.analysis.critical_path.waterfall`.
+    """
+    causes = [str(cause) for cause in table["cause"]]
+    cycles = table["cycles"].to_numpy()
+    before = np.cumsum(cycles) - cycles
+    end = max(1, int(cycles.sum())) * clock.scale
+    layout = theme.frame(
+        80 + 30 * max(1, len(causes)),
+        barmode="stack",
+        bargap=0.25,
+        margin={"l": 64, "r": 110, "t": 30, "b": 44},
+        legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
+        xaxis={
+            "title": {"text": clock.title},
+            "range": [0, end],
+            "exponentformat": "SI",
+        },
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+    )
+    same = {"type": "bar", "y": causes, "orientation": "h"}
+    bars: list[dict[str, Any]] = [
+        {
+            **same,
+            "meta": SPACER,
+            "x": before * clock.scale,
+            "marker": {"color": "rgba(0,0,0,0)"},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    ]
+    phases = [*records.PHASES, "waiting"]
+    for phase, colour in zip(phases, _COLOURS[theme.name], strict=True):
+        if phase not in table.columns:
+            continue
+        part = table[phase].to_numpy()
+        bars.append(
+            {
+                **same,
+                "name": phase,
+                "x": part * clock.scale,
+                "marker": {"color": colour, "line": {"width": 0}},
+                "customdata": [
+                    f"{cause}, {phase}<br>{clock.both(one)}"
+                    for cause, one in zip(causes, part.tolist(), strict=True)
+                ],
+                "hovertemplate": "%{customdata}<extra></extra>",
+            }
+        )
+    notes = []
+    for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True):
+        colour = theme.text if share >= 0.2 else theme.muted
+        notes.append(beside(cause, f"{percent(share)} · {clock.short(one)}", colour))
+    return Drawing(bars, {**layout, "annotations": notes})
+
+
+def between(table: pd.DataFrame, ends: tuple[float, float], clock: Clock, theme: Theme) -> Drawing:
+    """From the cycles of A to those of B (``ends``), one difference below the other.
+
+    ``table`` has ``name, cycles_a, cycles_b, difference``, as `compare_paths` gives them; small
+    ones are one bar.
+    """
+    rows = [
+        (str(name), float(change), f"A {clock.both(before)}<br>B {clock.both(after)}")
+        for name, before, after, change in zip(
+            *(table[name] for name in ("name", "cycles_a", "cycles_b", "difference")), strict=True
+        )
+        if change
+    ]
+    rest = rows[_MOST_CHANGES:]
+    if rest:
+        name = f"{len(rest)} more"
+        rows = [*rows[:_MOST_CHANGES], (name, sum(change for _, change, _ in rest), name)]
+    before = ends[0] + np.cumsum([0.0, *(change for _, change, _ in rows)])[: len(rows)]
+    colours = [theme.limit if change > 0 else theme.accent for _, change, _ in rows]
+    both = [("A", ends[0], clock.both(ends[0])), *rows, ("B", ends[1], clock.both(ends[1]))]
+    names = [name for name, _, _ in both]
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "y": names,
+        "x": [value * clock.scale for _, value, _ in both],
+        "base": [0.0, *(before * clock.scale).tolist(), 0.0],
+        "marker": {"color": [theme.muted, *colours, theme.muted]},
+        "customdata": [f"<b>{plain(name)}</b><br>{words}" for name, _, words in both],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "showlegend": False,
+    }
+    notes = [
+        beside(name, ("+" if change > 0 else "") + minus(clock.short(change)), theme.text)
+        for name, change, _ in rows
+    ]
+    notes += [
+        beside(name, clock.short(end), theme.muted) for name, end in zip("AB", ends, strict=True)
+    ]
+    layout = theme.frame(
+        70 + 28 * len(names),
+        bargap=0.25,
+        margin={"l": 64, "r": 90, "t": 8, "b": 44},
+        xaxis={"title": {"text": clock.title}, "exponentformat": "SI"},
+        yaxis={
+            "autorange": "reversed",
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": names,
+            "showgrid": False,
+        },
+    )
+    return Drawing([bar], {**layout, "annotations": notes})

@@ -1,0 +1,417 @@
+"""The lanes of a pipeline: which IPUs are one lane, their tasks, and their steps as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ipuscope.profiler.analysis import critical_path
+from ipuscope.profiler.analysis.critical_path import Chain, chain_through
+from ipuscope.profiler.file import records
+from ipuscope.profiler.report import Ipus, Report
+from ipuscope.profiler.timeline.executed_steps import Executed, as_narrow
+from ipuscope.viewer.figures.lod import Rows
+from ipuscope.viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE
+from ipuscope.viewer.figures.units import ends_of, plain, rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 16  # lanes that have room for their steps
+MOST_STEPS = 2_000_000  # executed ones that are drawn at once: about 150 MB
+TASK, STRIP, BESIDE = ((-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10))  # where in a lane, how high
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain of work that sets the length of what is shown, in time order without gaps.
+
+    int64 arrays with one entry per piece; times are in cycles from the start of what is shown.
+    """
+
+    ipu: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
+    """Where the chain runs (`critical_path.on_ipus`)."""
+    return CriticalPath(*critical_path.on_ipus(tasks, chain))
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A group of IPUs drawn as one: the IPU that is drawn, and all members.
+
+    ``group`` is the IPU by which the lane is opened or closed again; -1 if it cannot be. ``shards``
+    IPUs share the tensors of each member and do the same: a ``stacked`` lane is of all of them and
+    can be opened, an opened one is of ``shard``.
+    """
+
+    shown: int
+    members: np.ndarray
+    group: int = -1
+    pinned: bool = False
+    shards: int = 1
+    shard: int = -1
+    stacked: bool = False
+
+    @property
+    def openable(self) -> bool:
+        """Whether the lane stands for several IPUs."""
+        return len(self.members) > 1 or self.stacked
+
+    def opened(self) -> list[Lane]:
+        """A lane for each of the IPUs that share the tensors of its only member."""
+        return [replace(self, shard=shard, stacked=False) for shard in range(self.shards)]
+
+    @property
+    def name(self) -> str:
+        """``IPU 3``, of several ``IPU 3–5``; ``× 8`` of those that share its tensors."""
+        if self.shard >= 0:
+            return f"IPU {self.shown} / {self.shard}"
+        return spans(self.members) + (f" × {self.shards}" if self.shards > 1 else "")
+
+    @property
+    def mark(self) -> str:
+        """The mark before the name: a click opens or closes the lane, or the lane is pinned."""
+        opened = "" if self.group < 0 else "▾ "
+        return "▸ " if self.openable else "▴ " if self.pinned else opened
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Executed steps as rows of slices, one for each of ``ipus``, in their order.
+
+    ``beside``: those of their I/O tiles, which lie over others; rows of the same IPUs.
+    """
+
+    steps: Executed
+    ipus: tuple[int, ...]
+    rows: Rows
+    beside: Rows
+
+    @classmethod
+    def of(cls, steps: Executed, ipus: Iterable[int]) -> StepRows:
+        """The rows of the steps of these IPUs, which are told apart once."""
+        ipus = tuple(int(ipu) for ipu in ipus)
+        row = np.full(max([*ipus, int(steps.ipu.max(initial=0))]) + 1, -1)
+        row[list(ipus)] = np.arange(len(ipus))
+        code, beside = codes_of_steps(steps), beside_others(steps)
+        slices = steps.ipu, steps.start, steps.end
+        rows = (_rows(slices, code, row, wanted) for wanted in (~beside, beside))
+        return cls(steps, ipus, *rows)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A device iteration (or a run) prepared for drawing: built once, drawn at every zoom level."""
+
+    tasks: pd.DataFrame
+    steps: Executed
+    cycles: pd.DataFrame  # pipeline cycles
+    task_rows: Rows
+    step_rows: Rows
+    labels: tuple[str, ...]
+    origin: int  # cycles; 0 on the x-axis
+    beside_rows: Rows  # of the tasks that lie over others
+    path: CriticalPath
+    lane: np.ndarray  # of each IPU
+    names: tuple[str, ...]  # of the lanes, short
+    shown: np.ndarray  # the IPU that each lane shows
+    arranged: tuple[Lane, ...]
+    again: np.ndarray  # which of `ipus` each lane is drawn from
+
+    @property
+    def ipus(self) -> list[int]:
+        """The IPUs that lanes show, each once."""
+        return list(dict.fromkeys(self.shown.tolist()))
+
+    def with_steps(self, known: StepRows) -> Lanes:
+        """The same lanes with the executed steps of `ipus` in their strips."""
+        return replace(self, steps=known.steps, step_rows=known.rows.only(self.again))
+
+    @property
+    def end(self) -> int:
+        """The number of cycles shown."""
+        return int(self.tasks["end"].max()) - self.origin if len(self.tasks) else 0
+
+
+def codes_of_steps(steps: Executed) -> np.ndarray:
+    """Index into ``theme.ACTIVITIES`` of each executed step."""
+    code = [BY_KIND.get(name, COMPUTE) for name in steps.named.kinds] or [0]
+    return np.array(code, dtype=np.int8)[steps.kind]
+
+
+def beside_others(steps: Executed) -> np.ndarray:
+    """Mask of the executed steps of I/O tiles, which lie beside others."""
+    of_kind = np.array([name == records.BESIDE for name in steps.named.kinds] or [False])
+    return of_kind[steps.kind]
+
+
+def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
+    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` or `Report.steps`.
+
+    The former with ``by_direction``.
+    """
+    if by_direction:
+        return _by_body(frame, lambda tasks: _codes(tasks, by_direction))
+    return _codes(frame, by_direction)
+
+
+def _by_body(tasks: pd.DataFrame, of: Callable[[pd.DataFrame], np.ndarray]) -> np.ndarray:
+    """``of`` tasks, found once for each body: all of its tasks are of its kind and direction."""
+    if "body" not in tasks:
+        return of(tasks)
+    first, body = first_of_each(tasks["body"].to_numpy())
+    return of(tasks.iloc[first])[body] if len(first) < len(tasks) else of(tasks)
+
+
+def _lies_beside(tasks: pd.DataFrame) -> np.ndarray:
+    """Mask of the tasks of I/O tiles, which lie over others."""
+    return (tasks["kind"] == records.BESIDE).to_numpy()
+
+
+def _codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
+    kind, kinds = _factorised(frame["kind"])
+    code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
+    if by_direction:
+        direction, directions = _factorised(frame["direction"])
+        of = np.array([BY_DIRECTION.get(name, -1) for name in directions] or [-1])[direction]
+        moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
+        code = np.where(moving, of, code)
+    return code
+
+
+def first_of_each(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of some numbers, 0 or more, comes first, in order; and which of them each is."""
+    first = np.full(int(values.max(initial=-1)) + 1, -1)
+    first[values[::-1]] = np.arange(len(values))[::-1]  # the last that is written stays
+    rows = np.sort(first[first >= 0])
+    rank = np.zeros(len(first), dtype=np.int64)
+    rank[values[rows]] = np.arange(len(rows))
+    return rows, rank[values]
+
+
+def lanes(
+    tasks: pd.DataFrame,
+    steps: Executed,
+    cycles: pd.DataFrame,
+    stages: pd.DataFrame,
+    fold: bool = False,
+    opened: Collection[int] = (),
+    pinned: Sequence[int] = (),
+    path: CriticalPath | None = None,
+    shards: int = 1,
+) -> Lanes:
+    """From `Report.tasks`, `.executed`, `.pipeline_cycles` and `.stages` of a device iteration.
+
+    ``steps`` may be empty: no strip then. ``fold``: replicas that do the same at the same time, and
+    neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
+    the critical path for longest. ``opened``: IPUs whose lane is not folded; ``pinned``: IPUs with
+    lanes of their own, above the others. ``path``: the chain through the tasks, where it is known.
+    ``shards``: IPUs that share the tensors of a stage, which are one lane; it is opened by the
+    number of its IPU after those of all IPUs.
+    """
+    count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
+    code = codes(tasks, by_direction=True)
+    beside = _by_body(tasks, _lies_beside)
+    path = path or on_ipus(tasks, chain_through(tasks))
+    together = [Lane(ipu, np.array([ipu])) for ipu in range(count)]
+    if fold and count:
+        per_replica = int(stages["ipu"].max()) + 1 if len(stages) else count
+        lane, shown = folded(_totals(tasks, code, count), path, per_replica)
+        together = [
+            Lane(int(ipu), np.flatnonzero(lane == at), int(ipu)) for at, ipu in enumerate(shown)
+        ]
+    arranged = _arranged(together, set(opened), [ipu for ipu in pinned if 0 <= ipu < count])
+    of_each = _shards_of_each(arranged, set(opened), count, shards)
+    again = np.repeat(np.arange(len(arranged)), [len(one) for one in of_each])
+    row = np.full(count, -1)
+    row[[one.shown for one in arranged]] = np.arange(len(arranged))
+    arranged = [one for several in of_each for one in several]
+    shown = np.array([one.shown for one in arranged], dtype=np.int64)
+    lane = np.zeros(count, dtype=np.int64)
+    for at, one in reversed(list(enumerate(arranged))):
+        lane[one.members] = at
+    known = StepRows.of(steps, dict.fromkeys(shown.tolist()))
+    return Lanes(
+        tasks,
+        steps,
+        cycles,
+        _rows(_times_of(tasks), code, row, ~beside).only(again),
+        known.rows.only(again),
+        tuple(lane_label(one, stages) for one in arranged),
+        int(tasks["start"].min()) if len(tasks) else 0,
+        _rows(_times_of(tasks), code, row, beside).only(again),
+        path,
+        lane,
+        tuple(one.name for one in arranged),
+        shown,
+        tuple(arranged),
+        again,
+    )
+
+
+def steps_of(report: Report, run: int, iteration: int | None, ipus: Ipus) -> int:
+    """How many steps these IPUs execute in a device iteration (None: in the whole call)."""
+    return report.step_count(run, ipus, iteration)
+
+
+def drawable(report: Report, run: int, iteration: int | None, ipus: Ipus) -> bool:
+    """Whether all steps of these IPUs are drawn at once, in the viewer as in the HTML report."""
+    return len(ipus) <= FEW and steps_of(report, run, iteration, ipus) <= MOST_STEPS
+
+
+def _arranged(together: list[Lane], opened: set[int], pinned: list[int]) -> list[Lane]:
+    """The pinned IPUs, then the lanes without them; each member of an opened lane by itself."""
+    arranged = [Lane(ipu, np.array([ipu]), pinned=True) for ipu in dict.fromkeys(pinned)]
+    for lane in together:
+        rest = lane.members[~np.isin(lane.members, pinned)]
+        if not len(rest):
+            continue
+        if lane.openable and not opened.isdisjoint(lane.members.tolist()):
+            arranged += [Lane(int(ipu), np.array([ipu]), lane.group) for ipu in rest]
+        else:
+            shown = lane.shown if lane.shown in rest else int(rest[0])
+            arranged.append(Lane(shown, rest, lane.group if lane.openable else -1))
+    return arranged
+
+
+def _shards_of_each(
+    arranged: list[Lane], opened: set[int], count: int, shards: int
+) -> list[list[Lane]]:
+    """The lanes that each lane is drawn as: one, or one for each IPU that shares its tensors.
+
+    A lane that another click opens or closes already stays as it is.
+    """
+    if shards == 1:
+        return [[one] for one in arranged]
+    of_each = []
+    for lane in arranged:
+        alone = len(lane.members) == 1 and not lane.pinned and lane.group < 0
+        by = count + lane.shown if alone else lane.group
+        one = replace(lane, shards=shards, group=by, stacked=alone)
+        of_each.append(one.opened() if alone and by in opened else [one])
+    return of_each
+
+
+def folded(
+    cycles: np.ndarray, path: CriticalPath, per_replica: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lane of each IPU, and the IPU that each lane shows.
+
+    ``cycles``: int64[ipu, activity]. Replicas fold where all is equal, neighbours where
+    their work is, whatever they exchange and wait for.
+    """
+    ipu = np.arange(len(cycles))
+    first = ipu % max(1, per_replica)
+    same = (cycles == cycles[first]).all(axis=1)
+    own = np.flatnonzero(~same | (ipu == first))
+    work = cycles[own][:, :COMPUTE]  # what moves a micro-batch on, and the weight update
+    apart = (np.diff(own) > 1) | (own[1:] % per_replica == 0)
+    differs = (work[1:] != work[:-1]).any(axis=1) | apart
+    lane_of_own = np.cumsum(np.append([False], differs))
+    lane = np.zeros(len(cycles), dtype=np.int64)
+    lane[own] = lane_of_own
+    lane[same] = lane[first[same]]
+    weight = np.bincount(path.ipu, weights=path.end - path.start, minlength=len(cycles))
+    order = np.lexsort((own, -weight[own], lane_of_own))
+    _, at = np.unique(lane_of_own[order], return_index=True)
+    return lane, own[order][at]
+
+
+def _totals(tasks: pd.DataFrame, code: np.ndarray, count: int) -> np.ndarray:
+    """Cycles of each activity on each IPU: int64[ipu, activity]."""
+    at = tasks["ipu"].to_numpy() * len(ACTIVITIES) + code
+    table = np.bincount(at, weights=tasks["cycles"], minlength=count * len(ACTIVITIES))
+    return table.astype(np.int64).reshape(count, len(ACTIVITIES))
+
+
+def spans(ipus: np.ndarray) -> str:
+    """``IPU 3``, ``IPU 4–9``, ``IPU 4–9, 68–73``, or how many, where the ranges are many."""
+    breaks = np.flatnonzero(np.diff(ipus) > 1)
+    first, last = ipus[np.append([0], breaks + 1)], ipus[np.append(breaks, len(ipus) - 1)]
+    parts = [
+        str(low) if low == high else f"{low}–{high}"
+        for low, high in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+    more = f" +{len(parts) - 1} replicas" if len(parts) > 2 else ""
+    return "IPU " + (parts[0] + more if more else ", ".join(parts))
+
+
+def lane_label(lane: Lane, stages: pd.DataFrame) -> str:
+    """``IPU 1``, and the stages and Blocks that are on it; of several, which one is drawn."""
+    if len(lane.members) > 1:
+        words = f"{len(lane.members)} of equal work, drawn: IPU {lane.shown}"
+        return f"<b>{lane.name}</b><br><span style='font-size:11px'>{words}</span>"
+    if lane.shard > 0:  # the first has the stages
+        return f"<b>{lane.name}</b>"
+    here = stages[stages["ipu"] == lane.shown]
+    if len(here) > 2:
+        lines = [f"stages {ends_of([str(stage) for stage in here['stage']], 24)}"]
+    else:
+        lines = [stage_label(row, ": ", 24) for row in rows_of(here)]
+    small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
+    return f"<b>{lane.name}</b>{small}"
+
+
+def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
+    """The position in ``lanes.tasks`` of the task at a point of the figure; None if there is none.
+
+    ``cycle`` counts from the start of what is shown, ``row`` as the figure counts lanes. Where the
+    point is on the strip of the I/O tiles, their tasks come first.
+    """
+    lane = round(row)
+    time = cycle + lanes.origin
+    middle, height = BESIDE
+    on_strip = abs(row - lane - middle) <= height / 2
+    order = (lanes.beside_rows, lanes.task_rows) if on_strip else (lanes.task_rows,)
+    for rows in order:
+        position = rows.at(lane, time)
+        if position >= 0:
+            return int(rows.source[position])
+    return None
+
+
+def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
+    import pandas as pd
+
+    code, names = pd.factorize(column)
+    return code, list(names)
+
+
+def _times_of(tasks: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ipu, start, end = (tasks[name].to_numpy() for name in ("ipu", "start", "end"))
+    return ipu, start, end
+
+
+def _rows(
+    slices: tuple[np.ndarray, np.ndarray, np.ndarray],
+    code: np.ndarray,
+    row: np.ndarray,
+    wanted: np.ndarray,
+) -> Rows:
+    """``slices``: IPU, start and end of each; ``row`` of each IPU, -1 if it has none."""
+    ipu, start, end = slices
+    rows = int(row.max(initial=-1)) + 1
+    if not wanted.any():
+        return Rows.make(ipu[:0], start[:0], end[:0], code[:0], rows)
+    at = as_narrow(row)[ipu]
+    if not wanted.all():
+        at = np.where(wanted, at, -1)
+    return Rows.make(at, start, end, code, rows)
+
+
+def stage_label(row: Any, between: str, most: int) -> str:
+    """A stage and its Blocks, where it has any."""
+    blocks = plain(blocks_of(row.blocks, most))
+    return f"stage {row.stage}{between}{blocks}" if blocks else f"stage {row.stage}"
+
+
+def blocks_of(blocks: str, most: int) -> str:
+    """The Blocks of a stage as the profile lists them, shortened to a number of characters."""
+    return ends_of(blocks.split(", "), most)

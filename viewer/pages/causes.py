@@ -1,0 +1,76 @@
+"""What makes an update slow or a tile full, the largest gain first, each with its change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Output, dcc, html
+
+from ipuscope.planner.insights import Insight, insights
+from ipuscope.profiler import analysis, confidence
+from ipuscope.profiler.units import sentence
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.pages.common import View
+from ipuscope.viewer.profiles import Profiles
+
+_MOST = 8
+_BATCH = (("keep", "keep"), ("change", "may change"))
+
+
+def card(view: View, id: str) -> Any:
+    """The card that `register`'s callback fills."""
+    return common.card(
+        "What to do about it",
+        batch_switch(view),
+        common.filled(id, awaited=True),
+        note="Largest gain first; they do not add up.",
+    )
+
+
+def batch_switch(view: View) -> Any:
+    """Whether an update may have other samples than now."""
+    if view.report.meta["kind"] != "training":
+        return common.only(view, "batch", "keep")
+    return common.switch(view, "batch", "my global batch", _BATCH, "keep")
+
+
+def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
+    """Fill the card of a page."""
+
+    @app.callback(Output(id, "children"), *common.param_input(page, "profile", "batch"))
+    def show(profile: Any, batch: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        known = profiles.made(report, "insights", lambda: insights(report))
+        found = [one for one in known if batch == "change" or not one.changes_batch]
+        hidden = len(known) - len(found)
+        if not found:
+            return common.message("Nothing that is known would make it faster or smaller.")
+        clock = Clock(report.target.clock_hz)
+        rows = html.Ol([_cause(one, clock) for one in found[:_MOST]], className="insights")
+        likely = confidence.likely(report)
+        said = [f"Gains are of {analysis.turn(report).removeprefix('of ')}."]
+        said += [f"Cycles are {likely}."] if likely else []
+        said += [f"{units.count(hidden, 'change')} of the batch left out."] if hidden else []
+        return [rows, html.P(" ".join(said), className="note")]
+
+
+def _cause(one: Insight, clock: Clock) -> Any:
+    gains = []
+    if one.gain_cycles:
+        seconds = units.seconds(one.gain_cycles / clock.hz)
+        gains.append(f"{units.cycles(one.gain_cycles)} cycles, {seconds}")
+    if one.gain_bytes:
+        gains.append(units.size(one.gain_bytes))
+    how = "at most " if one.at_most else "about " if one.estimate else ""
+    gain = f"gains {how}{' and '.join(gains)}" if gains else ""
+    change = [html.P([one.detail, " ", html.B(one.change_in_words)])]
+    change += [common.statements(one.code)] if one.code else []
+    return html.Li(
+        [
+            dcc.Link(sentence(one.title), href=one.where),
+            html.Span(gain, className="gain"),
+            html.Details([html.Summary("Why, and the change"), *change]),
+        ]
+    )

@@ -1,0 +1,430 @@
+"""Costs: cycles or bytes by module, operator and stage, as a flame graph and as a tree table.
+
+The table opens from modules to operators and their program steps, or has the program as it runs.
+Its visible rows are built on the server (`cost_rows`) from the nodes that are open.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
+
+from ipuscope.profiler import Report
+from ipuscope.profiler.analysis import hierarchy
+from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
+from ipuscope.profiler.enums import Direction
+from ipuscope.profiler.file import records
+from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import tiles as tile_figures
+from ipuscope.viewer.figures import units
+from ipuscope.viewer.figures.units import Clock
+from ipuscope.viewer.pages import common, cost_rows, refused, tables
+from ipuscope.viewer.pages.common import Page, View
+from ipuscope.viewer.pages.details import step_details
+from ipuscope.viewer.pages.tables import Column
+from ipuscope.viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    from ipuscope.viewer.figures.theme import Theme
+
+NAME = "costs"
+_MOST_ROWS = 30
+_ORDERS = (
+    ("module", "module, operator, stage"),
+    ("stage", "stage, module, operator"),
+    ("block", "Block, module, operator"),
+    ("aten", "ATen, module, operator"),
+    (cost_rows.PROGRAM, "the program, as it runs"),
+)
+_DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
+_STEPS = (
+    Column("position", "step", ",.0f", width=80),
+    Column("name", "name"),
+    Column("kind", "kind", width=110),
+    Column("cycles", "cycles", ",.0f", width=100),
+    Column("active_tiles", "tiles", ",.0f", width=90),
+    Column("tile_balance", "balance", ".0%", width=100),
+    Column("bytes_in", "bytes in", ",.0f", width=110),
+)
+_WHAT = ("profile", "order", "layers", "stage", "direction", "find", "sort", "at", "toggled")
+
+
+def layout(view: View) -> Any:
+    """The page; its callbacks draw it."""
+    report = view.report
+    measures = [("cycles", "cycles"), ("bytes", "bytes")]
+    if not len(report.runs):
+        measures = measures[1:]
+    many = report.columns_of(records.Op).rows > common.MANY_OPERATORS
+    both = (("each", "each"), ("together", "together"))
+    order = common.choice(view, "order", "over", _ORDERS, "module", wide=True)
+    return [
+        common.controls(
+            view,
+            order,
+            common.switch(view, "layers", "layers", both, "together" if many else "each"),
+            common.choice(view, "stage", "stage", _stages(report), "all"),
+            common.choice(
+                view, "direction", "for", [("all", "all"), *((d, d) for d in _DIRECTIONS)], "all"
+            ),
+            common.choice(view, "sort", "sorted by", cost_rows.SORTS, "total"),
+            common.search(view, "find", "find by name"),
+            common.other_switch(view, "difference to the other profile"),
+            common.hidden(view, "at"),
+            common.hidden(view, "toggled", check=_no_row),
+            common.hidden(view, "op", check=refused.no_row(report, records.Op, "operator", _CLICK)),
+            common.hidden(view, "node", check=_no_step(report)),
+        ),
+        common.figure_card(
+            "Flame graph",
+            "flame-graph",
+            note="The largest first. Click a part to see it alone, its top to go back.",
+            height=260,
+            controls=[
+                common.switch(view, "measure", "of", measures, measures[0][0]),
+                common.switch(
+                    view, "form", "as", (("flame", "flame graph"), ("treemap", "treemap")), "flame"
+                ),
+                html.Div(id="flame-legend", className="legend"),
+            ],
+            below=[html.Div(id="flame-parts")],
+        ),
+        common.card(
+            "Operators and steps",
+            common.filled("costs-trail"),
+            tables.table(
+                "costs-grid",
+                pd.DataFrame(columns=[one.name for one in cost_rows.COLUMNS]),
+                cost_rows.COLUMNS,
+                view.theme,
+                height=480,
+                row_id="id",
+                sortable=False,
+                filled_later=True,
+            ),
+            html.Div(
+                html.Button("Save as CSV", id="costs-csv", className="quiet"), className="under"
+            ),
+            note="Cycles of a weight update: of one execution times executions. Click to open.",
+        ),
+        common.drawer(("Chosen", common.filled("costs-chosen"))),
+    ]
+
+
+_CLICK = "Click one in the table."
+
+
+def _no_step(report: Report) -> refused.Check:
+    node = refused.no_row(report, records.Program, "node", _CLICK)
+
+    def check(value: str) -> str:
+        if (words := node(value)) or int(value) in report.steps_in_order("program"):
+            return words
+        return refused.refused("step at node", value, "it has others in it", "Click a step.")
+
+    return check
+
+
+def _no_row(value: str) -> str:
+    bad = [one for one in value.split(",") if not re.fullmatch(r"[gon]\d{1,9}", one)]
+    there = "there are groups g1, g2 and so on, operators o0, o1 and nodes n0, n1"
+    return refused.refused("row", bad[0], there, _CLICK) if bad else ""
+
+
+def _stages(report: Report) -> list[tuple[str, str]]:
+    rows = units.rows_of(report.stages)
+    return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
+
+
+# A click on a part shows it alone; on the top of what is shown, what it is in.
+_INTO = """
+function(click, at) {
+    const point = click && click.points && click.points[0];
+    if (!point || point.id === undefined) { return window.dash_clientside.no_update; }
+    const known = (id) => (id === 'all' || !id ? '' : String(id));
+    return known(point.id) === (at || '') ? known(point.parent) : known(point.id);
+}
+"""
+
+# A click on a row opens or closes it; an operator and a step are told of, too.
+_OPEN = """
+function(click, toggled) {
+    const none = window.dash_clientside.no_update;
+    if (!click || !click.rowId) { return [none, none, none]; }
+    const id = String(click.rowId), number = id.slice(1);
+    if (id[0] === 's') { return [none, none, number]; }
+    const open = new Set((toggled || '').split(',').filter((one) => one));
+    if (!open.delete(id)) { open.add(id); }
+    const chosen = id[0] === 'o';
+    return [Array.from(open).join(','), chosen ? number : none, chosen ? '' : none];
+}
+"""
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Register the callbacks of the page."""
+    at, toggled = common.param_id(NAME, "at"), common.param_id(NAME, "toggled")
+    app.clientside_callback(
+        _INTO,
+        Output(at, "value"),
+        Input("flame-graph", "clickData"),
+        common.param_state(NAME, "at"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _OPEN,
+        Output(toggled, "value"),
+        Output(common.param_id(NAME, "op"), "value"),
+        Output(common.param_id(NAME, "node"), "value"),
+        Input("costs-grid", "cellClicked"),
+        State(toggled, "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        "function(order, layers) { return ['', '']; }",  # what is open is no part of another tree
+        Output(at, "value", allow_duplicate=True),
+        Output(toggled, "value", allow_duplicate=True),
+        *common.param_input(NAME, "order", "layers"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        "function(clicks) { return !!clicks; }",
+        Output("costs-grid", "exportDataAsCsv"),
+        Input("costs-csv", "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output(at, "value", allow_duplicate=True),
+        Input({"part": ALL}, "n_clicks"),
+        prevent_initial_call=True,
+    )
+    def into(clicks: list[int | None]) -> Any:
+        if not any(clicks) or not isinstance(ctx.triggered_id, dict):
+            return no_update
+        return ctx.triggered_id["part"]
+
+    _register_flame(app, profiles)
+
+    @app.callback(
+        Output("costs-grid", "rowData"),
+        Output("costs-grid", "columnDefs"),
+        Output("costs-trail", "children"),
+        *common.param_input(NAME, *_WHAT, "other"),
+    )
+    def rows(profile: Any, *values: Any) -> Any:
+        *what, other = values
+        report, second = _reports(profiles, profile, other)
+        wanted = cost_rows.Wanted.of(*what)
+        shown = cost_rows.rows_of(profiles, report, second, wanted)
+        trail = [] if wanted.order == cost_rows.PROGRAM else [_trail(wanted.at)]
+        said = html.P(shown.said, className="note", role="status")
+        return shown.rows, tables.definitions(shown.columns), [*trail, said]
+
+    @app.callback(
+        Output("costs-chosen", "children"),
+        *common.param_input(NAME, "profile", "op", "node"),
+        common.theme_state(),
+    )
+    def chosen(profile: Any, op: Any, node: Any, where: Any) -> Any:
+        report, theme = profiles.get(common.whole(profile, 0)), common.theme_of(where)
+        number, at_node = common.whole(op, -1), common.whole(node, -1)
+        if at_node >= 0:  # without one, the steps need not be read
+            at = np.flatnonzero(report.steps_in_order("program") == at_node)
+            if len(at):
+                step = report.program_steps().iloc[int(at[0])]
+                return step_details(report, step, Clock(report.target.clock_hz), theme)
+        if number < 0 or number not in report.ops.index:
+            return common.message("Click an operator or a step in the table.")
+        return operator_details(profiles, report, number, theme)
+
+
+def _reports(profiles: Profiles, profile: Any, other: Any) -> tuple[Report, Report | None]:
+    return profiles.get(common.whole(profile, 0)), common.other_of(profiles, profile, other)
+
+
+# -- the flame graph ---
+
+
+def leaves_of(
+    profiles: Profiles, report: Report, measure: str, order: str, together: bool
+) -> pd.DataFrame:
+    """The cached leaves of a report's tree. None for cycles if there is no schedule."""
+
+    def make() -> pd.DataFrame:
+        if measure == "bytes" or not len(report.runs):
+            return hierarchy.leaves_of_bytes(report, order, together)
+        return hierarchy.leaves_of_cycles(report, order, together)
+
+    return profiles.made(report, ("leaves", measure, order, together), make)
+
+
+def tree_of(
+    profiles: Profiles, report: Report, other: Report | None, *what: Any
+) -> dict[Path, Node]:
+    """The tree of a report, compared with that of another if one is given."""
+    before = leaves_of(profiles, other, *what) if other is not None else None
+    key = ("tree", None if before is None else id(before), *what)
+    return profiles.made(
+        report, key, lambda: hierarchy.tree(leaves_of(profiles, report, *what), before)
+    )
+
+
+def _register_flame(app: Dash, profiles: Profiles) -> None:
+    @app.callback(
+        Output("flame-graph", "figure"),
+        Output("flame-legend", "children"),
+        Output("flame-parts", "children"),
+        *common.param_input(NAME, "profile", "measure", "order", "layers", "form", "other", "at"),
+        common.theme_state(),
+    )
+    def draw(
+        profile: Any,
+        measure: Any,
+        order: Any,
+        layers: Any,
+        form: Any,
+        other: Any,
+        at: Any,
+        where: Any,
+    ) -> Any:
+        report, second = _reports(profiles, profile, other)
+        bytes_of = measure == "bytes" or not len(report.runs)
+        over = order if order in hierarchy.ORDERS else "module"
+        what = ("bytes" if bytes_of else "cycles", over, layers == "together")
+        here, lost = figures.path_of(str(at or "")), False
+        if second is None and not here and what == ("cycles", "module", True):
+            seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
+        else:
+            nodes = tree_of(profiles, report, second, *what)
+            lost = bool(here) and here not in nodes
+            here = () if lost else here
+            seen = hierarchy.look(nodes, here)
+        theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
+        words = units.size if bytes_of else clock.both
+        which = form if form in figures.FORMS else figures.FORMS[0]
+        compared = second is not None
+        figure = figures.drawn(seen.shown, here, which, words, theme, bytes_of, compared)
+        legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
+        named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
+        parts = _parts(seen, here, words) if here else []
+        return figure, named, _lost(at, over, what[0]) if lost else parts
+
+
+def _lost(at: Any, order: str, measure: str) -> Any:
+    """A message that the part asked for is not in the tree."""
+    there = f"none over {dict(_ORDERS)[order]} has {measure} under this name"
+    words = refused.refused("part", at, there, "All is shown; click a part to see it alone.")
+    return common.message(words, "warning")
+
+
+def _parts(seen: Look, at: Path, words: Any) -> Any:
+    """What a part is made of, widest first; what has parts itself is a button that opens it."""
+    whole = max(1, seen.shown[len(at)].value)
+    rows = [
+        html.Tr(
+            [
+                html.Td(
+                    _button(node.path, node.path[-1]) if node.path in seen.opens else node.path[-1]
+                ),
+                html.Td(words(node.value), className="n"),
+                html.Td(units.percent(node.value / whole), className="n"),
+            ]
+        )
+        for node in seen.inside[:_MOST_ROWS]
+    ]
+    if len(seen.inside) > _MOST_ROWS:
+        rest = f"and {len(seen.inside) - _MOST_ROWS:,} smaller"
+        rows.append(html.Tr(html.Td(rest, colSpan=3)))
+    return html.Table(html.Tbody(rows), className="plain")
+
+
+def _trail(at: Path) -> Any:
+    """The path from the root to the current node."""
+    steps: list[Any] = [_button((), "all")] if at else [html.B("all")]
+    for depth in range(1, len(at) + 1):
+        name = at[depth - 1]
+        last = html.B(name) if depth == len(at) else _button(at[:depth], name)
+        steps += [f" {figures.SEPARATOR} ", last]
+    return html.P(steps, className="trail")
+
+
+def _button(path: Path, name: str) -> Any:
+    return html.Button(name, id={"part": figures.id_of(path)}, className="link", n_clicks=0)
+
+
+# -- an operator ---
+
+
+def operator_details(profiles: Profiles, report: Report, number: int, theme: Theme) -> list[Any]:
+    """Details of an operator, and its balance over tiles."""
+    clock = Clock(report.target.clock_hz)
+    row: Any = cost_rows.operators_of(profiles, report).loc[number]
+    steps = report.program_steps()
+    steps = steps[steps["op"] == number]
+    rows: list[tuple[str, Any]] = [
+        ("operator", row["name"]),
+        ("ATen", common.link(row["aten"], "costs", order="aten", find=row["aten"])),
+        ("module", row["module"] or "none"),
+        ("source", common.source_link(row["file"], row["line"])),
+        (
+            "where",
+            [
+                f"Block {row['block_name'] or 'none'}, ",
+                common.link(f"stage {row['stage']}", "costs", stage=row["stage"]),
+                f", IPU {row['ipu']}",
+            ],
+        ),
+        ("cycles", clock.both(int(row["cycles"]))),
+        ("times", f"{row['executions']:,}, {row['total_cycles']:,} cycles together"),
+        ("recomputed", f"{row['recompute_cycles']:,} cycles beside these"),
+        ("FLOPs", f"{row['flops']:,}"),
+        ("plan", row["plan"] or "nothing to choose"),
+    ]
+    if row["forward_op"] in report.ops.index:
+        forward = int(row["forward_op"])
+        name = str(report.ops.loc[forward, "name"])
+        rows.append(("belongs to", common.link(name, "costs", op=forward)))
+    if row["estimated"]:
+        rows.append(("note", "an estimate: nobody lowered this operator"))
+    tiles = _tile_cycles(report, steps["step"].to_numpy())
+    links = [common.link("in the timeline", "timeline", ipu=row["ipu"], find=row["name"])]
+    if len(steps):
+        at = steps["position"].iloc[0]
+        links.append(common.link("variables live then", "memory", ipu=row["ipu"], step=at))
+    balance = steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None)
+    shown = steps.assign(tile_balance=balance)
+    figure = tile_figures.histogram(tiles, "compute cycles", theme)
+    busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
+    return [
+        html.Div(
+            [
+                html.Div([common.facts(rows), html.P(common.separated(links))]),
+                html.Div(
+                    [
+                        html.P(f"Balance over tiles: {busy}", className="note"),
+                        common.graph("costs-tiles", figure),
+                    ]
+                ),
+            ],
+            className="row",
+        ),
+        tables.table("costs-steps", shown, _STEPS, theme, height=300),
+    ]
+
+
+def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
+    """Compute cycles of each tile, summed over these steps: int64[tiles]."""
+    total = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
+    for step in steps.tolist():
+        cycles = report.step_tiles(int(step))["cycles"]
+        if cycles is not None:
+            total += cycles
+    return total
+
+
+PAGE = Page("/costs", "Costs", layout, register, "Cycles and bytes by module, operator and step")

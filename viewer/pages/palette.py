@@ -1,0 +1,76 @@
+"""The command palette: pages, operators, variables, stages and actions by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, dcc, html
+
+from ipuscope.profiler import Report
+from ipuscope.profiler.file import records
+from ipuscope.viewer.pages import common
+from ipuscope.viewer.profiles import Profiles
+
+_MOST = 8  # of each kind
+
+
+def dialog() -> Any:
+    """The dialog; assets/viewer.js opens it and finds pages and actions."""
+    named: Any = {"aria-label": "Find anything"}
+    field = dcc.Input(id="palette-words", type="text", debounce=0.15, placeholder="Find anything")
+    return html.Dialog(
+        [field, html.Div(id="palette-actions"), html.Div(id="palette-found")], id="palette", **named
+    )
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Find what a profile has by the words that are typed."""
+
+    @app.callback(
+        Output("palette-found", "children"),
+        Input("palette-words", "value"),
+        Input({"page": ALL, "param": "profile"}, "value"),
+        prevent_initial_call=True,
+    )
+    def find(words: Any, profile: Any) -> Any:
+        text = str(words or "").strip().lower()
+        report = profiles.get(common.whole((profile or [0])[0], 0))
+        return found(report, text) if len(text) > 1 else []
+
+
+def found(report: Report, words: str) -> list[Any]:
+    """Links to stages, operators and variables whose names have these words."""
+    stages = [
+        ("stage", f"stage {stage}: {blocks}", {"page": "costs", "stage": stage})
+        for stage, blocks in zip(report.stages["stage"], report.stages["blocks"], strict=True)
+        if words in f"stage {stage} {blocks}".lower()
+    ][:_MOST]
+    links = [*stages]
+    for record, kind, page in (
+        (records.Op, "operator", "costs"),
+        (records.Variable, "variable", "memory"),
+    ):
+        columns = report.columns_of(record)
+        ids = columns["id"]
+        names = report.names_of(record, ids)
+        for at in _with(names, words):
+            place = {"op": int(ids[at])} if page == "costs" else {"variable": int(ids[at])}
+            if page == "memory":
+                place |= {"ipu": int(columns["ipu"][at])}
+            links.append((kind, str(names[at]), {"page": page, **place}))
+    return [
+        dcc.Link([html.Span(kind), name], href=f"/{place.pop('page')}?{common.query(**place)}")
+        for kind, name, place in links
+    ]
+
+
+def _with(names: Any, words: str) -> list[int]:
+    """Positions of the first names that have these words; names that are alike count once."""
+    known: dict[str, int] = {}
+    for at, name in enumerate(np.asarray(names).tolist()):
+        if words in name.lower():
+            known.setdefault(name, at)
+            if len(known) == _MOST:
+                break
+    return list(known.values())

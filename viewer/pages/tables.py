@@ -1,0 +1,148 @@
+"""Tables that are sorted and filtered in the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dash_ag_grid as dag
+
+from ipuscope.viewer.figures.theme import Theme
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROW, _HEADER, _SCROLLBAR = 30, 34, 18  # pixels of a table
+_ROOM_FOR_A_BUTTON = 150
+_LETTER, _PADDING = 7, 20  # of a heading, in a window of at most 1100 pixels
+_NARROW_TABLE, _LEAST_NAME = 760, 150  # what a window of 1024 pixels leaves; of a column of names
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Its name in the frame, its heading, and how d3 formats its numbers ("" for text).
+    """
+
+    name: str
+    heading: str
+    format: str = ""
+    width: int = 0
+    scale: float = 1.0
+    tip: str = ""
+    least: int = 240  # pixels of a column that takes what the others leave
+
+
+def table(
+    id: Any,
+    frame: pd.DataFrame,
+    columns: Sequence[Column],
+    theme: Theme,
+    height: int | None = None,
+    row_id: str = "",
+    sortable: bool = True,
+    filled_later: bool = False,
+) -> Any:
+    """A table that can be sorted and filtered.
+
+    Its ``height``, pixels, is less where its rows are few, unless it is ``filled_later``. Numbers
+    are divided by their column's ``scale`` for display. ``row_id`` names the column that identifies
+    rows, where clicks matter. Rows whose order has a meaning are not ``sortable``.
+    """
+    fitted = _fitted(columns)
+    filters = sortable and height is not None and height >= 300
+    names = [column.name for column in columns]
+    extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
+    fields = [*names, *extra]
+    cells = [frame[name].tolist() for name in fields]  # many times as fast as to_dict
+    rows = [dict(zip(fields, row, strict=True)) for row in zip(*cells, strict=True)]
+    options: dict[str, Any] = {
+        "rowHeight": _ROW,
+        "headerHeight": _HEADER,
+        "tooltipShowDelay": 300,
+        "animateRows": False,
+        "enableCellTextSelection": True,
+        "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+    }
+    if height is None:
+        options["domLayout"] = "autoHeight"
+    elif not filled_later:  # no higher than its rows; three have room for words that there are none
+        height = min(
+            height, _HEADER * (2 if filters else 1) + _ROW * max(3, len(rows)) + _SCROLLBAR
+        )
+    more: dict[str, Any] = {"getRowId": f"params.data.{row_id} + ''"} if row_id else {}
+    if fitted:  # at first, and with every width of the window (assets/viewer.js)
+        options["autoSizeStrategy"] = {"type": "fitGridWidth", "columnLimits": _limits(columns)}
+        more |= {"eventListeners": {"gridSizeChanged": ["fitted(params)"]}}
+    return dag.AgGrid(
+        id=id,
+        **more,
+        rowData=rows,
+        columnDefs=definitions(columns, fitted),
+        defaultColDef={
+            "sortable": sortable,
+            "resizable": True,
+            "suppressHeaderMenuButton": True,
+            "suppressHeaderFilterButton": True,
+            "floatingFilter": filters,
+        },
+        dashGridOptions=options,
+        className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
+        style={"width": "100%", "height": f"{height}px" if height else None},
+    )
+
+
+def _fitted(columns: Sequence[Column]) -> bool:
+    """Whether they fit the table in most windows; others scroll."""
+    return sum(map(_narrowest, columns)) <= _NARROW_TABLE
+
+
+def definitions(columns: Sequence[Column], fitted: bool = False) -> list[dict[str, Any]]:
+    """Columns as AG Grid takes them; ``fitted``: they get their widths from the table's."""
+    definitions = []
+    for column in columns:
+        definition: dict[str, Any] = {
+            "field": column.name,
+            "headerName": column.heading,
+            "headerTooltip": column.tip or column.heading,
+            "filter": "agNumberColumnFilter" if column.format else "agTextColumnFilter",
+        }
+        if column.format:
+            shown = f"params.value / {column.scale}" if column.scale != 1 else "params.value"
+            formatted = f"d3.format('{column.format}')({shown})"
+            definition |= {
+                "type": "rightAligned",
+                "valueFormatter": {"function": f"params.value == null ? '' : {formatted}"},
+            }
+        else:
+            definition |= {"tooltipField": column.name}
+        if column.width:
+            # beside its button a narrow column's field has no room for a word
+            definition |= {
+                "width": column.width,
+                "suppressFloatingFilterButton": column.width < _ROOM_FOR_A_BUTTON,
+            }
+        else:
+            least = _narrowest(column) if fitted else column.least
+            definition |= {"minWidth": least} | ({} if fitted else {"flex": 1})
+        definitions.append(definition)
+    return definitions
+
+
+def _narrowest(column: Column) -> int:
+    """Pixels that a column takes at the least: numbers are whole, words may be cut."""
+    if not column.width:
+        return min(column.least, _LEAST_NAME)
+    heading = _LETTER * len(column.heading) + _PADDING
+    return min(column.width, max(heading, round(column.width * (0.8 if column.format else 0.6))))
+
+
+def _limits(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Between what each column may be for all to fit the table; what is left is for names."""
+    limits = []
+    for column in columns:
+        limit = {"colId": column.name, "minWidth": _narrowest(column)}
+        limits.append(limit | ({"maxWidth": column.width} if column.width else {}))
+    return limits
