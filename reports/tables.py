@@ -61,6 +61,11 @@ def identity(value: Any) -> str:
     return "-" if value == -1 else str(value)
 
 
+def change(share: Any) -> str:
+    """How much more or less: +1.2%; empty where it is as much."""
+    return f"{share:+.1%}" if share else ""
+
+
 def text(value: Any) -> str:
     """A name, shortened if there is no room."""
     return clean(str(value))

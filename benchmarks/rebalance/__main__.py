@@ -9,9 +9,8 @@ Block's forward and backward cycles or its parameters). Where a model does not f
 micro-batch in any split, the memory is left out of the choice, and the table says so. The last
 table is of models that nobody wrote, with random cycles, copies and bytes on 1,472 tiles, to time
 the search: of a whole weight update, and of the bottleneck alone, whose least is exact. Where ways
-to split are too many to keep apart, the gap between the split and a bound that no split is below is
-narrowed box by box (planner/search/boxes.py): to less than 0.1 %, or to a few at the least
-accumulation that a pipeline takes, where ramps are half of an update. Every answer says it.
+to split are too many to keep apart, every answer says how far a bound that no split is below lies
+under it.
 """
 
 from __future__ import annotations

@@ -243,12 +243,16 @@ def _together(basis: Basis, allowed: Allowed, splits: bool, single: Sequence[Adv
 
 def _is_allowed(basis: Basis, allowed: Allowed, levers: Levers) -> bool:
     """Whether a weight update has as many samples as now, or at most those that are allowed."""
-    now = basis.costs.micro_batches * basis.micro_batch
-    count = levers.micro_batches or basis.costs.micro_batches
-    then = count * (levers.micro_batch or basis.micro_batch)
+    then = _samples(basis, levers)
     if not allowed.samples:
-        return then == now
+        return then == _samples(basis, Levers())
     return then * basis.costs.samples <= allowed.samples * basis.micro_batch
+
+
+def _samples(basis: Basis, levers: Levers) -> int:
+    """Samples of a weight update, of one replica."""
+    count = levers.micro_batches or basis.costs.micro_batches
+    return count * (levers.micro_batch or basis.micro_batch)
 
 
 def _climbed(basis: Basis, allowed: Allowed, splits: bool, held: Levers) -> Levers:
@@ -308,9 +312,8 @@ def _worth(basis: Basis, levers: Levers) -> float:
 
 def _worth_of_samples(basis: Basis, levers: Levers) -> float:
     """What a sample is worth beside one of the present's: less with more of them an update."""
-    larger = (levers.micro_batch or basis.micro_batch) / basis.micro_batch
-    more = (levers.micro_batches or basis.costs.micro_batches) / basis.costs.micro_batches
-    worth: float = (1 - _A_DOUBLING) ** max(0.0, log2(larger * more))
+    more = _samples(basis, levers) / _samples(basis, Levers())
+    worth: float = (1 - _A_DOUBLING) ** max(0.0, log2(more))
     return worth
 
 

@@ -143,6 +143,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
             change=change,
             waits=Waits(causes=WORK),
             code=tuple(code),
+            changes_batch="gradientAccumulation" in change,
         )
     ]
 
@@ -272,6 +273,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 of_ramps,
                 change=change,
                 waits=Waits(phases=(PipelinePhase.RAMP_UP, PipelinePhase.RAMP_DOWN)),
+                changes_batch=costs.training,
             )
         )
     if update and costs.training:
@@ -286,6 +288,7 @@ def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 of_update,
                 change=change,
                 waits=Waits(phases=(PipelinePhase.UPDATE,)),
+                changes_batch=costs.training,
             )
         )
     return findings

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_SAMPLES = "samples an update instead of"  # `lever_gains.training_changes`
-
-
 @dataclass(frozen=True)
 class Insight:
     """One finding.
@@ -29,7 +26,7 @@ class Insight:
     ``where`` is a page of the viewer with its parameters; ``action`` what to change, ``code`` the
     statements to write or the commands to ask (none: `action` says it all), and ``change`` the same
     for programs (empty: nothing that has a name). ``waits``: the cycles of the critical path that
-    it is about (None: none).
+    it is about (None: none). ``changes_batch``: a weight update then has other samples than now.
     """
 
     title: str
@@ -43,11 +40,7 @@ class Insight:
     estimate: bool = False
     waits: Waits | None = None
     code: tuple[str, ...] = ()
-
-    @property
-    def changes_batch(self) -> bool:
-        """Whether a weight update then has other samples than now."""
-        return "gradientAccumulation" in self.change or _SAMPLES in self.detail
+    changes_batch: bool = False
 
     @property
     def change_in_words(self) -> str:

@@ -81,6 +81,7 @@ def _single(basis: Basis, one: Advice, present: Advice) -> Insight:
         estimate=one.estimate,
         waits=waits,
         code=one.code,
+        changes_batch=one.samples != present.samples,
     )
 
 
@@ -110,11 +111,12 @@ def _room(one: Advice, for_what: str) -> str:
 def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
     cycles = gain(one, present)
     how = "an estimate; " if one.estimate else ""
+    samples = "as now" if one.samples == present.samples else f"instead of {present.samples:,}"
     return Insight(
         f"{len(one.levers.pulled)} levers together make it {one.gain:.2f} times as fast",
         f"{units.sentence(one.title)}: {units.per_second(one.samples_per_second)} samples a second"
         f" instead of {units.per_second(present.samples_per_second)}, {one.samples:,} samples"
-        f" {basis.turn} instead of {present.samples:,}. The same samples take {cycles:,} cycles"
+        f" {basis.turn} {samples}. The same samples take {cycles:,} cycles"
         f" less than the present {present.cycles:,} ({how}ipu-report advise --check compiles it).",
         "write this",
         _where(basis),
@@ -122,6 +124,7 @@ def _together(basis: Basis, one: Advice, present: Advice) -> Insight:
         change=_change(one.levers),
         estimate=one.estimate,
         code=one.code,
+        changes_batch=one.samples != present.samples,
     )
 
 

@@ -365,9 +365,10 @@ def counts(basis: Basis, limit: int, stages: int = 0) -> list[int]:
 def cuts(basis: Basis, stages: int = 0) -> list[tuple[int, int]]:
     """Other sizes of micro-batches, and how many of them have the present's samples."""
     samples = basis.micro_batch * basis.costs.micro_batches
-    near = [basis.micro_batch * ratio for ratio in (RATIOS[0], RATIOS[-1])]
+    smallest = max(1, ceil(basis.micro_batch * RATIOS[0]))
+    largest = min(samples, int(basis.micro_batch * RATIOS[-1]))
     least, found = least_count(basis, stages), []
-    for size in range(max(1, ceil(near[0])), min(samples, int(near[1])) + 1):
+    for size in range(smallest, largest + 1):
         if size != basis.micro_batch and samples % size == 0 and samples // size >= least:
             found.append((size, samples // size))
     return found

@@ -195,14 +195,16 @@ def quickest_split(
     none can run, with the reason for the last list.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    bounds = [at_least(costs, ipus, allowed) for ipus in lists]
+    bounds = {
+        at: at_least(costs, ipus, allowed)
+        for at, ipus in enumerate(lists)
+        if _legal(costs, len(ipus))
+    }
     problems: dict[int, str] = {}
     best: tuple[int, int, Split] | None = None
     fewest = 0  # stages, one an IPU, that hold all Blocks
-    for at in sorted(range(len(lists)), key=bounds.__getitem__):
+    for at in sorted(bounds, key=bounds.__getitem__):
         ipus = lists[at]
-        if not _legal(costs, len(ipus)):
-            continue
         apart = len(set(ipus)) == len(ipus)
         if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
             continue
@@ -246,9 +248,9 @@ def _why_the_last(
 
 
 def _legal(costs: Costs, stages: int) -> bool:
-    """Whether there are micro-batches enough for so many stages."""
+    """Whether there are Blocks and micro-batches enough for so many stages."""
     least = schedules.pipeline_stages(stages, costs.training)
-    return not costs.pipelined or costs.micro_batches >= least
+    return stages <= len(costs) and (not costs.pipelined or costs.micro_batches >= least)
 
 
 def fewest_stages(costs: Costs, choices: Sequence[Choice], in_company: bool = False) -> int:

@@ -75,7 +75,16 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     from ipuscope.planner.predict.what_if import what_if
     from ipuscope.profiler import confidence, units
     from ipuscope.profiler.units import per_second
-    from ipuscope.reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
+    from ipuscope.reports.tables import (
+        Column,
+        Page,
+        Table,
+        change,
+        identity,
+        kibibytes,
+        say,
+        sentence,
+    )
     from ipuscope.reports.tables import text as words
 
     try:
@@ -103,7 +112,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     columns = (
         Column("split", "split", sentence),
         Column("cycles", "cycles"),
-        Column("change", "change", _change),
+        Column("change", "change", change),
         Column("pipeline_cycle", "pipeline\ncycle"),
         Column("samples_per_second", "samples/s", per_second),
         Column("ipus", "IPUs", identity),
@@ -132,10 +141,6 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         str(report.path),
         (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
     )
-
-
-def _change(share: float) -> str:
-    return f"{share:+.1%}" if share else ""
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:

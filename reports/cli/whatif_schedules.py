@@ -46,7 +46,16 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
     from ipuscope.planner.schedules.compared import ASSUMES, compared
     from ipuscope.planner.schedules.generators import KINDS
     from ipuscope.profiler import confidence
-    from ipuscope.reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
+    from ipuscope.reports.tables import (
+        Column,
+        Page,
+        Table,
+        change,
+        say,
+        sentence,
+        whole_kibibytes,
+        whole_text,
+    )
 
     asked = [name for one in args.schedule for name in (KINDS if one == "all" else [one])]
     rows, found = compared(report, costs, assignment, asked, args.chunks)
@@ -56,24 +65,21 @@ def page(report: Report, costs: Costs, assignment: Assignment, args: argparse.Na
         if len(asked) != 1:
             raise ValueError("--schedule-csv writes one schedule: name one with --schedule")
         write_csv(found[asked[0]].schedule, args.schedule_csv)
-    columns = (
-        Column("schedule", "schedule", sentence),
-        Column("stages", "stages", identity),
+    columns = (  # those that fit 80 characters; --json and --csv have the others
+        Column("schedule", "schedule", whole_text),
         Column("cycles", "cycles\nin steps"),
-        Column("change", "", _change),
+        Column("change", "", change),
         Column("free", "cycles\nfree"),
-        Column("free_change", "", _change),
-        Column("waiting", "waits\nfree", _percent),
-        Column("ramps", "ramps\nfree"),
-        Column("stash", "stash\nKiB", kibibytes),
-        Column("fullest_tile", "extent\nKiB", kibibytes),
+        Column("free_change", "", change),
+        Column("stash", "stash\nKiB", whole_kibibytes),
         Column("memory", "memory", sentence),
-        Column("runs", "runs\ntoday", sentence),
     )
     notes = [say(f"{row.schedule}: {row.note}.") for row in rows[rows["note"] != ""].itertuples()]
     answered = rows[rows["note"] == ""]
     whole = ("stages", "cycles", "free", "ramps", "stash", "fullest_tile")
     shown = Table("schedules", answered.astype(dict.fromkeys(whole, "int64")), columns)
+    today = ", ".join(answered.loc[answered["runs"] == "yes", "schedule"])
+    notes.append(say(f"PopTorch can run {today or 'none of these'}."))
     drawn = _pictures(found[asked[0]]) if len(asked) == 1 else []
     if within := confidence.likely(report):
         notes.append(say(f"Cycles are {within}; two schedules share most of that."))
@@ -101,11 +107,3 @@ def _picture(schedule: Schedule) -> Lines:
     if schedule.part is not None:
         tasks["direction"] = tasks["direction"].where(schedule.part == 0, WEIGHTS)
     return Lines(tuple(timeline(tasks, cycles, drawing_width(), speaks_unicode())), as_drawn=True)
-
-
-def _change(share: float) -> str:
-    return f"{share:+.1%}" if share else ""
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"

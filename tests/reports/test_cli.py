@@ -885,8 +885,12 @@ def test_in_an_ssh_session_the_viewer_says_how_to_reach_it() -> None:
 
 
 def test_import_says_where_the_vendors_reader_comes_from(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(sys.modules, "pva", None)  # ours, where a script ran in this process
     words = ["import", str(runs / "training" / "profile.pop"), "-o", str(tmp_path / "own.pop")]
     assert main(words) == 1
     assert "the Poplar SDK's pva is not installed" in capsys.readouterr().err

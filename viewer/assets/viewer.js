@@ -405,21 +405,36 @@ window.ipuscopeKeep = function (query) {
       return button;
     }));
   }
+  function paletteField() {
+    const place = document.getElementById('palette-field');
+    if (place.firstChild) { return place.firstChild; }
+    const field = document.createElement('input');
+    field.placeholder = 'Find anything';
+    field.setAttribute('aria-label', field.placeholder);
+    let pause = 0;
+    field.addEventListener('input', () => {
+      actionsFor(field.value.toLowerCase());
+      clearTimeout(pause);
+      pause = setTimeout(() => window.dash_clientside.set_props('palette-words', { data: field.value }), 150);
+    });
+    place.append(field);
+    return field;
+  }
   function palette() {
-    const dialog = document.getElementById('palette'), field = document.getElementById('palette-words');
+    const dialog = document.getElementById('palette');
     if (!dialog || dialog.open) { return; }
+    const field = paletteField();
     dialog.showModal();
     field.select();
     actionsFor(field.value.toLowerCase());
   }
-  document.addEventListener('input', ({ target }) => { if (target.id === 'palette-words') { actionsFor(target.value.toLowerCase()); } });
   document.addEventListener('keydown', (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key === 'k') { event.preventDefault(); palette(); return; }
     const dialog = event.target.closest?.('#palette');
     if (!dialog) { return; }
     const found = Array.from(dialog.querySelectorAll('a, button')), at = found.indexOf(document.activeElement);
     if (event.key === 'ArrowDown') { found[Math.min(found.length - 1, at + 1)]?.focus(); event.preventDefault(); }
-    else if (event.key === 'ArrowUp') { (found[at - 1] || document.getElementById('palette-words')).focus(); event.preventDefault(); }
+    else if (event.key === 'ArrowUp') { (found[at - 1] || paletteField()).focus(); event.preventDefault(); }
     else if (event.key === 'Enter' && at < 0) { found[0]?.click(); event.preventDefault(); }
     event.stopPropagation();
   });

@@ -46,7 +46,8 @@ def register(app: Dash, profiles: Profiles, page: str, id: str) -> None:
         found = [one for one in known if batch == "change" or not one.changes_batch]
         hidden = len(known) - len(found)
         if not found:
-            return common.message("Nothing that is known would make it faster or smaller.")
+            beside = f"; {units.count(hidden, 'change')} of the batch left out" if hidden else ""
+            return common.message(f"No change is known that makes it faster or smaller{beside}.")
         clock = Clock(report.target.clock_hz)
         rows = html.Ol([_cause(one, clock) for one in found[:_MOST]], className="insights")
         likely = confidence.likely(report)

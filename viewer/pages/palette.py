@@ -16,12 +16,13 @@ _MOST = 8  # of each kind
 
 
 def dialog() -> Any:
-    """The dialog; assets/viewer.js opens it and finds pages and actions."""
+    """The dialog; assets/viewer.js opens it, makes its field and finds pages and actions.
+
+    Dash's own field sets its value again while words are typed, and mixes letters up.
+    """
     named: Any = {"aria-label": "Find anything"}
-    field = dcc.Input(id="palette-words", type="text", debounce=0.15, placeholder="Find anything")
-    return html.Dialog(
-        [field, html.Div(id="palette-actions"), html.Div(id="palette-found")], id="palette", **named
-    )
+    parts = [html.Div(id=f"palette-{name}") for name in ("field", "actions", "found")]
+    return html.Dialog([dcc.Store(id="palette-words"), *parts], id="palette", **named)
 
 
 def register(app: Dash, profiles: Profiles) -> None:
@@ -29,7 +30,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("palette-found", "children"),
-        Input("palette-words", "value"),
+        Input("palette-words", "data"),
         Input({"page": ALL, "param": "profile"}, "value"),
         prevent_initial_call=True,
     )

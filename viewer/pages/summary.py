@@ -22,7 +22,6 @@ from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.profiles import Profiles
 
 NAME = "summary"
-MOST_INSIGHTS = 8
 MOST_WAITS = 6
 
 

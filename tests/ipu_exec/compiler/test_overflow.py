@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ipu_exec.compiler.memory.overflow import find_overflow, largest_block, tile_bytes, tile_rows
+from ipu_exec.compiler.memory.overflow import block_bytes, find_overflow, tile_bytes, tile_rows
 from ipu_exec.machine import TARGETS
 from ipuscope.profiler.file import records
 
@@ -120,6 +120,6 @@ def test_the_block_that_needs_most_by_itself() -> None:
         variable("of no Block", (99, 0)),
         variable("of another list", (99, 0), block=2),
     ]
-    assert largest_block(here, 2, ipu=0) == (1, 27)
-    assert largest_block(here, 2, ipu=1) == (0, 99)
-    assert largest_block(here, 0, ipu=0) == (-1, 0)
+    assert block_bytes(here, ["first", "second"], ipu=0)[0] == ("second", 27)
+    assert block_bytes(here, ["first", "second"], ipu=1)[0] == ("first", 99)
+    assert block_bytes(here, [], ipu=0) == []

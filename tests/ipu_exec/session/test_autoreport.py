@@ -21,7 +21,7 @@ import ipu_exec
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.session import autoreport
 from ipuscope.profiler import ProfileWriter, open_report
-from ipuscope.profiler.file import lock, seal, writer
+from ipuscope.profiler.file import lock, writer
 from ipuscope.profiler.pva import debug_info
 from tests.forked import run
 from tests.paths import ROOT
@@ -156,7 +156,7 @@ MOMENTS = (
     (ProfileWriter, "add", 1),
     (ProfileWriter, "add", 3),
     (ProfileWriter, "publish", 1),
-    (seal, "seal", 1),
+    (writer, "_fsync", 2),
     (writer, "_fsync", 1),
     (debug_info, "write", 1),
     (ProfileWriter, "publish", 2),

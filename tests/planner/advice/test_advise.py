@@ -292,6 +292,16 @@ def test_memory_decides_with_speed(report: Report) -> None:
     assert max((one.levers.micro_batch for one in advise_on(tight, free).single), default=0) < most
 
 
+def test_the_best_combination_keeps_the_samples_of_an_update(demo: Path) -> None:
+    """A larger micro-batch goes with fewer of them, or is not in it."""
+    with open_report(demo / "training") as trained:
+        advised = advise(trained)
+    assert advised.together is not None
+    assert advised.together.levers.micro_batch
+    for one in (advised.together, *advised.single):
+        assert one.samples == advised.present.samples
+
+
 def test_half_precision_is_no_lever_of_a_model_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
