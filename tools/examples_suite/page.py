@@ -18,7 +18,7 @@ they were written for; {undecided} are undecided: they ran out of time, or end a
 
 Made on {date} by
 
-```console
+```sh
 python -m tools.examples_suite CHECKOUT --libraries LIBRARIES
 python -m tools.examples_suite CHECKOUT --page > docs/graphcore-examples.md
 ```
