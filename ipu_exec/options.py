@@ -1128,7 +1128,11 @@ class Options(_Group):
         For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error
         names the line.
         """
-        for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
+        try:
+            lines = Path(filepath).read_text().splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigFileError(f"{filepath} is no text ({error})") from None
+        for number, line in enumerate(lines, 1):
             if line.split("#")[0].strip():
                 place = f"line {number} of {Path(filepath).name}"
                 _call(self, line.split("#")[0].strip(), place)

@@ -41,6 +41,10 @@ def measured(folder: Path, last: str) -> dict[str, Any]:
 MEASURES = ("ipus", "cycles", "samples_per_second", "fullest_bytes", "problem", "profile")
 
 
+_MOST_COLUMNS = 1000  # pandas takes the square of their number to name them
+_LONGEST_LINE = 1 << 20
+
+
 class RunsError(Exception):
     """A file that is no table of runs: says which, and how to make one."""
 
@@ -55,6 +59,9 @@ def read(folder: str | os.PathLike[str]) -> pd.DataFrame:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        with open(path, "rb") as file:
+            if file.readline(_LONGEST_LINE).count(b",") > _MOST_COLUMNS:
+                raise ValueError(f"it has more than {_MOST_COLUMNS} columns")
         runs = pd.read_csv(path, keep_default_na=False)
         for name in MEASURES[:4]:
             runs[name] = pd.to_numeric(runs[name])

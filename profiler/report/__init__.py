@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from ipuscope.profiler.file import from_json, integrity, records, seal, trace
-from ipuscope.profiler.file.bounds import Known
+from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES, Known
 from ipuscope.profiler.file.columns import Check, Columns, among
 from ipuscope.profiler.file.lock import is_being_written
 from ipuscope.profiler.file.reader import Reader
@@ -90,13 +90,13 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """Return an entry of a profile's header or options if it is a valid number.
+    """Return an entry of a profile's header or options if it is a number that can be.
 
     The file may come from an untrusted source.
     """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and 0 <= value < float("inf") else default
+    return value if known and 0 <= value <= MOST_MICRO_BATCHES else default
 
 
 class Report:

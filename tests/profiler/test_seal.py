@@ -94,3 +94,16 @@ def test_a_checksum_that_a_stranger_wrote_is_not_taken_for_a_comparison(copy, ca
         seal.seal(copy)
         assert state(copy) is State.INTACT
         assert "packed otherwise" in doctor(copy, capsys, "--rows")
+
+
+def test_a_checksum_across_the_pieces_that_are_read_is_seen(tmp_path, monkeypatch):
+    path = tmp_path / "profile.pop"
+    content = b"x" * 100 + seal.BLANK.encode() + b"y" * 50
+    path.write_bytes(content)
+    seal.seal(path)
+    said = path.read_bytes()[100 : 100 + len(seal.BLANK)].decode()
+    for piece in (1, 7, 60, 101, 1 << 20):
+        monkeypatch.setattr(seal, "_PIECE", piece)
+        assert seal.state(path, said) is State.INTACT
+    path.write_bytes(content + content)
+    assert seal.state(path, said) is not State.INTACT

@@ -15,6 +15,13 @@ from ipuscope.viewer.sweep_app import create_sweep_app, opened
 SETTING = "Training.gradientAccumulation"
 
 
+@pytest.mark.parametrize("content", [b"", b"\0\0", b"\xff,", b'a,"b\n', b"x," * 200_000 + b"\n"])
+def test_a_table_that_is_none_is_a_line_and_soon(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "runs.csv").write_bytes(content)
+    with pytest.raises(RunsError, match=r"is no table of runs .* Make one with: ipu-run"):
+        read(tmp_path)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A sweep of three runs, one of which failed, moved from where it was made."""
