@@ -60,6 +60,7 @@ test: $(STAMP) ## Run the tests on all cores; ARGS="-k timeline" for some of the
 
 fuzz: $(STAMP) ## Read damaged profiles by everything, CASES=1000 of them, within time and memory
 	$(BIN)/python -m tools.fuzz --cases $(CASES)
+	$(BIN)/python -m tools.fuzz --cases $(CASES) --columns
 
 lint: $(STAMP) ## Check style (ruff) and types (mypy)
 	$(BIN)/ruff check .

@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -46,6 +45,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
+from ipuscope.profiler.file import from_json
 from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -1128,7 +1128,11 @@ class Options(_Group):
         For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error
         names the line.
         """
-        for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
+        try:
+            lines = Path(filepath).read_text().splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigFileError(f"{filepath} is no text ({error})") from None
+        for number, line in enumerate(lines, 1):
             if line.split("#")[0].strip():
                 place = f"line {number} of {Path(filepath).name}"
                 _call(self, line.split("#")[0].strip(), place)
@@ -1142,15 +1146,14 @@ class Options(_Group):
         ("ConnectionType.Never"). Error if there is no such method.
         """
         try:
-            calls = json.loads(string)
-        except json.JSONDecodeError as error:
+            calls = from_json.loads(string)
+        except ValueError as error:
             raise UsageError(f"options are no JSON ({error}): {string!r}") from None
+        if not isinstance(calls, dict):
+            raise UsageError(f"options are a JSON object of methods, not {string[:60]!r}")
         for name, value in calls.items():
-            method: Any = self
-            for part in name.split("."):
-                method = getattr(method, part)
             arguments = value if isinstance(value, list) else [value]
-            method(*(_member(argument) for argument in arguments))
+            _method(self, name)(*(_member(argument) for argument in arguments))
         return self
 
     def clone(self) -> Self:
@@ -1195,8 +1198,8 @@ class Options(_Group):
 def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
     text = environment.get(ENGINE_OPTIONS_VARIABLE, "").strip()
     try:
-        options = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
+        options = from_json.loads(text or "{}")
+    except ValueError as error:
         raise UsageError(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
     if not isinstance(options, dict):
         raise UsageError(
@@ -1231,14 +1234,32 @@ def _call(options: Options, line: str, place: str) -> None:
         call = ast.parse(line, mode="eval").body
         if not isinstance(call, ast.Call):
             raise ValueError("it is not a call")
-        method: Any = options
-        for name in ast.unparse(call.func).removeprefix("options.").split("."):
-            method = getattr(method, name)
+        method = _method(options, ast.unparse(call.func).removeprefix("options."))
         arguments = [_argument(node) for node in call.args]
         named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
         method(*arguments, **named)
-    except (SyntaxError, ValueError, AttributeError, TypeError, Error) as error:
-        raise ConfigFileError(f"{type(error).__name__} at {place}: {error}\n> {line}") from None
+    except _OF_FILES as error:
+        raise ConfigFileError(
+            f"{type(error).__name__} at {place}: {error}\n> {line[:200]}"
+        ) from None
+
+
+# What a file's line may raise: one that is nested too deep for Python's parser is one of them.
+_OF_FILES = (
+    *(SyntaxError, ValueError, AttributeError, TypeError, LookupError, Error),
+    *(RecursionError, MemoryError),
+)
+
+
+def _method(options: Options, path: str) -> Callable[..., Any]:
+    """A method of the options by its dotted name: nothing that Python has beside it."""
+    method: Any = options
+    for name in path.split("."):
+        if name.startswith("_") and name != "_Popart":
+            raise AttributeError(f"{path} is no option")
+        method = getattr(method, name)
+    found: Callable[..., Any] = method
+    return found
 
 
 def _argument(node: ast.expr) -> Any:

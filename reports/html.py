@@ -118,7 +118,7 @@ def page(report: Report) -> str:
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
         "@@WARNINGS@@": "".join(
-            f"<p class='warning'>{html.escape(str(words))}</p>" for words in meta["warnings"]
+            f"<p class='warning'>{html.escape(words)}</p>" for words in report.notes
         ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _asset("report.css"),

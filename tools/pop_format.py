@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ipuscope.profiler.file import records, schema
+from ipuscope.profiler.file.bounds import OneOf
 
 _HEAD = f"""# The format of profile.pop
 
@@ -124,6 +125,9 @@ def _table_lines(record: type[Any]) -> Iterator[str]:
     for column in schema.columns(record):
         kind = "vector" if column.kind == "vector" else schema.SQL_TYPES[column.kind]
         note = comments.get(column.name, "").replace("|", "\\|")
+        if isinstance(column.bound, OneOf):
+            words = ", ".join(word or '""' for word in column.bound.words)
+            note = f"{note}; {words}".lstrip("; ")
         if column.optional:
             note = f"{note} (may be NULL)".lstrip()
         yield f"| `{column.name}` | {kind} | {note} |".replace("|  |", "| |")

@@ -113,7 +113,8 @@ def measure(
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split(" is at ")[1].split(" ")[0]
-            _open(tab, address + "/")
+            _open(tab, address)
+            address = address.split("/?")[0]  # a cookie has the token from now on
             words = time.perf_counter() - start
             settled(tab, 60_000, pause=0)
             first = time.perf_counter() - start
@@ -143,6 +144,8 @@ def _open(tab: Any, address: str) -> None:
     for _ in range(1000):
         try:
             urllib.request.urlopen(address, timeout=10).close()
+            break
+        except urllib.error.HTTPError:  # it listens, and wants a cookie
             break
         except urllib.error.URLError:
             time.sleep(0.01)

@@ -70,7 +70,16 @@ class Columns(Mapping[str, np.ndarray]):
                 if not self.has(name):
                     known = self._reader.packed_texts(self._record, name, self.rows)
                 self._coded[name] = known or _distinct(self[name])
+                if known is not None:
+                    self._check_or_forget([name], self._coded)
             return self._coded[name]
+
+    def to_check(self, name: str) -> np.ndarray:
+        """The values of a column that has been read; of texts the distinct ones."""
+        if name in self._coded:
+            return self._coded[name][1]
+        values = self._read[name]
+        return np.array([*set(values.tolist())], dtype=object) if values.dtype == object else values
 
     def equals(self, name: str, *words: str) -> np.ndarray:
         """Which rows have one of these texts in a column."""
@@ -85,12 +94,15 @@ class Columns(Mapping[str, np.ndarray]):
             if not missing:
                 return
             self._read.update(self._reader.some(self._record, missing, self.rows))
-            try:
-                self._check(self, missing)
-            except BaseException:
-                for name in missing:
-                    self._read.pop(name, None)
-                raise
+            self._check_or_forget(missing, self._read)
+
+    def _check_or_forget(self, names: Iterable[str], read: dict[str, Any]) -> None:
+        try:
+            self._check(self, names)
+        except BaseException:
+            for name in names:
+                read.pop(name, None)
+            raise
 
 
 def among(words: Collection[str], places: np.ndarray, known: Iterable[str]) -> np.ndarray:

@@ -7,7 +7,6 @@ Any problem is a `ProfileError` with the path, the problem and the way out.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -24,7 +23,7 @@ import numpy as np
 
 from ipuscope.profiler.answers import state_of
 from ipuscope.profiler.errors import ProfileError
-from ipuscope.profiler.file import codec, packed_columns, schema
+from ipuscope.profiler.file import codec, from_json, packed_columns, schema
 
 # Where a run leaves its profile below a directory, in the order in which they are tried
 # (docs/libpva.md#files-of-a-run).
@@ -485,8 +484,8 @@ class Reader:
         meta = {}
         for key, value in self._query("SELECT key, value FROM main.meta LIMIT 1000"):
             try:
-                meta[str(key)] = json.loads(value)
-            except (ValueError, TypeError, RecursionError) as error:
+                meta[str(key)] = from_json.loads(value)
+            except (ValueError, TypeError) as error:
                 raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
         return meta
 
@@ -551,12 +550,3 @@ def _check_header(path: Path) -> bool:
     if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
     return _WAL in header[18:20]
-
-
-def one_row(reader: Reader, record: type[Any]) -> Any:
-    """The record of a table that has a single row, such as `records.Target`."""
-    columns = reader.columns(record)
-    sizes = {len(values) for values in columns.values()}
-    if sizes != {1}:
-        raise reader.damaged(f"the table {record.table} must have one row, and has {sizes.pop()}")
-    return record(**{name: values.item() for name, values in columns.items()})

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
 
 from ipuscope.profiler.file import records
+from ipuscope.profiler.file.bounds import Bound
 
 APPLICATION_ID = 0x49505553  # "IPUS"
 VERSION = 3
@@ -42,44 +47,49 @@ VECTORS = """CREATE TABLE vectors (
   data BLOB NOT NULL
 )"""
 
-SQL_TYPES = {
-    "int": "INTEGER",
-    "float": "REAL",
-    "str": "TEXT",
-    "Vector": "INTEGER",
-    "Vector | None": "INTEGER",
-}
+SQL_TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT", "vector": "INTEGER"}
+_KINDS: dict[type, str] = {int: "int", float: "float", str: "str", np.ndarray: "vector"}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of a record. ``kind`` is "int", "float", "str" or "vector"."""
+    """One field of a record. ``kind`` is "int", "float", "str" or "vector".
+
+    ``bound``: what it may hold; None of texts that may be anything.
+    """
 
     name: str
     kind: str
     optional: bool
+    bound: Bound | None
 
     @property
     def sql(self) -> str:
         """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
-        return f"{self.name} {SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
-            reference if self.optional else f" NOT NULL{reference}"
-        )
+        null = "" if self.optional else " NOT NULL"
+        return f"{self.name} {SQL_TYPES[self.kind]}{null}{reference}"
 
 
-def columns(record: type[Any]) -> tuple[Column, ...]:
+def columns(record: Any) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    known = []
-    for item in fields(record):
-        annotation = str(item.type)
-        if annotation not in SQL_TYPES:
-            raise TypeError(
-                f"{record.__name__}.{item.name}: a table has no column for {annotation!r}"
-            )
-        kind = "vector" if annotation.startswith("Vector") else annotation
-        known.append(Column(item.name, kind, annotation.endswith("None")))
-    return tuple(known)
+    return _columns(record)
+
+
+@cache
+def _columns(record: Any) -> tuple[Column, ...]:
+    hints = get_type_hints(record, include_extras=True)
+    return tuple(_column(record, item.name, hints[item.name]) for item in fields(record))
+
+
+def _column(record: type[Any], name: str, hint: Any) -> Column:
+    optional = NoneType in get_args(hint)
+    if optional:
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    kind, bound = get_args(hint) if hasattr(hint, "__metadata__") else (hint, None)
+    if kind not in _KINDS:
+        raise TypeError(f"{record.__name__}.{name}: a table has no column for {hint!r}")
+    return Column(name, _KINDS[kind], optional, bound)
 
 
 def create_table(record: type[Any]) -> str:

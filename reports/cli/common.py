@@ -283,7 +283,18 @@ def open_one(args: argparse.Namespace) -> Report:
     """The one profile of a subcommand that takes one."""
     from ipuscope.profiler import open_report
 
-    return open_report(find_one(args.profiles[0]))
+    report = open_report(find_one(args.profiles[0]))
+    _say_damage(report)
+    return report
+
+
+def _say_damage(report: Report) -> None:
+    """Say on standard error that answers of this file may be wrong."""
+    from ipuscope.profiler.file.seal import State
+    from ipuscope.profiler.report import DAMAGED
+
+    if report.as_written is State.DAMAGED:
+        print(f"ipu-report: warning: {one_line(str(report.path))}: {DAMAGED}", file=sys.stderr)
 
 
 def each_profile(
@@ -307,7 +318,9 @@ def each_profile(
                 say(f"{number} of {len(paths)}, {path}")
             try:
                 with open_report(path) as report:
+                    report.begin_check()
                     pages.append(make(report))
+                    _say_damage(report)
             except ProfileError as error:
                 errors.append(str(error))
                 failed = UNREADABLE

@@ -143,7 +143,7 @@ def _runs(args: argparse.Namespace, paths: Sequence[Path]) -> int:
     from ipuscope.viewer.runs_app import create_runs_app
 
     guard = Guard.bound_to(args.host, args.allow_host)
-    with _Viewers(args.host, here=not guard.token) as viewers:
+    with _Viewers(args.host, guard.token) as viewers:
         app = create_runs_app(table, Path(args.profiles).name, viewers.address_of, guard)
         _serve(args, app, guard, args.profiles, port)
     return common.OK
@@ -152,8 +152,8 @@ def _runs(args: argparse.Namespace, paths: Sequence[Path]) -> int:
 class _Viewers:
     """Viewers of single profiles, each a process of its own that ends with this one."""
 
-    def __init__(self, host: str, here: bool) -> None:
-        self._host, self._here = host, here
+    def __init__(self, host: str, token: str) -> None:
+        self._host, self._token = host, token
         self._started: dict[Path, tuple[str, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> Self:
@@ -165,7 +165,9 @@ class _Viewers:
 
     def address_of(self, profile: Path) -> str | None:
         """The address of a profile's viewer, which is started once; None for other machines."""
-        if not self._here:
+        from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
+
+        if not is_loopback(self._host):
             return None
         known = self._started.get(profile)
         if known is None or known[1].poll() is not None:
@@ -174,8 +176,9 @@ class _Viewers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ipuscope.reports.cli", *words, str(profile)],
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, TOKEN_VARIABLE: self._token},
             )
-            known = f"http://{self._host}:{port}", process
+            known = f"http://{self._host}:{port}/?token={self._token}", process
             self._started[profile] = known
         return known[0]
 
@@ -197,10 +200,12 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
     """Print the address, open a browser, and serve until Ctrl+C."""
+    from ipuscope.viewer.guard import is_loopback
+
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
     address += f"/?token={guard.token}" if guard.token else ""
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
-    if guard.token:
+    if not is_loopback(args.host):
         print(
             f"note: {args.host} is not only this machine: whoever has this address sees the"
             " profile",
