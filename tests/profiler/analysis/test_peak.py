@@ -18,6 +18,7 @@ from ipuscope.profiler.file import records
 from ipuscope.reports.cli import main
 
 _PRODUCT, _COPY, _MORE = range(3)  # compute sets
+from tests.synthetic import tile_memory
 
 
 @pytest.fixture(scope="module")
