@@ -16,9 +16,9 @@ from ipuscope.profiler.analysis import facts, peak
 from ipuscope.profiler.enums import BodyTask, Purpose
 from ipuscope.profiler.file import records
 from ipuscope.reports.cli import main
+from tests.synthetic import tile_memory
 
 _PRODUCT, _COPY, _MORE = range(3)  # compute sets
-from tests.synthetic import tile_memory
 
 
 @pytest.fixture(scope="module")
