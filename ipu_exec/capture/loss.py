@@ -57,9 +57,8 @@ def find_loss(returned: Any) -> torch.Tensor:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise Error(
             "Couldn't find a loss in graph: the model returned no loss, its outputs have the"
-            f" shapes {shapes} (of one micro-batch). A training model returns its loss last, reduced"
-            " to one number, or marks it with poptorch.identity_loss(x, 'mean')."
-            f" {WITH_LOSS}"
+            f" shapes {shapes} (of one micro-batch). A training model returns its loss last, or"
+            f" marks it with poptorch.identity_loss(x, 'mean'): one number. {WITH_LOSS}"
         )
     loss = candidates[-1]
     if loss.numel() != 1:

