@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
 
 import pytest
@@ -26,18 +28,21 @@ def test_warnings_stand_whole_above_the_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    log, handler = logging.getLogger("a users"), logging.StreamHandler()
+    log.addHandler(handler)
     with waiting("Graph compilation") as say, warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", _printed)
         say("lower", 0.25)
         warnings.warn("a warning of the model", stacklevel=1)
+        log.warning("a log that had standard error before")
+    log.removeHandler(handler)
+    assert handler.stream is sys.stderr
     lines = [line.rsplit("\x1b[2K", 1)[-1] for line in capsys.readouterr().err.splitlines()]
-    assert "a warning of the model" in lines
+    assert {"a warning of the model", "a log that had standard error before"} <= {*lines}
 
 
 def _printed(message: Warning | str, *_: object) -> None:
-    import sys
-
     print(message, file=sys.stderr)
 
 

@@ -133,9 +133,8 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
         PROPOSE_VARIABLE: str(ipus),
         EVERY_VARIABLE: "1",
     }
-    words = f"ipu-run: the costs of {program}'s Blocks"
     with (
-        waiting(words) as say,
+        waiting("ipu-run: the Blocks' costs") as say,
         subprocess.Popen(
             [*command, *program.words, *arguments],
             env=environment,
@@ -145,7 +144,7 @@ def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str
             errors="replace",
         ) as process,
     ):
-        say("running the script up to its first model")
+        say("running the script")
         stderr = _relayed(process, say)
     for kind in ("training", "inference"):
         path = os.path.join(folder, kind)
