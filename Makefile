@@ -90,7 +90,7 @@ compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md
 
 screenshots: $(STAMP) browser demo/training/profile.pop ## Take the pictures in docs/images again
-	$(BIN)/python -m ipuscope.viewer.screenshots
+	$(BIN)/python -m tools.screenshots
 
 browser: ## See that there is a chromium for the viewer's tests and screenshots
 	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \

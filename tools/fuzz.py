@@ -373,7 +373,6 @@ def _commands(sound: Path) -> dict[str, list[str]]:
         "export csv": ["export", "--table", "program_steps", "PROFILE", "-o", "OUT.csv"],
         "rebalance --stages": ["rebalance", "--stages", "2", "PROFILE"],
         "whatif --micro-batches": ["whatif", "--micro-batches", "1000000", "PROFILE"],
-        "doctor --upgrade": ["doctor", "--upgrade", "PROFILE"],
     }
 
 

@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.viewer import pages
 from ipuscope.profiler import open_report
 from ipuscope.profiler.file.reader import find_profile
-from ipuscope.viewer.screenshots import FLAGS, SIZE, find_browser, settled
 from tests.synthetic import synthetic_profile
+from tools.screenshots import FLAGS, SIZE, find_browser, settled
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "viewer-performance.md"

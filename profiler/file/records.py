@@ -357,7 +357,7 @@ class Variable:
 
 @dataclass(slots=True)
 class Use:
-    """An operator reads or writes a variable (since format 2)."""
+    """An operator reads or writes a variable."""
 
     table: ClassVar[str] = "op_variables"
     key: ClassVar[str] = "op, variable"
@@ -600,13 +600,5 @@ STORED = (
     HostValue,
 )
 BY_TABLE: dict[str, type[Any]] = {record.table: record for record in STORED}
-# Of tables that format 1 did not have.
-FIRST_FORMAT = {Use: 2, MovedTensor: 3, HostEvent: 3, HostValue: 3}
-SINCE_3 = {  # columns that formats 1 and 2 did not have
-    Op: ("popart_name",),
-    Step: ("purpose", "tensor", "code"),
-    Variable: ("tensor", "parameter", "step"),
-    Body: ("task",),
-}
 PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
 TABLES = (*STORED, *PLAIN)

@@ -7,6 +7,7 @@ import warnings
 from typing import ClassVar
 
 from ipuscope import __version__
+from ipuscope.profiler.file import schema
 from ipuscope.profiler.file.seal import State
 from ipuscope.profiler.pva.compilation import CompilationReport
 from ipuscope.profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
@@ -85,7 +86,7 @@ class Report(Shown):
     @property
     def version(self) -> FileVersion:
         """The version of the file's format."""
-        return FileVersion(self._model.report.format, 0, 0)
+        return FileVersion(schema.VERSION, 0, 0)
 
     @property
     def poplarVersion(self) -> PoplarVersion:

@@ -1175,11 +1175,6 @@ class Report:
         """The URI by which SQLite opens the file as the report does: read-only, no extra files."""
         return self._reader.uri
 
-    @property
-    def format(self) -> int:
-        """Version of the file's format."""
-        return self._reader.version
-
     @cached_property
     def as_written(self) -> seal.State:
         """Whether the file's bytes are those that were written (`ipuscope.profiler.file.seal`)."""

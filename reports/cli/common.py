@@ -266,12 +266,17 @@ def find_one(pattern: str) -> Path:
     Raises CommandError if it stands for several runs.
     """
     paths = find_profiles([pattern])
-    if len({path.parent.parent if path.parent.name in KINDS else path for path in paths}) > 1:
+    if len(runs_of(paths)) > 1:
         some = ", ".join(str(path) for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise CommandError(
             f"{pattern} stands for {len(paths)} profiles ({some}): this takes one of them", USAGE
         )
     return next((path for path in paths if path.parent.name == KINDS[0]), paths[0])
+
+
+def runs_of(paths: Iterable[Path]) -> set[Path]:
+    """The runs of profiles: training and inference of one run are together."""
+    return {path.parent.parent if path.parent.name in KINDS else path for path in paths}
 
 
 def open_one(args: argparse.Namespace) -> Report:

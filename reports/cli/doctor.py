@@ -3,8 +3,7 @@
 Reads everything in it: every table, the memory of every IPU, the execution of every run. Large
 tables are there as rows, for SQL, and packed, for our own commands: both are compared unless the
 checksum says that the file is as it was written. A stranger can write any checksum: --rows compares
-them always. With --upgrade, a profile of an older format is first rewritten in today's: our own
-commands read both, SQL written for the newer one does not.
+them always.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 HELP = "check a profile for damage"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
-  ipu-report doctor --upgrade old/profile.pop
 """
 
 
@@ -35,11 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare all rows with what is packed, as for a file from a stranger",
     )
-    parser.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="rewrite profiles of an older format in the current one",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,12 +43,8 @@ def run(args: argparse.Namespace) -> int:
         nonlocal well
         import pandas as pd
 
-        from ipuscope.profiler import Report
-        from ipuscope.profiler.report import migrate
         from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
-        if args.upgrade and migrate.is_old(report):
-            report = Report(migrate.upgrade(report.path))
         rows = [
             dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)
         ]
@@ -146,8 +135,7 @@ def _rows(report: Report) -> str:
 
     if report.meta["complete"]:
         for record in records.STORED:
-            if record is not records.Use or report.format > 1:
-                report.columns_of(record).read()
+            report.columns_of(record).read()
     report.program_steps()
     for run in report.runs["run"].tolist():
         report.cycle_proportions(run)  # reads the steps of each body that ran

@@ -24,6 +24,7 @@ from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.reader import Reader
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
+from tools import pop_format
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +221,8 @@ def test_the_same_rows_give_the_same_tables_in_any_sqlite_client(profile):
 
 def test_the_documentation_of_the_format_is_up_to_date():
     written = (ROOT / "docs" / "pop-format.md").read_text()
-    assert written == schema.documentation(), (
-        "run: python -m ipuscope.profiler.file.schema > docs/pop-format.md"
+    assert written == pop_format.documentation(), (
+        "run: python -m tools.pop_format > docs/pop-format.md"
     )
     for record in records.TABLES:
         for item in fields(record):
@@ -407,8 +408,8 @@ def test_a_foreign_or_too_new_database_is_named_as_such(copy):
         match=rf"format {schema.VERSION + 1}, .* up to {schema.VERSION}. Update IPUscope",
     ):
         open_report(copy)
-    alter(copy, "PRAGMA user_version = 0")
-    with pytest.raises(ProfileError, match="never was"):
+    alter(copy, "PRAGMA user_version = 2")
+    with pytest.raises(ProfileError, match=r"format 2; .* Run the model again"):
         open_report(copy)
     alter(copy, "PRAGMA application_id = 7")
     with pytest.raises(ProfileError, match="none that IPUscope wrote"):

@@ -22,9 +22,9 @@ from ipuscope.profiler import Report, open_report
 from ipuscope.viewer import app
 from ipuscope.viewer.app import PAGES, create_app
 from ipuscope.viewer.guard import MAX_BODY_BYTES, TOKEN_VARIABLE, Guard
-from ipuscope.viewer.screenshots import serving, settled
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
+from tools.screenshots import serving, settled
 
 UPDATE = "/_dash-update-component"
 

@@ -16,9 +16,11 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import hierarchy
 from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
+from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
@@ -40,6 +42,8 @@ _ORDERS = (
     ("aten", "ATen, module, operator"),
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
+_ROOFLINE = "roofline"
+_FORMS = (("flame", "flame graph"), ("treemap", "treemap"), (_ROOFLINE, "roofline"))
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -86,9 +90,7 @@ def layout(view: View) -> Any:
             height=260,
             controls=[
                 common.switch(view, "measure", "of", measures, measures[0][0]),
-                common.switch(
-                    view, "form", "as", (("flame", "flame graph"), ("treemap", "treemap")), "flame"
-                ),
+                common.switch(view, "form", "as", _FORMS, "flame"),
                 html.Div(id="flame-legend", className="legend"),
             ],
             below=[html.Div(id="flame-parts")],
@@ -150,6 +152,15 @@ function(click, at) {
 }
 """
 
+# A click on a point of the roofline: its operator.
+_POINT = """
+function(click) {
+    const point = click && click.points && click.points[0];
+    const known = point && point.id === undefined && Number.isInteger(point.customdata);
+    return known ? String(point.customdata) : window.dash_clientside.no_update;
+}
+"""
+
 # A click on a row opens or closes it; an operator and a step are told of, too.
 _OPEN = """
 function(click, toggled) {
@@ -173,6 +184,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output(at, "value"),
         Input("flame-graph", "clickData"),
         common.param_state(NAME, "at"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _POINT,
+        Output(common.param_id(NAME, "op"), "value", allow_duplicate=True),
+        Input("flame-graph", "clickData"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -274,6 +291,11 @@ def tree_of(
     )
 
 
+_POINTS = html.P(
+    "Operators that are alike are one point; click one to see it below.", className="note"
+)
+
+
 def _register_flame(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("flame-graph", "figure"),
@@ -296,6 +318,9 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         bytes_of = measure == "bytes" or not len(report.runs)
         over = order if order in hierarchy.ORDERS else "module"
         what = ("bytes" if bytes_of else "cycles", over, layers == "together")
+        if form == _ROOFLINE and not bytes_of and peak(report):
+            found = cost_rows.operators_of(profiles, report)
+            return peak_figures.roofline(report, found, common.theme_of(where)), [], _POINTS
         here, lost = figures.path_of(str(at or "")), False
         if second is None and not here and what == ("cycles", "module", True):
             seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))

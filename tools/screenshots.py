@@ -1,6 +1,6 @@
 """Pictures of every page of the viewer, light and dark, for the docs.
 
-``python -m ipuscope.viewer.screenshots demo/training -o docs/images`` needs playwright, pillow and
+``python -m tools.screenshots demo/training -o docs/images`` needs playwright, pillow and
 chromium. The README shows two of the pictures, cut to the window.
 """
 
@@ -153,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Take the pictures; return 1 with a message if that is not possible."""
     from ipuscope.viewer.app import PAGES, create_app
 
-    parser = argparse.ArgumentParser(
-        prog="python -m ipuscope.viewer.screenshots", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.screenshots", description=__doc__)
     parser.add_argument(
         "profile",
         nargs="?",
