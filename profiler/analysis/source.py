@@ -51,7 +51,7 @@ def lines(report: Report) -> pd.DataFrame:
         own = (ops["direction"] == direction).to_numpy()
         ops[name] = np.where(own, ops["total_cycles"], 0)
     ops["cycles"] = ops["total_cycles"] + ops["recompute_cycles"]
-    ops["bytes"] = _bytes_at_peak(report).reindex(ops.index).fillna(0).astype(np.int64)
+    ops["bytes"] = bytes_at_peak(report).reindex(ops.index).fillna(0).astype(np.int64)
     ops = ops.sort_values("cycles", ascending=False, kind="stable")
     summed = [*_CYCLES.values(), "recompute_cycles", "cycles", "bytes"]
     groups = ops.groupby(["file", "line"], sort=False)
@@ -70,7 +70,7 @@ def _ipus(ipus: pd.Series[int]) -> str:
     return ", ".join(map(str, there)) if len(there) <= _MOST_IPUS else f"{len(there)} IPUs"
 
 
-def _bytes_at_peak(report: Report) -> pd.Series[int]:
+def bytes_at_peak(report: Report) -> pd.Series[int]:
     """Bytes live at the fullest step of each IPU of a replica, by the operator that made them."""
     import pandas as pd
 
