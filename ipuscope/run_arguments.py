@@ -139,6 +139,11 @@ def run_parser(prog: str = "ipu-run") -> argparse.ArgumentParser:
         ),
     )
     parser.add_argument(
+        "--no-source",
+        action="store_true",
+        help="leave the text of the script's files out of the profile",
+    )
+    parser.add_argument(
         "--lenient",
         action="store_true",
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",
@@ -253,8 +258,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help=(
             "compile with each of these values, as --with takes them (micro-batch=1,2,4), or of an"
             " option (Training.gradientAccumulation=16,64); several make every combination, each"
-            " with a profile below --profile-dir, where runs.csv (and runs.parquet, with pyarrow)"
-            " has a row of each"
+            " with a profile below --profile-dir, which ipu-report runs lists"
         ),
     )
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from ipuscope.profiler import ProfileWriter, open_report
+from ipuscope.profiler import ProfileWriter, Report, open_report
 from ipuscope.profiler.enums import BodyTask, Purpose, Role
 from ipuscope.profiler.file.records import (
     DO_EXCHANGE,
@@ -34,13 +35,13 @@ from ipuscope.profiler.file.records import (
     Stage,
     Step,
     Target,
+    TileMemory,
     Trace,
     Use,
     Variable,
     VertexType,
     VertexUse,
 )
-from ipuscope.profiler.report import migrate
 from ipuscope.profiler.timeline import schedules
 
 MK2_BYTES, MK2_REGION0, MK2_CLOCK = 638_976, 212_992, 1.33e9
@@ -381,6 +382,15 @@ def _model_memory(
     return sizes["weight"], sizes.get("stash", 0)
 
 
+def tile_memory(report: Report) -> Iterator[TileMemory]:
+    """Bytes of a report's variables on each tile, as the engine's writer records them."""
+    for ipu in range(report.target.num_ipus):
+        frame = report.tiles(ipu)
+        names = ("total", "total_excluding_gaps", "always_live", "overflow")
+        for tile, values in enumerate(zip(*(frame[name].tolist() for name in names), strict=True)):
+            yield TileMemory(ipu, tile, *values)
+
+
 def synthetic_profile(
     path: Path | str,
     ipus: int = 4,
@@ -499,7 +509,7 @@ def synthetic_profile(
             ]
         )
         with open_report(writer.publish()) as report:
-            writer.add(migrate.tile_memory(report))
+            writer.add(tile_memory(report))
         writer.add([trace, *cycles_of])
         for run in called:
             writer.meta(state="executed")

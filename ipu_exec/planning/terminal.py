@@ -99,13 +99,20 @@ def _mappings(plan: Plan, candidates: tuple[Candidate, ...]) -> Table:
             *(mapping.micro_batch, mapping.accumulation, mapping.recomputation, mapping.state),
             mapping.memory_proportion,
             per_second(one.rate),
-            f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}",
+            _extent(one),
         )
         phases = (mapping.phases,) if in_phases else ()
         shown.add_row(
             str(number), *map(str, (*phases, *cells)), style="" if one.runs else "dim strike"
         )
     return shown
+
+
+def _extent(one: Candidate) -> str:
+    """As compiled, else as predicted; '?': only a compile knows whether it fits."""
+    if one.obtained is not None and one.obtained.fullest:
+        return kib(one.obtained.fullest)
+    return f"{kib(one.fullest)}{'' if one.memory == 'fits' else ' ?'}"
 
 
 def _times(candidates: tuple[Candidate, ...]) -> Table:
@@ -151,6 +158,9 @@ def tuned(plans: Sequence[Plan], commands: Sequence[str]) -> Iterator[str]:
         yield f"  {plan.best.mapping}: {_rates(plan.best)}"
         yield f"  {command}"
         yield from (f"  write: {_LINES[word]}" for word in plan.levers.split(",") if word in _LINES)
+    if not any(plan.levers for plan in plans):
+        yield "The precision and the outputs stay as they are: --allow half,outputs plans with"
+        yield "half precision and the loss as the only output, too."
 
 
 def _rates(one: Candidate) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ipuscope.planner.costs.machine_costs import published_parameters
 from ipuscope.planner.costs.profile_columns import sum_by
 from ipuscope.profiler.enums import BodyTask
-from ipuscope.profiler.file import legacy_formats, records
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
@@ -57,7 +58,7 @@ class HostStreams:
         every = [
             cycles for of_stage in (inputs, outputs, loads, unloads) for cycles in of_stage.values()
         ]
-        before = legacy_formats.machine(report.target.clock_hz)["host_latency"]
+        before = published_parameters(report.target.clock_hz)["host_latency"]
         latency = int(number(report.meta, "host_latency", before))
         latency = min(latency, max(0, min(every, default=0) - len(stage)))
         is_last = np.arange(len(stage)) + 1 == len(stage)

@@ -157,7 +157,9 @@ def _largest_operator(report: Report, stages: tuple[int, ...]) -> str:
         return ""
     largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())]
     share = largest["cycles"] / max(1, ops["cycles"].sum())
-    return f" {share:.0%} of it is {largest['name']}." if share >= _MUCH else ""
+    file, line = str(largest["file"]).replace("\\", "/"), largest["line"]
+    where = f" ({file.rpartition('/')[2]}:{line})" if file else ""
+    return f" {share:.0%} of it is {largest['name']}{where}." if share >= _MUCH else ""
 
 
 def _only_if_even(
@@ -408,6 +410,7 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     paced = _paced_by(report) if costs.pipelined else tuple(report.stages["stage"].tolist())
     ops = analysis.operators(report, stages=paced)
     ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
+    ops = ops[ops["tiles"].notna()]  # of one that computes nothing, no tile does
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:

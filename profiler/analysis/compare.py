@@ -13,6 +13,7 @@ from ipuscope.profiler.analysis.critical_path import critical_path
 from ipuscope.profiler.analysis.memory_hot_spots import fullest_tiles
 from ipuscope.profiler.analysis.operators import executed_ops
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
+from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.enums import BodyTask
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
@@ -261,6 +262,11 @@ def _waiting(report: Report) -> float:
     return waiting(report) if len(report.runs) else math.nan
 
 
+def _of_peak(report: Report, which: str) -> float:
+    found = peak(report)
+    return getattr(found, which) if found else math.nan
+
+
 # The first is named by `turn`: an inference has no weight update.
 TURN, SAMPLE, STAGE, TILE = "an iteration", "a sample", "slowest stage", "fullest tile"
 _OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
@@ -271,6 +277,8 @@ _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
     (STAGE, "cycles", lambda r: _stage(r, "max")),
     ("mean stage", "cycles", lambda r: _stage(r, "mean")),
     ("waiting", "share", _waiting),
+    ("MFU", "share", lambda r: _of_peak(r, "mfu")),
+    ("HFU", "share", lambda r: _of_peak(r, "hfu")),
     (TILE, "bytes", lambda r: float(fullest_tiles(r).max(initial=0))),
     ("operators' cycles", "cycles", lambda r: float(executed_ops(r)["total_cycles"].sum())),
     ("IPUs", "count", lambda r: float(r.target.num_ipus)),

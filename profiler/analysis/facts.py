@@ -16,6 +16,7 @@ from ipuscope.profiler import confidence, units
 from ipuscope.profiler.analysis.instances import Shared, shared
 from ipuscope.profiler.analysis.memory_hot_spots import CLOSE, fullest_tiles
 from ipuscope.profiler.analysis.pace import pace, turn, waiting
+from ipuscope.profiler.analysis.peak import Peak, peak
 from ipuscope.profiler.analysis.stages import ipu_costs, slowest
 from ipuscope.profiler.analysis.waits_in_short import of as waits_of
 from ipuscope.profiler.file import records
@@ -118,6 +119,7 @@ class Facts:
     turn: str
     runs: tuple[tuple[str, int, int], ...]
     speed: Speed | None
+    peak: Peak | None
     slowest: Slowest | None
     waits: tuple[tuple[float, str], ...]
 
@@ -156,6 +158,7 @@ def facts(report: Report) -> Facts:
         turn=turn(report),
         runs=tuple(zip(*columns, strict=True)),
         speed=_speed(report),
+        peak=peak(report),
         slowest=slowest_of(report),
         waits=() if waits is None else tuple(zip(waits["share"], waits["what"], strict=True)),
     )
@@ -264,7 +267,7 @@ def speed(of: Facts) -> list[Fact]:
     words = slowest_words(slow) if slow and of.stages > 1 else ""
     waits = [f"{units.percent(share)} {what}" for share, what in of.waits]
     waits += [""] * (len(_WAITS) - len(waits))  # with --csv all profiles have the same columns
-    labels = ["waits for", "", ""]
+    labels, top = ["waits for", "", ""], of.peak
     return [
         Fact("runs", 0 if of.predicted else len(of.runs), "runs", _runs(of)),
         Fact("iteration_cycles", one.cycles, of.turn, iteration),
@@ -273,6 +276,8 @@ def speed(of: Facts) -> list[Fact]:
         Fact("samples_per_second_low", low),
         Fact("samples_per_second_high", high),
         Fact("idle_share", one.waiting, "waiting", f"{one.waiting:.1%} of the cycles of all IPUs"),
+        Fact("mfu", top.mfu if top else None, "of the peak", top.words if top else ""),
+        Fact("hfu", top.hfu if top else None, "the rest is", top.lost if top else ""),
         Fact("slowest_stage", slow.stage if slow else -1, "slowest", words),
         *map(Fact, _WAITS, waits, labels, waits),
     ]

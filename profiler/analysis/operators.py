@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ipuscope.profiler import units
+from ipuscope.profiler.analysis.peak import (
+    BELOW,
+    EXCHANGE,
+    IDLE_TILES,
+    MACS_PER_CYCLE,
+    REARRANGING,
+    SYNC,
+    VECTOR_PER_CYCLE,
+    lost,
+    products,
+)
 from ipuscope.profiler.enums import Direction, Purpose, Role
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Multiply-accumulates a tile does in a cycle, in half and in single precision
-# (docs/machine.md#targets).
-MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
+_CHANNELS = {"float16": 16, "float32": 8}  # of input, that the matrix unit takes at once
 _OF_STEPS = ("op", "kind", "cycles", "tile_balance", "bytes_in", "active_tiles")
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
@@ -98,11 +110,13 @@ def roofline(report: Report) -> pd.DataFrame:
     """Operators by id, against what the machine could do at most.
 
     ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of what
-    it makes; ``peak`` (floating-point operations a cycle of all tiles' matrix units in that
-    precision; NaN for others), ``utilisation`` (of the peak, over all its cycles), ``intensity``
-    (operations a byte received; NaN where nothing is), ``roof`` (operations a cycle that the peak
-    or, at this intensity, the exchange allows) and ``bound`` ("compute" or "exchange": which of the
-    two it is; "" without operations).
+    it makes; ``unit`` ("AMP" where it has vertices of the matrix unit, else "vector"), ``peak``
+    (floating-point operations a cycle of all tiles' matrix units in the precision of their
+    operands, else of what it makes; NaN for others), ``utilisation`` (of the peak, over all its
+    cycles), ``intensity`` (operations a byte received; NaN where nothing is), ``roof`` (operations
+    a cycle that its unit or, at this intensity, the exchange allows), ``of_roof`` (what it does of
+    that, 0..1), ``bound`` ("compute" or "exchange": which of the two it is; "" without operations)
+    and ``why`` (what most of the rest is, in words; "" without cycles).
     """
     return _roofline(report, report.ops, _steps_of(report, report.ops))
 
@@ -119,28 +133,107 @@ def _roofline(report: Report, ops: pd.DataFrame, steps: pd.DataFrame) -> pd.Data
     }
     received = steps["bytes_in"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0).to_numpy()
     dtype = _dtypes(report).reindex(ops.index).fillna("")
-    half, single = MACS_PER_CYCLE.get(target.architecture.lower(), (np.nan, np.nan))
-    rate = np.where(dtype.isin(_HALF), half, np.where(dtype.isin(_SINGLE), single, np.nan)).astype(
-        float
+    amp = products(report).astype(object).reindex(ops.index, fill_value="")
+    on_amp = (amp["operands"] != "").to_numpy()
+    precision = np.where(on_amp, amp["operands"], dtype)
+    macs = MACS_PER_CYCLE.get(target.architecture.lower(), (np.nan, np.nan))
+    halves, singles = np.isin(precision, _HALF), np.isin(precision, _SINGLE)
+    peak, vector = (
+        2 * target.tiles_per_ipu * np.select([halves, singles], of, np.nan)
+        for of in (macs, VECTOR_PER_CYCLE)
     )
-    peak = 2 * rate * target.tiles_per_ipu
-    flops = ops["flops"].to_numpy()
+    flops, most = ops["flops"].to_numpy(), np.where(on_amp, peak, vector)
+    rate = flops / ops["cycles"].clip(lower=1).to_numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         intensity = np.where((flops > 0) & (received > 0), flops / received, np.nan)
         allowed = intensity * EXCHANGE_BYTES_PER_CYCLE * target.tiles_per_ipu
-        utilisation = flops / ops["cycles"].clip(lower=1) / peak
-    bound = np.where(
-        np.isnan(peak) | (flops == 0), "", np.where(allowed < peak, "exchange", "compute")
-    )
+    roof = np.fmin(most, allowed)
+    bound = np.where(allowed < most, "exchange", "compute")
+    tiles = steps["active_tiles"].where(steps["kind"] == "compute", 0).groupby(steps["op"]).max()
     return ops[[]].assign(
         **{f"{kind}_cycles": values.astype(np.int64) for kind, values in spent.items()},
         dtype=dtype,
+        unit=np.where(on_amp, "AMP", "vector"),
         peak=peak,
-        utilisation=utilisation,
+        utilisation=rate / peak,
         intensity=intensity,
-        roof=np.fmin(peak, allowed),
-        bound=bound,
+        roof=roof,
+        of_roof=np.where(flops > 0, rate / roof, np.nan),
+        bound=np.where(np.isnan(most) | (flops == 0), "", bound),
+        why=_why(report, ops, most, on_amp, amp, tiles.reindex(ops.index).fillna(0)),
     )
+
+
+_LOSSES = (EXCHANGE, SYNC, IDLE_TILES, REARRANGING, BELOW)
+
+
+def _why(
+    report: Report,
+    ops: pd.DataFrame,
+    most: np.ndarray,
+    on_amp: np.ndarray,
+    amp: pd.DataFrame,
+    tiles: pd.Series[float],
+) -> list[str]:
+    """What keeps each operator most from ``most``, the operations a cycle of its unit, in words."""
+    from ipuscope.profiler.analysis.peak import peak as peak_of
+
+    whole = peak_of(report)
+    if whole is None:
+        return [""] * len(ops)
+    parts = lost(report).reindex(ops.index).fillna(0).astype(float)
+    scale = np.where(np.isnan(most), 1.0, most / whole.flops_per_cycle)  # to its unit's operations
+    losses = parts[[*_LOSSES]].to_numpy() * scale[:, None]
+    at_work = losses[:, -1] + parts["model"].to_numpy() * scale
+    losses[:, -1] = at_work - parts["model"]
+    of_unit = parts["model"].to_numpy() / np.maximum(at_work, 1)
+    wide = (amp["operands"] == "float16") & (amp["partials"] == "float32")
+    channels = _few_channels(report, ops, amp["operands"])
+    words = []
+    for row, (largest, total) in enumerate(
+        zip(losses.argmax(axis=1).tolist(), losses.sum(axis=1).tolist(), strict=True)
+    ):
+        name = _LOSSES[largest]
+        if total <= 0:
+            name = ""
+        elif name == IDLE_TILES:
+            name = _idle(int(tiles.iloc[row]), report.target.tiles_per_ipu)
+        elif name == REARRANGING:
+            name = "rearrangement"
+        elif name == BELOW:
+            unit, reason = "AMP" if on_amp[row] else "vector unit", channels.get(ops.index[row], "")
+            if not reason and wide.iloc[row] and of_unit[row] > 0.25:
+                reason = "fp32 partials halve it"
+            name = f"{unit} at {units.percent(of_unit[row])} of its peak"
+            name += f": {reason}" if reason else ""
+        words.append(name)
+    return words
+
+
+def _idle(tiles: int, of: int) -> str:
+    if tiles < of:
+        return f"{tiles:,} of {of:,} tiles at work"
+    return "all tiles at work, unevenly"
+
+
+def _few_channels(report: Report, ops: pd.DataFrame, operands: pd.Series[str]) -> dict[int, str]:
+    """Forward convolutions whose input channels are not whole groups of the unit's, of two at most.
+
+    Beyond two the rest of a group is a small part.
+    """
+    convolutions = ops.index[ops["aten"].str.startswith("aten.convolution.").to_numpy()]
+    if not len(convolutions):
+        return {}
+    uses, weights = report.columns_of(records.Use), report.variables_with("role", "shape")
+    shapes = weights.loc[(weights["role"] == Role.WEIGHT).to_numpy(), "shape"]
+    wanted = np.isin(uses["op"], convolutions) & np.isin(uses["variable"], shapes.index)
+    words = {}
+    for op, variable in zip(uses["op"][wanted], uses["variable"][wanted], strict=True):
+        shape = json.loads(shapes[variable] or "[]")
+        group = _CHANNELS.get(operands[op], 1)
+        if len(shape) > 2 and -shape[1] % group > 0 and shape[1] < 2 * group:
+            words[int(op)] = f"{shape[1]} of {-(-shape[1] // group) * group} input channels"
+    return words
 
 
 def _dtypes(report: Report) -> pd.Series[str]:

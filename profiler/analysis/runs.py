@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipuscope.profiler.analysis.memory_hot_spots import largest_extents
 from ipuscope.profiler.analysis.pace import pace
+from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.errors import ProfileError
 from ipuscope.profiler.provenance import Provenance
 from ipuscope.profiler.report import Report, number, open_report
@@ -21,11 +22,13 @@ _PROMISES = ("promise", "planned")  # of a placement file: what was predicted of
 def run_of(report: Report) -> dict[str, Any]:
     """A profile's row.
 
-    ``samples`` of a weight update (a device iteration in inference) over all replicas;
-    ``samples_per_second`` 0 where it does not fit; ``fullest_bytes`` the largest extent of a tile,
-    of ``tile_bytes``; ``predicted_cycles`` by the placement that it was made with, 0 without.
+    ``ipus`` of all replicas and shards; ``samples`` of a weight update (a device iteration in
+    inference) over all replicas;
+    ``samples_per_second`` 0 where it does not fit; ``mfu`` and ``hfu`` (`peak`, 0..1), None without
+    one; ``fullest_bytes`` the largest extent of a tile, of ``tile_bytes``; ``predicted_cycles`` by
+    the placement that it was made with, 0 without.
     """
-    made, now = Provenance.of(report), pace(report)
+    made, now, top = Provenance.of(report), pace(report), peak(report)
     fits = report.meta.get("state") != "out of memory"
     target, micro_batch = report.target, int(number(report.meta, "micro_batch", 0))
     promise: Any = next((made.placement[one] for one in _PROMISES if one in made.placement), {})
@@ -34,7 +37,7 @@ def run_of(report: Report) -> dict[str, Any]:
         "profile": str(report.path),
         "model": str(report.meta.get("model", "")),
         "kind": str(report.meta.get("kind", "")),
-        "ipus": target.num_ipus,
+        "ipus": target.num_ipus * int(number(report.meta, "tensor_sharding", 1)),
         "replicas": target.num_replicas,
         "micro_batch": micro_batch,
         "samples": now.micro_batches * micro_batch * target.num_replicas,
@@ -44,6 +47,8 @@ def run_of(report: Report) -> dict[str, Any]:
         "cycles": int(now.cycles),
         "predicted_cycles": predicted if isinstance(predicted, int) else 0,
         "samples_per_second": now.samples_per_second if fits else 0.0,
+        "mfu": top.mfu if top else None,
+        "hfu": top.hfu if top else None,
         "fullest_bytes": int(largest_extents(report).max(initial=0)),
         "tile_bytes": target.bytes_per_tile,
         "fits": fits,
@@ -53,7 +58,10 @@ def run_of(report: Report) -> dict[str, Any]:
 
 
 def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of profiles, in the order of their paths, and why some could not be read."""
+    """The rows of profiles, in the order of their paths, and why some could not be read.
+
+    ``place``: a profile's directory below the one that all of them lie in.
+    """
     import pandas as pd
 
     rows, problems = [], []
@@ -63,4 +71,32 @@ def runs(paths: Iterable[str | os.PathLike[str]]) -> tuple[pd.DataFrame, list[st
                 rows.append(run_of(report))
         except ProfileError as error:
             problems.append(str(error))
+    folders = [os.path.dirname(row["profile"]) for row in rows]
+    for row, folder in zip(rows, folders, strict=True):
+        row["place"] = os.path.relpath(folder, os.path.commonpath(folders))
     return pd.DataFrame(rows), problems
+
+
+def settings_of(table: pd.DataFrame) -> pd.DataFrame:
+    """What differs between runs: a column a lever of ``ipu-run --with``, "" where it is not pulled.
+
+    And of model, IPUs, replicas, micro-batch and samples those that differ otherwise.
+    """
+    import pandas as pd
+
+    levers = pd.DataFrame([_words(one) for one in table["levers"]], index=table.index).fillna("")
+    for name in levers:
+        numbers = pd.to_numeric(levers[name], errors="coerce")
+        if numbers.notna().all():
+            levers[name] = numbers
+    for name in ("model", "ipus", "replicas", "micro_batch", "samples"):
+        label = name.replace("_", "-")
+        if label not in levers and table[name].nunique() > 1:
+            levers[label] = table[name]
+    return levers
+
+
+def _words(levers: str) -> dict[str, str]:
+    """``micro-batch=2,half`` by name; a word without a value is its own."""
+    words = (word.partition("=") for word in levers.split(",") if word)
+    return {name: value or name for name, _, value in words}

@@ -4,10 +4,11 @@
 iteration) has, "total" is both together and "share" its part of all operators' totals. "again":
 what the update spends to recompute it for the backward pass, beside its total.
 
-A name is the module's path and what it does. "of peak": its FLOPs against what the matrix units of
-all tiles could do in its cycles; --json has what bounds it, its balance over tiles and more. '*'
-marks cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md
-says how to).
+A name is the module's path and what it does. "of its ceiling": its FLOPs against what the AMP (or
+vector) units of all tiles could do in its cycles, or the exchange could feed; --why says
+what keeps it most from there. --json has that, its balance over tiles, its peak and more. '*' marks
+cycles that a generic guess stood in for: nobody has lowered that operator (CONTRIBUTING.md says how
+to).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ HELP = "the operators, most expensive first"
 EXAMPLES = """  ipu-report ops demo/training
   ipu-report ops --stage 2 --top 5 demo/training
   ipu-report ops --name conv --sort flops demo/training
+  ipu-report ops --why demo/training                   what keeps each from its ceiling
   ipu-report ops --csv demo/training > ops.csv         with source lines, plans and all
 """
 
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DIRECTIONS,
         help="only this direction",
     )
+    parser.add_argument(
+        "--why", action="store_true", help="what keeps each most from its ceiling, in words"
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -57,6 +62,10 @@ def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
         from ipuscope.profiler import analysis
         from ipuscope.profiler.units import percent
+
+        def _percent(share: float) -> str:
+            return percent(share) if share == share else ""
+
         from ipuscope.reports.tables import Column, Page, Table, identity, text
 
         frame = common.filtered(analysis.operators(report), "name", args.name)
@@ -90,8 +99,9 @@ def run(args: argparse.Namespace) -> int:
             Column("executions", "times"),
             Column("total_cycles", "total"),
             Column("share", "share", percent),
-            Column("recompute_cycles", "again"),
-            Column("utilisation", "of peak", percent),
+            *([] if args.why else [Column("recompute_cycles", "again")]),
+            Column("of_roof", "of its\nceiling", _percent),
+            *([Column("why", "most of the rest", text)] if args.why else []),
         )
         form = shown if args.form == "text" else frame
         return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))

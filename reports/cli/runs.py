@@ -23,6 +23,12 @@ def _off(share: float) -> str:
     return "" if math.isnan(share) else f"{round(share, 3) + 0.0:+.1%}"
 
 
+def _share(value: float | None) -> str:
+    from ipuscope.profiler import units
+
+    return "" if value is None or math.isnan(value) else units.percent(value)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
@@ -51,21 +57,19 @@ def run(args: argparse.Namespace) -> int:
     if not table.empty:
         table = table.sort_values(["samples_per_second", "profile"], ascending=[False, True])
         above = os.path.commonpath([os.path.dirname(path) for path in table["profile"]])
-        table["place"] = [
-            os.path.relpath(os.path.dirname(path), above) for path in table["profile"]
-        ]
         table["answer"] = ["fits" if fits else "out of memory" for fits in table["fits"]]
         off = table["predicted_cycles"] / table["cycles"].clip(lower=1) - 1
         table["off"] = off.where(table["predicted_cycles"] > 0)
         columns = (
             Column("place", "profile", text),
             Column("ipus", "IPUs", identity),
-            Column("replicas", "replicas", identity),
+            Column("replicas", "rep-\nlicas", identity),
             Column("micro_batch", "micro-\nbatch", identity),
-            Column("samples", "samples\nan update"),
+            Column("samples", "samples/\nupdate"),
             Column("levers", "--with", text),
             Column("samples_per_second", "samples/s", per_second),
-            Column("off", "predicted\ncycles", _off),
+            Column("mfu", "MFU", _share),
+            Column("off", "pre-\ndicted", _off),
             Column("fullest_bytes", "extent\nKiB", kibibytes),
             Column("answer", "memory", sentence),
         )

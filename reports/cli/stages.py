@@ -3,7 +3,9 @@
 A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50% means that the IPU of that
 stage waits half of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight
 update. The stash is what a stage keeps of micro-batches that went forward and have not come back.
-A weight that stages share counts once, where it is; their copies are left out.
+
+'of peak' is what a stage's operators do in an update over what its IPU could do meanwhile: the mean
+over IPUs is MFU. A weight that stages share counts once, where it is; their copies are left out.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_stage(report: Report, each: bool = False) -> Page:
+    from ipuscope.profiler.analysis import facts, peak
     from ipuscope.profiler.units import percent
     from ipuscope.reports import alike
     from ipuscope.reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
@@ -57,6 +60,9 @@ def _by_stage(report: Report, each: bool = False) -> Page:
     ]
     if training:
         columns += [Column("backward_cycles", "backward"), Column("update_cycles", "update")]
+    if len(shares := peak.of_stages(report)):
+        stages = stages.assign(mfu=stages["stage"].map(shares).fillna(0.0))
+        columns.append(Column("mfu", "of\npeak", percent))
     columns.append(Column("share", "of\nslowest", percent))
     if training:
         columns.append(Column("stash_bytes", "stash\nKiB", whole_kibibytes))
@@ -75,11 +81,10 @@ def _by_stage(report: Report, each: bool = False) -> Page:
     table = Table("stages", stages, tuple(columns), printed=printed, note=note)
     if len(stages) < 2:
         return Page(str(report.path), (table,))
-    from ipuscope.profiler.analysis import facts
-
     slowest = facts.slowest_of(report)
     words = f"The slowest is {facts.slowest_words(slowest)}." if slowest else ""
-    return Page(str(report.path), (table, say(words)))
+    of_peak = [say(f"Together {found.words}.")] if (found := peak.peak(report)) else []
+    return Page(str(report.path), (table, say(words), *of_peak))
 
 
 def _by_block(report: Report) -> Page:

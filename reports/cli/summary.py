@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, each: bool = False) -> Page:
+    import pandas as pd
+
     from ipuscope.profiler import analysis, confidence
     from ipuscope.profiler.analysis import facts
     from ipuscope.profiler.analysis.host_transfers import streaming_steps
@@ -71,6 +73,9 @@ def _page(report: Report, each: bool = False) -> Page:
             Lines(_bars(proportions, bool(len(streaming_steps(report))), each)),
             Table("cycles", proportions, ()),
         ]  # no columns: people have the bars
+    if of.peak:
+        frame = pd.DataFrame(of.peak.rows, columns=["part", "share"])
+        parts.append(Table("peak", frame, ()))  # people have the facts
     parts.append(memory.by_ipu(report, each=each))
     if len(errors := confidence.by_class(report)):
         parts.append(Table("cycle_error", errors, ()))  # people have the fact

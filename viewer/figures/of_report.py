@@ -6,9 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ipuscope.profiler import Report, analysis
-from ipuscope.profiler.analysis import critical_path
+from ipuscope.profiler.analysis import critical_path, peak
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.viewer.figures import bars, memory, pipeline, theme
+from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures.drawing import Drawing, as_plotly
 from ipuscope.viewer.figures.lanes import Lanes, lanes
 from ipuscope.viewer.figures.theme import Theme
@@ -44,6 +45,18 @@ class Figures:
         """What an update waits for, as a waterfall of the critical path."""
         path = critical_path.critical_path(self._report, run, iteration)
         return self._carded(bars.waterfall(critical_path.waterfall(path), self._clock, self._theme))
+
+    def peak(self) -> go.Figure:
+        """From the machine's peak down to MFU; ValueError where the profile has neither."""
+        found = peak.peak(self._report)
+        if found is None:
+            raise ValueError(f"{self._report.path}: no schedule, or no operations")
+        return self._carded(peak_figures.from_peak(found, self._theme))
+
+    def roofline(self) -> go.Figure:
+        """Operators by FLOPs per byte received and per cycle, and what the machine allows."""
+        operators = analysis.operators(self._report)
+        return self._carded(peak_figures.roofline(self._report, operators, self._theme))
 
     def tiles(self) -> go.Figure:
         """How full the fullest tile of each IPU is."""

@@ -8,11 +8,13 @@ what a chart says. assets/viewer.js saves them like any figure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import unescape
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from dash import html
+from dash import dcc, html
 
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.bars import SPACER
@@ -23,12 +25,19 @@ _WORDS = 0.3  # of the width: a bar that is shorter has its words behind it
 _TICKS = 6  # at the most
 
 
-def bars_card(title: str, id: str, figure: Drawing, *more: Any, note: str = "") -> Any:
-    """A card with a chart of horizontal, stacked bars."""
-    return common.card(title, bars(id, figure), *more, note=note, tools=True)
+def bars_card(
+    title: str,
+    id: str,
+    figure: Drawing,
+    *more: Any,
+    note: str = "",
+    links: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
+    """A card with a chart of horizontal, stacked bars. ``links``: addresses, by names of bars."""
+    return common.card(title, bars(id, figure, links), *more, note=note, tools=True)
 
 
-def bars(id: str, figure: Drawing) -> Any:
+def bars(id: str, figure: Drawing, links: Mapping[str, str] = MappingProxyType({})) -> Any:
     """The horizontal bars of ``figure`` as elements of the page, with names and end labels.
 
     Vertical lines with an annotation at their place become marks; annotations at the right edge
@@ -55,7 +64,11 @@ def bars(id: str, figure: Drawing) -> Any:
         if alone and values[0, at[label]] < _WORDS * most:
             pieces = _outside(pieces)
         cells = [
-            html.Span(unescape(label), className="label", title=unescape(label)),
+            html.Span(
+                dcc.Link(unescape(label), href=links[label]) if label in links else unescape(label),
+                className="label",
+                title=unescape(label),
+            ),
             html.Div(pieces),
         ]
         if label in ends:

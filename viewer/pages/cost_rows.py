@@ -29,6 +29,7 @@ PROGRAM = "program"  # the order in which it runs
 _MOST = 2000  # rows: half a megabyte
 _INDENT = " " * 4
 _TIMES = "executions in a weight update, or in a device iteration"
+_CEILING = "FLOPs against what its unit, or the bytes that it receives, would allow"
 COLUMNS = (
     Column("label", "operator", least=330),
     Column("executions", "times", ",.0f", width=90, tip=_TIMES),
@@ -42,8 +43,8 @@ COLUMNS = (
     Column("stage", "stage", ",.0f", width=75),
     Column("aten", "ATen", width=150),
     Column("flops", "FLOPs", ".3s", width=85),
-    Column("utilisation", "of peak", ".1%", width=90, tip="FLOPs against all matrix units'"),
-    Column("bound", "bound by", width=95, tip="by the roofline: its FLOPs or the bytes received"),
+    Column("of_roof", "of its ceiling", ".1%", width=120, tip=_CEILING),
+    Column("why", "most of the rest", width=230, tip="what keeps it most from its ceiling"),
     Column("exchanged", "bytes in", ".3s", width=90, tip="received in exchanges, all tiles"),
     Column("balance", "balance", ".0%", width=85, tip="mean over slowest tile, of compute cycles"),
     Column("tiles", "tiles", ",.0f", width=75, tip="at work in its widest step"),
@@ -214,7 +215,7 @@ class Operators:
             mask &= (frame["direction"] == wanted.direction).to_numpy()
         if wanted.find:
             named = np.zeros(len(frame), dtype=bool)
-            for column in ("name", "aten", "source"):
+            for column in ("name", "aten", "source", "why"):
                 words = frame[column].str
                 named |= words.contains(wanted.find, case=False, regex=False).to_numpy(dtype=bool)
             mask &= named

@@ -16,13 +16,15 @@ from dash import ALL, Dash, Input, Output, State, ctx, html, no_update
 from ipuscope.profiler import Report
 from ipuscope.profiler.analysis import hierarchy
 from ipuscope.profiler.analysis.hierarchy import Look, Node, Path
+from ipuscope.profiler.analysis.peak import peak
 from ipuscope.profiler.enums import Direction
 from ipuscope.profiler.file import records
 from ipuscope.viewer.figures import flame as figures
+from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import tiles as tile_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.units import Clock
-from ipuscope.viewer.pages import common, cost_rows, refused, tables
+from ipuscope.viewer.pages import common, cost_rows, refused, source, tables
 from ipuscope.viewer.pages.common import Page, View
 from ipuscope.viewer.pages.details import step_details
 from ipuscope.viewer.pages.tables import Column
@@ -38,8 +40,11 @@ _ORDERS = (
     ("stage", "stage, module, operator"),
     ("block", "Block, module, operator"),
     ("aten", "ATen, module, operator"),
+    ("source", "source file, line, operator"),
     (cost_rows.PROGRAM, "the program, as it runs"),
 )
+_ROOFLINE = "roofline"
+_FORMS = (("flame", "flame graph"), ("treemap", "treemap"), (_ROOFLINE, "roofline"))
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
@@ -86,9 +91,7 @@ def layout(view: View) -> Any:
             height=260,
             controls=[
                 common.switch(view, "measure", "of", measures, measures[0][0]),
-                common.switch(
-                    view, "form", "as", (("flame", "flame graph"), ("treemap", "treemap")), "flame"
-                ),
+                common.switch(view, "form", "as", _FORMS, "flame"),
                 html.Div(id="flame-legend", className="legend"),
             ],
             below=[html.Div(id="flame-parts")],
@@ -150,6 +153,15 @@ function(click, at) {
 }
 """
 
+# A click on a point of the roofline: its operator.
+_POINT = """
+function(click) {
+    const point = click && click.points && click.points[0];
+    const known = point && point.id === undefined && Number.isInteger(point.customdata);
+    return known ? String(point.customdata) : window.dash_clientside.no_update;
+}
+"""
+
 # A click on a row opens or closes it; an operator and a step are told of, too.
 _OPEN = """
 function(click, toggled) {
@@ -173,6 +185,12 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output(at, "value"),
         Input("flame-graph", "clickData"),
         common.param_state(NAME, "at"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _POINT,
+        Output(common.param_id(NAME, "op"), "value", allow_duplicate=True),
+        Input("flame-graph", "clickData"),
         prevent_initial_call=True,
     )
     app.clientside_callback(
@@ -274,6 +292,11 @@ def tree_of(
     )
 
 
+_POINTS = html.P(
+    "Operators that are alike are one point; click one to see it below.", className="note"
+)
+
+
 def _register_flame(app: Dash, profiles: Profiles) -> None:
     @app.callback(
         Output("flame-graph", "figure"),
@@ -296,6 +319,9 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         bytes_of = measure == "bytes" or not len(report.runs)
         over = order if order in hierarchy.ORDERS else "module"
         what = ("bytes" if bytes_of else "cycles", over, layers == "together")
+        if form == _ROOFLINE and not bytes_of and peak(report):
+            found = cost_rows.operators_of(profiles, report)
+            return peak_figures.roofline(report, found, common.theme_of(where)), [], _POINTS
         here, lost = figures.path_of(str(at or "")), False
         if second is None and not here and what == ("cycles", "module", True):
             seen = profiles.made(report, "layers together", lambda: hierarchy.first_look(report))
@@ -312,6 +338,10 @@ def _register_flame(app: Dash, profiles: Profiles) -> None:
         legend = [] if compared else figures.legend(seen.shown, theme, bytes_of)
         named = [html.Span([html.I(style={"background": fill}), name]) for name, fill in legend]
         parts = _parts(seen, here, words) if here else []
+        if over == "source" and not lost and not bytes_of:
+            file = here[0] if here else ""
+            known = bool(file) and (report.ops["file"] == file).any()
+            parts = source.file_listing(report, file) if known else source.hottest(report)
         return figure, named, _lost(at, over, what[0]) if lost else parts
 
 
@@ -385,6 +415,8 @@ def operator_details(profiles: Profiles, report: Report, number: int, theme: The
         ("FLOPs", f"{row['flops']:,}"),
         ("plan", row["plan"] or "nothing to choose"),
     ]
+    if context := source.around(report, str(row["file"]), int(row["line"])):
+        rows.append(("line", context))
     if row["forward_op"] in report.ops.index:
         forward = int(row["forward_op"])
         name = str(report.ops.loc[forward, "name"])

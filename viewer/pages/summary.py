@@ -8,11 +8,13 @@ import numpy as np
 from dash import Dash, Output, dcc, html
 
 from ipuscope.profiler import Report, analysis, confidence
-from ipuscope.profiler.analysis import facts, waits_in_short
+from ipuscope.profiler.analysis import facts, peak, waits_in_short
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
+from ipuscope.profiler.analysis.peak import Peak
 from ipuscope.profiler.units import per_second, sentence
 from ipuscope.viewer.figures import bars as bar_figures
 from ipuscope.viewer.figures import memory as memory_figures
+from ipuscope.viewer.figures import peak as peak_figures
 from ipuscope.viewer.figures import units
 from ipuscope.viewer.figures.theme import Theme
 from ipuscope.viewer.figures.units import Clock
@@ -40,6 +42,8 @@ def _made(view: View) -> list[Any]:
     children.append(_numbers(of))
     if len(report.runs):
         children.append(_why(view, clock))
+    if of.peak:
+        children.append(_from_peak(of.peak, view.theme))
     children.append(causes.card(view, "summary-insights"))
     if len(report.stages):
         children.append(
@@ -112,6 +116,30 @@ def _why(view: View, clock: Clock) -> Any:
     return html.Div([chart, longest], className="row")
 
 
+def _from_peak(of: Peak, theme: Theme) -> Any:
+    """The way from the peak down to MFU; each part leads to what causes it."""
+    links = {part: f"/{page}?{common.query(**query)}" for part, (page, query) in _WHERE.items()}
+    note = f"{of.words}. Every cycle of every tile once; a name leads to what causes it."
+    figure = peak_figures.from_peak(of, theme)
+    return bars_card("From the peak to MFU", "peak", figure, note=note, links=links)
+
+
+# Where each part of the waterfall has its causes: page and parameters.
+_WHERE: dict[str, tuple[str, dict[str, str]]] = {
+    peak.WAITING: ("timeline", {}),
+    peak.RAMPS: ("timeline", {}),
+    peak.HOST: ("timeline", {"find": "stream"}),
+    peak.COPIES: ("timeline", {"find": "cop"}),
+    peak.AGAIN: ("costs", {"sort": "recompute"}),
+    peak.EXCHANGE: ("costs", {"find": "on-chip exchange"}),
+    peak.SYNC: ("timeline", {"find": "sync"}),
+    peak.STASH: ("memory", {}),
+    peak.IDLE_TILES: ("costs", {"find": "tiles at work"}),
+    peak.REARRANGING: ("costs", {"find": "rearrangement"}),
+    peak.BELOW: ("costs", {"form": "roofline"}),
+}
+
+
 def _iteration(report: Report) -> str:
     """The word for one device iteration."""
     return "weight update" if report.meta["kind"] == "training" else "device iteration"
@@ -149,6 +177,9 @@ def _numbers(of: facts.Facts) -> Any:
             (f"{per_second(one.samples_per_second)} / s", rate),
             (units.percent(one.waiting), "of all IPUs' cycles are spent waiting"),
         ]
+    if of.speed and of.peak and of.state != "out of memory":
+        hfu = f"HFU {units.percent(of.peak.hfu)}, of the {peak.SHORT[of.peak.dtype]} peak"
+        boxes.append((f"{units.percent(of.peak.mfu)} MFU", hfu))
     if slow := of.slowest:
         which, _, of_it = slow.name.partition(" (")
         its = f", {of_it.removesuffix(')')}" if of_it else ""

@@ -1,7 +1,6 @@
 """Pictures of every page of the viewer, light and dark.
 
-``python -m ipuscope.viewer.screenshots demo/training -o gallery/demo`` needs playwright, pillow and
-chromium.
+``python -m tools.screenshots demo/training -o gallery/demo`` needs playwright, pillow and chromium.
 """
 
 from __future__ import annotations
@@ -153,9 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Take the pictures; return 1 with a message if that is not possible."""
     from ipuscope.viewer.app import PAGES, create_app
 
-    parser = argparse.ArgumentParser(
-        prog="python -m ipuscope.viewer.screenshots", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.screenshots", description=__doc__)
     parser.add_argument(
         "profile",
         nargs="?",
