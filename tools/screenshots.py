@@ -1,6 +1,7 @@
 """Pictures of every page of the viewer, light and dark.
 
-``python -m tools.screenshots demo/training -o gallery/demo`` needs playwright, pillow and chromium.
+``python -m tools.screenshots demo/training -o gallery/demo`` needs playwright, pillow and
+chromium.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ipu_exec.commands.unwrapped import NOTHING_WRAPPED, WARNING
 from ipu_exec.errors import Error
 from ipu_exec.option_groups.environment import PROPOSE_VARIABLE
 from ipu_exec.session.proposed_blocks import script_lines
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.waiting import EVERY_VARIABLE, PROGRESS_LINE, Say, waiting
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ def _with_levers(report: Report, ipus: int) -> str:
 
 def _more_samples(costs: Costs, ipus: int) -> str:
     """What to do about too few micro-batches for the stages; "" where they are enough."""
-    least = schedules.pipeline_stages(ipus, costs.training)
+    least = closed_forms.pipeline_stages(ipus, costs.training)
     if not costs.pipelined or costs.micro_batches >= least:
         return ""
     fewer = max(
         count
         for count in range(1, ipus + 1)
-        if schedules.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
+        if closed_forms.pipeline_stages(count, costs.training) <= max(1, costs.micro_batches)
     )
     return (
         f". The samples of a call make no more: give it {least}, or a multiple of that, or take"

@@ -23,7 +23,7 @@ from ipu_exec.option_groups.groups import BUFFERING_DEPTHS
 from ipu_exec.option_groups.tensor_locations import TensorLocationOptions, TensorLocationSettings
 from ipu_exec.options import Options
 from ipu_exec.placement_file import StageChoice
-from ipuscope.profiler.timeline.schedules import LEAST_BESIDE
+from ipuscope.profiler.timeline.schedule_types import LEAST_BESIDE
 
 
 def compile_options(

@@ -37,7 +37,7 @@ from ipuscope.planner.search.partial_splits import (
 from ipuscope.planner.search.refusal import does_not_fit
 from ipuscope.planner.search.returning_stages import TooManyWays, least_bottleneck_revisiting
 from ipuscope.planner.search.update_bounds import fixed_cycles, least_copies
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import listed
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
@@ -249,7 +249,7 @@ def _why_the_last(
 
 def _legal(costs: Costs, stages: int) -> bool:
     """Whether there are Blocks and micro-batches enough for so many stages."""
-    least = schedules.pipeline_stages(stages, costs.training)
+    least = closed_forms.pipeline_stages(stages, costs.training)
     return stages <= len(costs) and (not costs.pipelined or costs.micro_batches >= least)
 
 
@@ -293,7 +293,7 @@ def at_least(costs: Costs, ipus: Sequence[int], choices: Sequence[Choice] = ()) 
     if len(set(ipus)) < len(ipus):
         return count * max(share, int(work.max())) + fixed
     slowest = _even_as_can_be(work, work + _made_again(costs, choices), len(ipus))
-    cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
+    cycles = closed_forms.pipeline_cycles(len(ipus), count, costs.training)
     ramps = _at_least_with_ramps(slowest, whole, len(ipus), count, costs.training)
     return ramps + cycles * least_copies(costs, ipus) + fixed
 
@@ -304,10 +304,10 @@ def _at_least_with_ramps(slowest: int, whole: int, stages: int, count: int, trai
     ``slowest``: a lower bound on the cycles of the longest stage; ``whole``: on those of all
     stages, per micro-batch. With a longest stage of c cycles the work takes at least G c, as one
     IPU does all of that. Furthermore, the main part of
-    `ipuscope.profiler.timeline.schedules.training_cycles` is (G - 2K + 2) c, filling and flushing
-    take the work of all stages but the last, and the rest is twice the work of all but the first:
-    in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is longer than
-    c. Inference is analogous.
+    `ipuscope.profiler.timeline.closed_forms.training_cycles` is (G - 2K + 2) c, filling and
+    flushing take the work of all stages but the last, and the rest is twice the work of all but the
+    first: in total at least (G - 2K - 1) c + 3 times the whole, as neither of these stages is
+    longer than c. Inference is analogous.
     """
     times, lost = (3, 2 * stages + 1) if training else (2, stages + 1)
     if count >= lost:
