@@ -60,6 +60,7 @@ test: $(STAMP) ## Run the tests on all cores; ARGS="-k timeline" for some of the
 
 fuzz: $(STAMP) ## Read damaged profiles by everything, CASES=1000 of them, within time and memory
 	$(BIN)/python -m tools.fuzz --cases $(CASES)
+	$(BIN)/python -m tools.fuzz --cases $(CASES) --columns
 
 lint: $(STAMP) ## Check style (ruff) and types (mypy)
 	$(BIN)/ruff check .
@@ -88,8 +89,8 @@ figures: $(STAMP) ## Make all pages of figures again: predictions (half an hour)
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md
 
-screenshots: $(STAMP) browser demo/training/profile.pop ## Take the pictures in docs/images again
-	$(BIN)/python -m ipuscope.viewer.screenshots
+screenshots: $(STAMP) browser demo/training/profile.pop ## Pictures of the pages of the demo, in gallery/demo
+	$(BIN)/python -m tools.screenshots
 
 browser: ## See that there is a chromium for the viewer's tests and screenshots
 	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \

@@ -13,7 +13,6 @@ with Blocks and IPUs only.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
@@ -21,6 +20,7 @@ from typing import Any
 
 from ipu_exec.annotations import Phase, Stage
 from ipu_exec.errors import Error
+from ipuscope.profiler.file import from_json
 
 FORMAT, VERSIONS = "ipuscope placement", (1, 2)
 _KEPT = "memory_proportions"  # of a stage's Blocks
@@ -134,7 +134,7 @@ def _phases(path: Any, stages: list[Any]) -> tuple[int, ...]:
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            content = from_json.loads(file.read())
     except OSError as error:
         raise Error(f"placement {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -258,8 +258,7 @@ def _add_sweep(parser: argparse.ArgumentParser) -> None:
         help=(
             "compile with each of these values, as --with takes them (micro-batch=1,2,4), or of an"
             " option (Training.gradientAccumulation=16,64); several make every combination, each"
-            " with a profile below --profile-dir, where runs.csv (and runs.parquet, with pyarrow)"
-            " has a row of each"
+            " with a profile below --profile-dir, which ipu-report runs lists"
         ),
     )
 

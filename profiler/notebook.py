@@ -40,5 +40,5 @@ def _waits(report: Report) -> str:
 
 
 def _notes(report: Report) -> str:
-    words = [*map(str, report.meta["warnings"]), *([PREDICTED_NOTE] if report.predicted else [])]
+    words = [*report.notes, *([PREDICTED_NOTE] if report.predicted else [])]
     return "".join(f"<p><i>{html.escape(one)}</i></p>" for one in words)

@@ -55,6 +55,7 @@ _SENTENCE = 60  # letters from which a table's cell wraps
 _FEW_COLUMNS = 4  # that a narrow window has room for
 _NUMBER = re.compile(r"([≤~] ?)?([\d,.]+( ?%| (K|M|G)?i?B)?)?")
 _LONG = 16  # letters from which a name may break
+_MARK = re.compile("@@[A-Z]+@@")  # what a page fills in, in assets/report.html
 _BEHIND_MARKS = re.compile(r"(?<=[/._:])(?=[A-Za-z])")
 _FEW_STAGES = 16  # up to which splits onto each number of fewer IPUs are looked at
 
@@ -109,24 +110,23 @@ def page(report: Report) -> str:
         body.append("</details></section>")
     meta = report.meta
     title = f"{meta['model'] or report.path.parent.name} · IPUscope"
-    plotly = get_plotlyjs()
+    scripts = {"@@THEME@@": _asset("theme.js"), "@@DRAW@@": _asset("report.js")}
     filled = {
-        "@@SCRIPTS@@": " ".join(map(_hashed, (_THEME, _DRAW, plotly))),
-        "@@THEME@@": _THEME,
-        "@@DRAW@@": _DRAW,
+        **scripts,
+        "@@SCRIPTS@@": " ".join(map(_hashed, (*scripts.values(), get_plotlyjs()))),
         "@@TITLE@@": html.escape(title),
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
         "@@WARNINGS@@": "".join(
-            f"<p class='warning'>{html.escape(str(words))}</p>" for words in meta["warnings"]
+            f"<p class='warning'>{html.escape(words)}</p>" for words in report.notes
         ),
         "@@BODY@@": "\n".join(body),
-        "@@STYLE@@": theme.stylesheet() + _STYLE,
+        "@@STYLE@@": theme.stylesheet() + _asset("report.css"),
         "@@PLOTLY@@": _packed_plotly(),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
     # At one go: a name that looks like a mark stays a name.
-    return _MARK.sub(lambda found: filled[found[0]], _PAGE)
+    return _MARK.sub(lambda found: filled[found[0]], _asset("report.html"))
 
 
 def _sections(report: Report) -> list[Section]:
@@ -389,6 +389,11 @@ def _breakable(words: str) -> str:
     )
 
 
+@cache
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / "assets" / name).read_text(encoding="utf-8")
+
+
 def _packed(words: str) -> str:
     return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
 
@@ -402,204 +407,3 @@ def _packed_plotly() -> str:
 def _hashed(script: str) -> str:
     """The hash of a script, as used in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-_MARK = re.compile("@@[A-Z]+@@")
-
-_STYLE = """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--text); font: 14px/1.45 var(--font); }
-main { max-width: 1500px; margin: 0 auto; padding: 20px; }
-h1 { font-size: 20px; margin: 0; }
-h2 { font-size: 15px; margin: 0; }
-.about, .note { color: var(--muted); margin: 2px 0 8px; }
-.warning { border-left: 4px solid #e69f00; padding: 6px 10px; background: var(--card); }
-section {
-  background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 12px 14px; margin: 14px 0;
-}
-.scroll { overflow-x: auto; }
-table {
-  border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px;
-}
-summary h2 { display: inline; }
-summary { cursor: pointer; }
-th { text-align: left; color: var(--muted); font-weight: 500; }
-th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td { vertical-align: top; }
-.number { text-align: right; }
-td.wraps { white-space: normal; min-width: 260px; }
-pre {
-  margin: 4px 0; font: 12px/1.45 ui-monospace, 'DejaVu Sans Mono', monospace; overflow-x: auto;
-}
-wbr { display: none; }
-@media (max-width: 1320px) {
-  wbr { display: inline; }
-  th, td:not(.number) { white-space: normal; }
-  pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-  td.wraps { min-width: 180px; overflow-wrap: anywhere; }
-}
-@media (max-width: 620px) {
-  main { padding: 8px; }
-  section { padding: 10px 8px; }
-}
-"""
-
-
-def _stacked(width: int, table: str) -> str:
-    """The style of a table whose cells stand below each other up to a width of the window."""
-    return f"""
-@media (max-width: {width}px) {{
-  {table} thead {{ display: none; }}
-  {table} table, {table} tbody {{ display: block; }}
-  {table} tr {{ display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }}
-  {table} td {{
-    display: block; padding: 1px 0; border: 0; overflow-wrap: anywhere; min-width: 0;
-  }}
-  {table} td:not(.wraps) {{ display: inline-block; margin-right: 16px; }}
-  {table} td:empty {{ display: none; }}
-  {table} .number::before {{ content: attr(data-head) ': '; color: var(--muted); }}
-}}
-"""
-
-
-_STYLE += _stacked(620, ".stacks") + _stacked(900, ".coded")
-_STYLE += """
-header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
-button {
-  font: inherit; color: var(--text); background: none;
-  border: 1px solid var(--line); border-radius: 6px; padding: 4px 10px;
-}
-"""
-
-_THEME = """
-  const dark = matchMedia('(prefers-color-scheme: dark)').matches;
-  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
-"""
-
-_DRAW = """
-async function unpacked(id) {
-  const text = atob(document.getElementById(id).textContent);
-  const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
-  return new Response(stream).text();
-}
-// Names above the lanes of a pipeline that neither touch each other nor leave the figure: of phases
-// first the numbers go, then names that still have no room.
-const pen = document.createElement('canvas').getContext('2d');
-function apart({ annotations, legend, margin, xaxis }, width) {
-  if (!(legend?.x < 0) || !annotations) { return annotations; }
-  const [low, high] = xaxis.range, lanes = width - margin.l - margin.r;
-  const plain = (words) => words.replace(/<[^>]*>/g, '');
-  const placed = (notes) => notes.map((one) => {
-    pen.font = 'bold ' + one.font.size + 'px ' + getComputedStyle(document.body).fontFamily;
-    const half = pen.measureText(plain(one.text)).width / 2 + 4;
-    const at = (one.x - low) / (high - low) * lanes;
-    const inside = Math.max(half - margin.l, Math.min(at, lanes + margin.r - half));
-    return { one: { ...one, xshift: inside - at }, from: inside - half, to: inside + half };
-  });
-  const free = (row) => row.every((one, i) => !i || row[i - 1].to <= one.from);
-  return [...new Set(annotations.map((one) => one.yshift))].flatMap((height) => {
-    const long = placed(annotations.filter((one) => one.yshift === height));
-    if (free(long)) { return long; }
-    const short = placed(long.map(({ one }) => (
-      { ...one, text: one.text.replace(/(<.b>).*/, '$1'), xshift: 0 })));
-    let last = -Infinity;
-    return short.filter((one) => one.from >= last && (last = one.to, true));
-  }).map(({ one }) => one);
-}
-// In a narrow window names are short: of lanes the first line; and legends have small letters.
-function fitted({ data, layout }, id) {
-  const width = document.getElementById(id).clientWidth;
-  if (width > 620) { return { ...layout, annotations: apart(layout, width) }; }
-  if (layout.yaxis?.type === 'category') {
-    const names = [...new Set(data.flatMap((one) => Array.from(one.y || [])))];
-    const ticktext = names.map((name) => (name.length > 15 ? name.slice(0, 14) + '…' : name));
-    const entries = layout.showlegend === false ? 0 : data.filter((one) => one.name).length;
-    return { ...layout, yaxis: { ...layout.yaxis, tickvals: names, ticktext },
-      height: layout.height + 16 * Math.max(0, entries - 4) };
-  }
-  if (!(layout.legend?.x < 0)) { return layout; }
-  const { margin, legend, height } = layout, ticks = layout.yaxis.ticktext || [];
-  const short = ticks.map((words) => words.split('<br>')[0]);
-  const letters = Math.max(6, ...short.map((words) => words.replace(/<[^>]*>/g, '').length));
-  const l = 34 + 8 * letters, lanes = Math.max(1, width - l - margin.r);
-  const names = new Set(data.filter((one) => one.showlegend !== false).map((one) => one.name));
-  const t = 46 + 19 * Math.ceil(names.size / Math.max(1, Math.floor((width - margin.r) / 165)));
-  const annotations = apart({ ...layout, margin: { ...margin, l } }, width);
-  return { ...layout, height: height + t - margin.t, margin: { ...margin, l, t }, annotations,
-    yaxis: { ...layout.yaxis, ticktext: short },
-    legend: { ...legend, x: -0.9 * l / lanes, indentation: -15, font: { size: 11 } } };
-}
-(async () => {
-  const note = document.getElementById('note');
-  try {
-    const script = document.createElement('script');
-    script.textContent = await unpacked('plotly');
-    document.head.append(script);
-    const figures = JSON.parse(await unpacked('figures'));
-    const config = { displaylogo: false, showSendToCloud: false, responsive: true,
-      scrollZoom: false };
-    const theme = () => document.documentElement.dataset.theme;
-    const one = async (figure, id) => Plotly.react(id, figure.data, fitted(figure, id), config);
-    // A window that changes its size meanwhile can make plotly fail: once more, then.
-    const draw = async () => {
-      for (const [i, figure] of figures[theme()].entries()) {
-        const id = 'figure-' + i, folded = document.getElementById(id).closest('details');
-        folded.ontoggle = draw;  // what is folded has no width to be drawn in
-        if (folded.open) { await one(figure, id).catch(() => one(figure, id)); }
-      }
-    };
-    document.getElementById('theme').onclick = () => {
-      const root = document.documentElement;
-      root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
-      draw();
-    };
-    let drawn = innerWidth, soon = 0;
-    addEventListener('resize', () => {
-      clearTimeout(soon);
-      soon = setTimeout(() => {
-        if (innerWidth === drawn) { return; }
-        drawn = innerWidth;
-        draw();
-      }, 200);
-    });
-    await draw();
-    note.remove();
-  } catch (error) {
-    const old = typeof DecompressionStream === 'undefined';
-    note.textContent = 'The figures could not be drawn (' + error + ').'
-      + (old ? ' A browser from 2023 or later is needed.' : ' Load the page anew.');
-  }
-})();
-"""
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src @@SCRIPTS@@; style-src 'unsafe-inline';
-  img-src data: blob:; base-uri 'none'; form-action 'none'">
-<meta name="referrer" content="no-referrer">
-<title>@@TITLE@@</title>
-<script>@@THEME@@</script>
-<style>@@STYLE@@</style>
-</head>
-<body>
-<main>
-<header>
-<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
-<button id="theme">Theme</button>
-</header>
-@@WARNINGS@@
-<p id="note" class="note">Drawing…</p>
-@@BODY@@
-</main>
-<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
-<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
-<script>@@DRAW@@</script>
-</body>
-</html>
-"""

@@ -67,7 +67,7 @@ def chromium() -> Iterator[Any]:
     The tests that need one are skipped where there is none; `.ci/run` sees that there is.
     """
     api = pytest.importorskip("playwright.sync_api")
-    from ipuscope.viewer.screenshots import FLAGS, find_browser
+    from tools.screenshots import FLAGS, find_browser
 
     path = find_browser()
     if path is None:

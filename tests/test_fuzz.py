@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from ipuscope.profiler.file import records, schema
 from ipuscope.reports.cli import main
 from tests.strangers import TERMINAL, named
 from tools import fuzz
@@ -77,6 +78,30 @@ def test_every_page_and_callback_of_the_viewer_answers(
         assert fuzz.run(sound, changes, {"viewer": readers["viewer"]}) == []
 
 
+def test_every_number_and_every_closed_list_of_a_profile_has_a_bound() -> None:
+    columns = [
+        (record.table, column.name, column.kind)
+        for record in records.STORED
+        for column in schema.columns(record)
+        if column.bound is None
+    ]
+    assert {kind for _, _, kind in columns} == {"str", "vector"}
+    assert {name for table, name, kind in columns if kind == "vector"} == {"steps", "starts"}
+
+
+@given(which=st.integers(0, 1 << 20), command=numbers)
+@settings(bounded, max_examples=15)
+def test_a_wrong_value_in_a_column_is_answered_or_names_the_file(
+    sound: Path, readers: Readers, which: int, command: int
+) -> None:
+    every = fuzz.wrong_values(sound)
+    commands = sorted(set(readers) - {"viewer", "html", "advise"})
+    some = [commands[(command + step) % len(commands)] for step in (0, 7, 13)]
+    with fuzz.limited():
+        found = fuzz.run(sound, [every[which % len(every)]], {name: readers[name] for name in some})
+        assert found == []
+
+
 # What a review found, each with what it did.
 FOUND = {
     "a deleted stage": "DELETE FROM stages WHERE id = 1",
@@ -90,6 +115,12 @@ FOUND = {
     "cycles beyond the clock": "UPDATE bodies SET cycles = 9223372036854775807 WHERE id = 0",
     "a forward operator that is not there": "UPDATE ops SET forward_op = 777 WHERE id = 1",
     "a task elsewhere": "UPDATE traces SET task_ipu = task_pipeline_cycle",
+    "a body of no direction there is": "UPDATE bodies SET direction = 'sideways' WHERE id = 0",
+    "a body of no kind there is": "UPDATE bodies SET kind = 'x' WHERE id = 0",
+    "a body whose direction is not its task": "UPDATE bodies SET direction = 'update' WHERE id = 0",
+    "no device iteration": "UPDATE traces SET iterations = 0",
+    "a clock that stands": "UPDATE target SET clock_hz = 1e-300",
+    "a shape that is none": "UPDATE variables SET shape = '[' WHERE id = 0",
     "a model that is no name": "UPDATE meta SET value = 'true' WHERE key = 'model'",
 }
 

@@ -2,7 +2,8 @@
 1000``.
 
 A case is a small sound profile with one to three changes: a cell, a row, a table, a vector, a
-header entry, some bytes. All frames of the report, every subcommand, libpva's object model and
+header entry, some bytes; with ``--columns``, one value that a column cannot hold, of every kind in
+every column. All frames of the report, every subcommand, libpva's object model and
 every page and callback of the viewer then read it. What may come of it is an answer or an error
 that names the file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one
 case. A case is its number and the seed: ``--first 4711 --cases 1`` repeats one.
@@ -26,8 +27,9 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler import ProfileError, open_report, pva
-from ipuscope.profiler.file import codec, records, schema
+from ipuscope.profiler.file import bounds, codec, records, schema
 
 SECONDS = 60  # for one case: all that reads it
 BYTES = 1 << 30  # of address space for one case, beyond what the process had before
@@ -71,6 +73,9 @@ TEXTS = (
     "0",
 )
 JSONS = ("null", "0", "-1", "2147483648", "1e999", '"x"', "[]", "{}", "[1, 2]", "true", "{", "")
+NESTED = "[" * 100_000 + "]" * 100_000
+# What a column may be given that it cannot hold, beside numbers and texts.
+OTHERS = (0.5, 1e-300, float("inf"), float("-inf"), None, b"x", NESTED, "x" * (1 << 20))
 VECTORS = (
     np.zeros(0, dtype=np.int64),
     np.array([0]),
@@ -93,12 +98,61 @@ class Change:
     value: int
 
 
+@dataclass(frozen=True)
+class Wrong:
+    """A value in a column of some rows: which ones is SQL."""
+
+    table: str
+    column: str
+    rows: str
+    value: Any
+
+
+def wrong_values(sound: Path) -> list[Wrong]:
+    """Each kind of value in each column, in the first row, the last one and all of them.
+
+    Of the header and the options, in each entry.
+    """
+    cells = (*NUMBERS, *TEXTS, *OTHERS)
+    some = [
+        Wrong(record.table, column.name, rows, value)
+        for record in records.STORED
+        for column in schema.columns(record)
+        for rows in ("1", *(_one_row(record, least) for least in ("min", "max")))
+        for value in (*cells, *_near(column.bound))
+    ]
+    with _base(sound) as base:
+        for table, name in (("meta", "key"), ("options", "name")):
+            for (key,) in base.execute(f"SELECT {name} FROM {table}"):
+                of_key = f"{name} = '{key}'"
+                some += [Wrong(table, "value", of_key, value) for value in (*JSONS, NESTED)]
+    return some
+
+
+def _one_row(record: type[Any], least: str) -> str:
+    key = getattr(record, "key", "rowid").split(",")[0]
+    return f"{key} = (SELECT {least}({key}) FROM {record.table})"
+
+
+def _near(bound: Any) -> tuple[Any, ...]:
+    """Values at the edges of what a column may hold, and the words of a closed list."""
+    if isinstance(bound, bounds.Within):
+        edges = (bound.least - 1, bound.least, bound.most, bound.most + 1)
+        return tuple(edge for edge in edges if abs(edge) < 2**63)
+    return bound.words if isinstance(bound, bounds.OneOf) else ()
+
+
 # -- changing a profile ---
 
 
-def apply(path: Path, changes: Sequence[Change]) -> None:
+def apply(path: Path, changes: Sequence[Change | Wrong]) -> None:
     """Apply the changes to the file in place."""
     for change in changes:
+        if isinstance(change, Wrong):
+            with contextlib.suppress(sqlite3.Error), _base(path) as base:
+                words = f"UPDATE {change.table} SET {change.column} = ? WHERE {change.rows}"
+                base.execute(words, (change.value,))
+            continue
         kinds = (
             _cell,
             _cell,
@@ -257,8 +311,6 @@ def frames(path: Path) -> None:
             _tried(lambda ipu=ipu: report.tile_vertices(ipu, 0))
         runs = _tried(lambda: report.runs)
         for run in range(min(2, len(runs)) if runs is not None else 0):
-            if not runs["iterations"].iloc[run]:
-                continue
             _tried(lambda run=run: report.pipeline_cycles(run, 0))
             _tried(lambda run=run: report.tasks(run, iteration=0))
             _tried(lambda run=run: report.steps(run, iteration=0))
@@ -307,7 +359,7 @@ def _commands(sound: Path) -> dict[str, list[str]]:
     """Words of each subcommand; PROFILE stands for the file, OUT for a new one."""
     from ipuscope.reports.cli import COMMANDS
 
-    left_out = ("completion", "view", "compare", "export", "html", "query", "import")
+    left_out = ("completion", "view", "compare", "export", "html", "import", "query")
     commands = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
     commands |= {
         f"{name} --json": [name, "--json", "PROFILE"] for name in ("summary", "insights", "ops")
@@ -321,7 +373,6 @@ def _commands(sound: Path) -> dict[str, list[str]]:
         "export csv": ["export", "--table", "program_steps", "PROFILE", "-o", "OUT.csv"],
         "rebalance --stages": ["rebalance", "--stages", "2", "PROFILE"],
         "whatif --micro-batches": ["whatif", "--micro-batches", "1000000", "PROFILE"],
-        "doctor --upgrade": ["doctor", "--upgrade", "PROFILE"],
     }
 
 
@@ -442,6 +493,9 @@ def _controls(part: Any, values: dict[str, Any]) -> None:
 # -- cases ---
 
 
+Draw = Callable[[int], Sequence[Change | Wrong]]  # the changes of a case
+
+
 class TooLong(BaseException):
     """A case has exceeded its time."""
 
@@ -454,7 +508,7 @@ class Finding:
     surface: str
     error: str
     where: str
-    changes: tuple[Change, ...]
+    changes: tuple[Change | Wrong, ...]
 
 
 def drawn(seed: int, case: int) -> tuple[Change, ...]:
@@ -466,7 +520,7 @@ def drawn(seed: int, case: int) -> tuple[Change, ...]:
 
 def run(
     sound: Path,
-    changes: Sequence[Change],
+    changes: Sequence[Change | Wrong],
     readers: dict[str, Callable[[Path], None]],
     case: str = "",
 ) -> list[Finding]:
@@ -509,17 +563,19 @@ def limited(seconds: int = SECONDS, beyond: int = BYTES) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _chunk(sound: Path, seed: int, cases: range, out: Path) -> None:
+def _chunk(sound: Path, draw: Draw, only: Collection[str], cases: range, out: Path) -> None:
     """Run cases and append a line each."""
-    readers = surfaces(sound)
+    every = surfaces(sound)
+    readers = {name: every[name] for name in only or every}
     for case in cases:
         start, before = time.monotonic(), _peak()
         with limited():
-            findings = run(sound, drawn(seed, case), readers, str(case))
+            findings = run(sound, draw(case), readers, str(case))
         said = {
             "case": case,
             "seconds": time.monotonic() - start,
             "grown": _peak() - before,
+            "reads": len(readers),
             "findings": [[f.surface, f.error, f.where] for f in findings],
         }
         with open(out, "a") as file:
@@ -531,10 +587,20 @@ def _peak() -> int:
 
 
 def small_profile(path: Path) -> Path:
-    """The profile that cases change."""
+    """The profile that cases change: of every table it has rows."""
     from tests.synthetic import synthetic_profile
 
-    return synthetic_profile(path, ipus=3, tiles=8, micro_batches=4, steps_per_body=3, runs=2)
+    path = synthetic_profile(path, ipus=3, tiles=8, micro_batches=4, steps_per_body=3, runs=2)
+    with _base(path) as base:
+        base.execute(
+            "INSERT INTO moved_tensors VALUES (0, 1, 'x', -1, 0, 64), (1, 1, 'x', 0, 1, 8)"
+        )
+        base.execute(
+            "INSERT INTO host_events VALUES (0, -1, 7, 8, 'c', 'outer', 100, 900),"
+            " (1, 0, 7, 8, 'c', 'inner', 200, 300)"
+        )
+        base.execute("INSERT INTO host_values VALUES (0, 7, 'g', 's', 'B', 100, 1.5)")
+    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -543,6 +609,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--columns",
+        action="store_true",
+        help="a wrong value in one column each, drawn of every value in every column",
+    )
+    parser.add_argument("--only", nargs="*", default=(), help="of what reads it, only these")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1))
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="ipuscope-fuzz-") as folder:
@@ -550,13 +622,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         clean = run(sound, (), surfaces(sound), "sound")
         last = args.first + args.cases
         chunks = [range(at, min(at + CHUNK, last)) for at in range(args.first, last, CHUNK)]
-        crashed = _in_processes(sound, args.seed, chunks, out, args.jobs)
+        draw: Draw = partial(drawn, args.seed)
+        if args.columns:
+            every = wrong_values(sound)
+            random.Random(args.seed).shuffle(every)
+            draw = lambda case: (every[case % len(every)],)  # noqa: E731
+            print(f"{len(every):,} values in columns")
+        crashed = _in_processes(partial(_chunk, sound, draw, args.only), chunks, out, args.jobs)
         lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     return _say(lines, [*clean, *crashed])
 
 
 def _in_processes(
-    sound: Path, seed: int, chunks: list[range], out: Path, jobs: int
+    work: Callable[[range, Path], None], chunks: list[range], out: Path, jobs: int
 ) -> list[Finding]:
     """Each chunk in a process of its own, ``jobs`` at a time."""
     pending, running, crashed = list(reversed(chunks)), dict[int, range](), []
@@ -566,7 +644,7 @@ def _in_processes(
             child = os.fork()
             if not child:
                 try:
-                    _chunk(sound, seed, cases, out)
+                    work(cases, out)
                     os._exit(0)
                 except BaseException:
                     traceback.print_exc()
@@ -595,7 +673,8 @@ def _say(lines: list[dict[str, Any]], others: list[Finding]) -> int:
         print(f"     1 {finding.surface}: {finding.where}: {finding.error} ({finding.case})")
     seconds = [line["seconds"] for line in lines] or [0.0]
     print(
-        f"{len(lines)} cases, {sum(bool(line['findings']) for line in lines)} with findings;"
+        f"{len(lines)} cases, {sum(line['reads'] for line in lines):,} reads,"
+        f" {sum(bool(line['findings']) for line in lines)} with findings;"
         f" longest {max(seconds):.1f} s, mean {np.mean(seconds):.2f} s; most memory a case added:"
         f" {max((line['grown'] for line in lines), default=0) / 2**20:.0f} MiB"
     )

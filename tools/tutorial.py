@@ -85,7 +85,7 @@ def take_pictures(folder: Path) -> None:
     from ipuscope.profiler import open_report
     from ipuscope.reports.cli.common import find_one
     from ipuscope.viewer import create_app
-    from ipuscope.viewer.screenshots import find_browser, serving, take
+    from tools.screenshots import find_browser, serving, take
 
     browser = find_browser()
     if browser is None:

@@ -158,8 +158,13 @@ def read_and_view(commands: Path, place: Path) -> None:
     for name in ANSWERS:
         assert run(commands / "ipu-report", name, "out/training", cwd=place).strip()
     run(commands / "ipu-report", "html", "out/training", "-o", "report.html", cwd=place)
-    with viewer(commands, place) as address, urllib.request.urlopen(address, timeout=30) as page:
+    with viewer(commands, place) as address, _browser().open(address, timeout=30) as page:
         assert b"IPUscope" in page.read()
+
+
+def _browser() -> urllib.request.OpenerDirector:
+    """Keeps cookies: the address's token becomes one."""
+    return urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
 
 
 @contextmanager
@@ -182,7 +187,7 @@ def until_it_answers(address: str, tries: int = 60) -> str:
     """Wait until something listens at the address, and return it."""
     for _ in range(tries):
         try:
-            urllib.request.urlopen(address, timeout=30).close()
+            _browser().open(address, timeout=30).close()
             return address
         except OSError:
             time.sleep(0.5)

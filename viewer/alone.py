@@ -1,4 +1,4 @@
-"""The frame of a page that stands alone: a plan's, or a sweep's runs. Light and dark."""
+"""The frame of a page that stands alone: a plan's, or that of many runs. Light and dark."""
 
 from __future__ import annotations
 

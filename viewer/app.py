@@ -21,7 +21,7 @@ from dash import (
     no_update,
     set_props,
 )
-from werkzeug.serving import run_simple
+from werkzeug.serving import WSGIRequestHandler, run_simple
 
 from ipuscope.planner.advice import Relief, relief
 from ipuscope.planner.predict.memory_verdict import Answer
@@ -108,7 +108,13 @@ def serve(app: Dash, host: str, port: int) -> None:
     """Serve until the process is interrupted, without a word; `Dash.run` prints five lines."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
     settle()
-    run_simple(host, port, app.server, threaded=True)
+    run_simple(host, port, app.server, threaded=True, request_handler=_Handler)
+
+
+class _Handler(WSGIRequestHandler):
+    """Gives a thread back where a browser sends nothing more of its request."""
+
+    timeout = 20  # seconds
 
 
 def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
@@ -274,9 +280,8 @@ def _head(view: View) -> Any:
     ]
     if meta["state"] == "out of memory":
         children.append(_out_of_memory(view))
-    warnings = [str(words) for words in meta["warnings"]]
-    if warnings:
-        children.append(common.message(" ".join(warnings), "warning"))
+    if report.notes:
+        children.append(common.message(" ".join(report.notes), "warning"))
     return children
 
 

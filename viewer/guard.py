@@ -1,9 +1,10 @@
 """Who may ask the viewer, and what a page may do: the one boundary between a profile and a browser.
 
 A request must name a host that the viewer was told of (else a page elsewhere reads the profile by
-pointing its own name at this machine), come from the viewer's own pages, and be small; beyond
-loopback it must know a token too. A page may run only scripts that carry the nonce of its answer or
-come from the viewer, and may fetch nothing from elsewhere. docs/security.md has the whole of it.
+pointing its own name at this machine), come from the viewer's own pages, be small, and know the
+token of the address that was printed. A page may run only scripts that carry the nonce of its
+answer or come from the viewer, and may fetch nothing from elsewhere. docs/security.md has the whole
+of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import html
 import ipaddress
 import logging
+import os
 import re
 import secrets
 import socket
@@ -27,6 +29,7 @@ from werkzeug.exceptions import HTTPException
 from ipuscope.viewer.compressed import compressed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TOKEN_VARIABLE = "IPUSCOPE_VIEWER_TOKEN"
 MAX_BODY_BYTES = 1 << 20  # a callback's request is a few kilobytes, a figure's state the most of it
 _EVERYWHERE = ("0.0.0.0", "::")
 _MAX_AGE_SECONDS = 7 * 24 * 3600
@@ -40,8 +43,8 @@ class Guard:
     """Who the viewer answers.
 
     ``hosts`` are the names allowed in a request's Host, without ports; ``token`` has to be in the
-    address, "" if none is needed; with ``framed``, pages on this machine's other ports, such as a
-    notebook, may frame the viewer.
+    address, "" if none is needed, as in tests; with ``framed``, pages on this machine's other
+    ports, such as a notebook, may frame the viewer.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
@@ -52,14 +55,15 @@ class Guard:
     def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
         """The guard of a viewer that listens at an address, also known by the names in ``more``.
 
-        Beyond loopback it has a fresh token. When it listens everywhere ("0.0.0.0", "::"), this
-        machine's names and all numeric addresses are hosts: only a name can be pointed at another
-        machine.
+        It has a fresh token, as other users of this machine reach its ports too; or the one in
+        `TOKEN_VARIABLE`, which whoever started this process knows. When it listens everywhere
+        ("0.0.0.0", "::"), this machine's names and all numeric addresses are hosts: only a name can
+        be pointed at another machine.
         """
         names = {address, *more}
         if is_loopback(address) or address in _EVERYWHERE:
             names |= {*LOOPBACK, *({socket.gethostname()} if address in _EVERYWHERE else ())}
-        token = "" if is_loopback(address) else secrets.token_urlsafe(24)
+        token = os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)
         return cls(frozenset(host.strip("[]").lower() for host in names), token)
 
     def knows(self, host: str | None) -> bool:
@@ -140,8 +144,8 @@ def _refusal(guard: Guard) -> Response | None:
     token = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
     if known and not secrets.compare_digest(token.encode(), known.encode()):
         return _plain(
-            "This viewer is reached from other machines, and so wants the token in the address:"
-            " open the whole address that it printed.",
+            "This viewer wants the token in the address: open the whole address that it printed"
+            " when it was started.",
             403,
         )
     return None

@@ -1,7 +1,7 @@
 """Pictures of large profiles in docs/images: BERT-Large on 8 IPUs and GPT-3 on 256.
 
 ``python -m benchmarks.viewer.pictures`` compiles BERT-Large, into a directory that it removes, and
-takes the pictures (`ipuscope.viewer.screenshots`). ``--bert-large`` takes a profile that is there
+takes the pictures (`tools.screenshots`). ``--bert-large`` takes a profile that is there
 already; ``--gpt3`` that of examples/gpt3_175b.py, whose compile is left to the caller.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ipuscope.profiler import open_report
 from ipuscope.viewer.app import create_app
-from ipuscope.viewer.screenshots import find_browser, serving, take
+from tools.screenshots import find_browser, serving, take
 
 ROOT = Path(__file__).parents[2]
 BERT_LARGE = ("/", "/timeline", "/memory", "/costs")

@@ -35,7 +35,7 @@ from ipu_exec.commands.unwrapped import (
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
-from ipu_exec.options import (
+from ipu_exec.option_groups.environment import (
     COMMAND_VARIABLE,
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,

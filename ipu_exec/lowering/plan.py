@@ -54,7 +54,7 @@ class Operand:
     offset: int = 0
     storage_elements: int = 0
     layout: Layout | None = None
-    role: str = "activation"  # of ipuscope.profiler.file.records.ROLES
+    role: str = "activation"  # of ipuscope.profiler.file.records.RoleWord
     again: bool = False  # the same tensor as an earlier argument of the call
 
     @property

@@ -15,6 +15,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.numerics.hung_instances import Watch
 
 MEETING = timedelta(minutes=5)  # until the last instance has called: scripts load their data first
 # One instance may compile, or write a checkpoint, while the others wait.
@@ -46,6 +48,7 @@ class Instances:
     rank: int
     size: int
     group: Any  # torch.distributed.ProcessGroupGloo
+    watch: Watch | None = None  # says for whom the others wait
 
     def gather(self, value: Given) -> list[Given]:
         """The value that each instance passed, by instance. It has to be picklable."""
@@ -141,7 +144,8 @@ class Instances:
     def _wait(self, begin: Callable[[], Any]) -> None:
         """Run one of the group's exchanges."""
         try:
-            begin().wait()
+            with self.watch.exchange() if self.watch is not None else nullcontext():
+                begin().wait()
         except RuntimeError as error:
             raise InstanceLost(
                 f"instance {self.rank} of {self.size} lost another one while they exchanged"
@@ -175,7 +179,7 @@ def connect(rank: int, size: int) -> Instances:
         own.set(f"here {rank}", "")
         own.wait([f"here {other}" for other in range(size)], MEETING)
         group = ProcessGroupGloo(own, rank, size, WAITING)
-        return Instances(rank, size, group)
+        return Instances(rank, size, group, Watch(own, rank, size))
     except (RuntimeError, ValueError, OSError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             why = "that port is taken by another program: set MASTER_PORT to a free one"

@@ -20,7 +20,7 @@ from ipu_exec.planning.workers import workers_of
 from ipu_exec.session.executor import PoplarExecutor, inferenceModel, trainingModel
 from ipu_exec.session.first_call import FirstCall
 from ipuscope.planner.mappings import Key, Plan, Question
-from ipuscope.planner.mappings.compile_search import News, NoMapping, plan, verified
+from ipuscope.planner.mappings.compile_search import EngineLost, News, NoMapping, plan, verified
 from ipuscope.planner.mappings.question import (
     OBJECTIVES,
     RECOMPUTE,
@@ -75,7 +75,7 @@ def plan_call(call: FirstCall, asked: Asked, told: Callable[[News], None] = no_n
                 best_plan = verified(best_plan, engine, asked.verify, told)
         finally:
             workers.close()
-    except (NoMapping, QuestionError) as error:
+    except (NoMapping, QuestionError, EngineLost) as error:
         raise Error(str(error)) from None
     return replace(
         best_plan,

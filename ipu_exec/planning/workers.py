@@ -21,7 +21,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ipu_exec.errors import Error
+from ipuscope.planner.mappings.compile_search import EngineLost
 
 _TRIES = 3
 _SERVER = "forkserver"
@@ -244,31 +245,48 @@ class Cluster(_Pool):
             raise Error(WITHOUT_RAY) from None
         self._ray = ray
         here = os.pathsep.join(path for path in sys.path if path)
-        ray.init(
-            address=None if address == LOCAL else address,
-            num_cpus=count if address == LOCAL else None,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
-        )
-        super().__init__(int(ray.cluster_resources().get("CPU", 1)))
+        with self._or_lost(f"Ray does not start, or is not at {address}"):
+            ray.init(
+                address=None if address == LOCAL else address,
+                num_cpus=count if address == LOCAL else None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": {"PYTHONPATH": here, "OMP_NUM_THREADS": "1"}},
+            )
+            super().__init__(int(ray.cluster_resources().get("CPU", 1)))
         # Ray repeats the tasks of a killed worker
         self._remote = ray.remote(max_retries=_TRIES)(_call)
 
     def _submit(self, task: Task) -> Future[Any]:
-        future: Future[Any] = self._remote.remote(task.function, task.arguments).future()
+        with self._or_lost():
+            future: Future[Any] = self._remote.remote(task.function, task.arguments).future()
         return future
 
     def _value(self, task: Task, future: Future[Any]) -> Any:
+        with self._or_lost():
+            try:
+                return future.result()
+            except self._ray.exceptions.RayTaskError as error:
+                cause = error.cause
+        raise cause
+
+    @contextmanager
+    def _or_lost(self, what: str = "Ray's workers are gone") -> Iterator[None]:
+        """EngineLost where the cluster fails, not a task of ours: one line instead of its own."""
         try:
-            return future.result()
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+            yield
+        except (self._ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+            first = next(filter(None, str(error).splitlines()), type(error).__name__)
+            raise EngineLost(
+                f"{what} ({first[:200]}). Look at `ray status`; --workers N compiles here without"
+                " Ray, and begins with what was compiled"
+            ) from error
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
-        self._ray.shutdown()
+        with suppress(Exception):  # it may be gone
+            self._ray.shutdown()
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

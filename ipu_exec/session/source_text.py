@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from ipu_exec.graph import Graph
-from ipu_exec.options import NO_SOURCE_VARIABLE
+from ipu_exec.option_groups.environment import NO_SOURCE_VARIABLE
 
 MOST_BYTES = 512 << 10  # of all files together
 MOST_OF_ONE = 256 << 10

@@ -15,8 +15,6 @@ from ipuscope.profiler.enums import Direction, Role
 from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report
 
-_KNOWS_USES = 2  # the format of profiles since which operators' variables are in them
-
 
 @dataclass(frozen=True)
 class Rings:
@@ -52,7 +50,7 @@ def gradient_bytes(report: Report, blocks: int) -> np.ndarray:
     variables = report.columns_of(records.Variable)
     block, nbytes = variables["block"], variables["bytes"]
     gradients = variables.equals("role", Role.ACCUMULATOR) & (block >= 0)
-    if not gradients.any() and report.format >= _KNOWS_USES:
+    if not gradients.any():
         gradients = variables.equals("role", Role.GRADIENT) & (block >= 0)
         gradients &= np.isin(variables["id"], _read_by_updates(report))
     return sum_by(block[gradients], nbytes[gradients], blocks)

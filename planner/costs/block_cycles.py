@@ -120,7 +120,7 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
     """What the compiler recorded about recomputation, by name.
 
-    None where an older profile does not have it, or where a foreign one's makes no sense.
+    None where an imported profile does not have it, or where a stranger's makes no sense.
     """
     said: Any = report.meta.get("recomputation")
     try:

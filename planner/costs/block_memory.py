@@ -167,15 +167,9 @@ Pieces = list[tuple[list[int], list[int], list[int]]]
 
 
 def uses_of(report: Report) -> tuple[np.ndarray, np.ndarray]:
-    """Operators, and the ids of variables that each uses.
-
-    Format 1 does not record them; there it is what each operator made.
-    """
-    if report.format >= 2:
-        columns = report.columns_of(records.Use)
-        return columns["op"], columns["variable"]
-    produced = report.columns_of(records.Variable)
-    return produced["op"], produced["id"]
+    """Operators, and the ids of variables that each uses."""
+    columns = report.columns_of(records.Use)
+    return columns["op"], columns["variable"]
 
 
 def _carried(
@@ -307,7 +301,7 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
     Bytes of calls on each tile, int64[Block]; and the code that Blocks have in common: which
     Blocks, the ids of its variables, and those of the same code on further IPUs.
 
-    An older profile has neither, and an untrusted one may have invalid entries: code then belongs
+    An imported profile has neither, and a stranger's may have invalid entries: code then belongs
     to the Block that ran it first.
     """
     nothing = np.zeros(blocks, dtype=np.int64)

@@ -45,9 +45,7 @@ class Ties:
 
     @classmethod
     def from_report(cls, report: Report) -> Ties:
-        """From the forward operators that read each weight; format 1 does not record them."""
-        if report.format < 2:
-            return cls()
+        """From the forward operators that read each weight."""
         uses, ops, variables = (
             report.columns_of(record) for record in (records.Use, records.Op, records.Variable)
         )

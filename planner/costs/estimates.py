@@ -243,8 +243,8 @@ def beyond_starting(cycles: np.ndarray, kind: np.ndarray) -> np.ndarray:
 
 def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
     """Ids of operators that read and write nothing but what is like a weight."""
-    uses = report.columns_of(records.Use) if report.format >= 2 else None
-    if uses is None or not len(uses["op"]):
+    uses = report.columns_of(records.Use)
+    if not len(uses["op"]):
         return np.zeros(0, dtype=np.int64)
     known = np.isin(uses["variable"], variables.index)
     used = variables.loc[uses["variable"][known]]
@@ -255,9 +255,7 @@ def weight_operators(report: Report, variables: pd.DataFrame) -> np.ndarray:
 
 def _accumulating(report: Report, variables: pd.DataFrame) -> np.ndarray:
     """Ids of operators that read or write accumulators of gradients."""
-    uses = report.columns_of(records.Use) if report.format >= 2 else None
-    if uses is None:
-        return np.zeros(0, dtype=np.int64)
+    uses = report.columns_of(records.Use)
     accumulators = variables.index[variables["role"] == Role.ACCUMULATOR]
     ops: np.ndarray = np.unique(uses["op"][np.isin(uses["variable"], accumulators)])
     return ops

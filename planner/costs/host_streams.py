@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ipuscope.planner.costs.machine_costs import published_parameters
 from ipuscope.planner.costs.profile_columns import sum_by
 from ipuscope.profiler.enums import BodyTask
-from ipuscope.profiler.file import legacy_formats, records
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
 
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
@@ -33,7 +34,7 @@ class HostStreams:
     latency: int = 0  # cycles
     load: np.ndarray = field(default_factory=_none)
     unload: np.ndarray = field(default_factory=_none)
-    # ... from one device iteration into the next (`ipuscope.profiler.timeline.schedules.Costs`)
+    # ... from one device iteration into the next (`schedule_types.Costs`)
     across: bool = False
     # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     sync: str = ""
@@ -57,7 +58,7 @@ class HostStreams:
         every = [
             cycles for of_stage in (inputs, outputs, loads, unloads) for cycles in of_stage.values()
         ]
-        before = legacy_formats.machine(report.target.clock_hz)["host_latency"]
+        before = published_parameters(report.target.clock_hz)["host_latency"]
         latency = int(number(report.meta, "host_latency", before))
         latency = min(latency, max(0, min(every, default=0) - len(stage)))
         is_last = np.arange(len(stage)) + 1 == len(stage)

@@ -7,8 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipuscope.profiler.enums import BodyTask
-from ipuscope.profiler.file import legacy_formats, records
+from ipuscope.profiler.file import records
 from ipuscope.profiler.report import Report, number
+
+
+def published_parameters(clock_hz: float) -> dict[str, float]:
+    """Parameters of the machine that an imported profile does not state: cycles, bytes a cycle."""
+    return {
+        "host_latency": round(9e-6 * clock_hz),
+        "link_hop_latency": 0.16e-6 * clock_hz,
+        "external_sync": 600,
+        "stream_step": 257,
+        "slice_cycles": 403,
+        "slice_bytes_per_cycle": 4,
+        "streaming_bytes_per_cycle": 5e9 / clock_hz,
+    }
 
 
 @dataclass(frozen=True)
@@ -36,9 +49,9 @@ class MachineCosts:
 
     @classmethod
     def from_report(cls, report: Report) -> MachineCosts:
-        """From the profile's target and header; older profiles get the values of their time."""
+        """From the profile's target and header, or `published_parameters` where these lack one."""
         target, meta = report.target, report.meta
-        before = legacy_formats.machine(target.clock_hz)
+        before = published_parameters(target.clock_hz)
 
         def said(key: str) -> float:
             return number(meta, key, before[key])

@@ -124,7 +124,7 @@ def _by_operators(
     same = (steps.op, steps.ipu, steps.stage, passes.at)
     differs = np.logical_or.reduce([np.diff(one[ran]) != 0 for one in same])
     first = np.flatnonzero(np.concatenate([np.ones(min(1, len(ran)), dtype=bool), differs]))
-    last = np.append(first[1:], len(ran)) - 1
+    last = np.append(first[1:], len(ran))[: len(first)] - 1
     span, ends = ran[first], ran[last]
     low, high = (np.searchsorted(steps.op[span], ops, side=side) for side in ("left", "right"))
     count = high - low

@@ -226,8 +226,8 @@ def pipelined(report: Report) -> bool:
 def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
     """How each stage saved memory, by the script's options or by a placement file.
 
-    Empty for an older profile, which does not record it, and for a foreign one whose record makes
-    no sense.
+    Empty for an imported profile, which does not record it, and for one whose record makes no
+    sense.
     """
     said: Any = report.meta.get("choices")
     try:

@@ -46,7 +46,7 @@ class TiedGradients:
 
     @classmethod
     def from_report(cls, report: Report, ties: Ties) -> TiedGradients:
-        """From the operators that write a tied weight's accumulator; older profiles lack them."""
+        """From the operators that write a tied weight's accumulator."""
         if not len(ties):
             return cls()
         uses, ops, variables = (

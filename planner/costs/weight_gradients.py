@@ -18,11 +18,8 @@ def weight_gradient_cycles(report: Report, blocks: int) -> np.ndarray:
 
     Backward operators that add to accumulators, and those of the same Block whose results only
     these read (all of the first Block's, since nobody waits for gradients of its inputs); of an
-    operator that makes gradients of inputs too, the steps that the lowering named so. Zero in
-    profiles that do not record what operators read (format 1).
+    operator that makes gradients of inputs too, the steps that the lowering named so.
     """
-    if report.format < 2:
-        return np.zeros(blocks, dtype=np.int64)
     ops = report.columns_of(records.Op)
     backward = ops.equals("direction", Direction.BACKWARD)
     late = _only_for_accumulators(report, ops["id"], backward)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ipuscope.profiler.enums import Direction, Role
-from ipuscope.profiler.file import records
+from ipuscope.profiler.file import records, schema
 from ipuscope.profiler.file.reader import Reader
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.report import Report
@@ -55,7 +55,7 @@ class _Reader(Reader):
         return {name: columns[name] for name in wanted}
 
     def _names_of(self, record: type[Any]) -> set[str]:
-        return {column.name for column in self._known(record)}
+        return {column.name for column in schema.columns(record)}
 
     def _blocks_of(self, record: type[Any], columns: dict[str, np.ndarray]) -> dict[str, Any]:
         """The Blocks of operators and variables; nothing for other tables."""

@@ -21,7 +21,7 @@ from ipuscope.planner.search.tied_weights import with_reader_home
 from ipuscope.profiler import analysis, units
 from ipuscope.profiler.enums import Direction, PipelinePhase
 from ipuscope.profiler.report import Report
-from ipuscope.profiler.timeline import schedules
+from ipuscope.profiler.timeline import closed_forms
 from ipuscope.profiler.units import sentence
 
 LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
@@ -115,7 +115,7 @@ def taking_turns(report: Report, costs: Costs, present: Prediction) -> list[Insi
     stages = len(present.assignment.starts)
     if costs.pipelined or overlapped or len(set(costs.ipus)) == 1:
         return []
-    many = max(costs.micro_batches, schedules.pipeline_stages(stages, costs.training))
+    many = max(costs.micro_batches, closed_forms.pipeline_stages(stages, costs.training))
     again = costs.training and bool(report.options.get("_Popart.autoRecomputation", True))
     pipeline = replace(costs, pipelined=True, recompute=again, micro_batches=many)
     then = what_if(pipeline, present.assignment)
@@ -410,6 +410,7 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     paced = _paced_by(report) if costs.pipelined else tuple(report.stages["stage"].tolist())
     ops = analysis.operators(report, stages=paced)
     ops = ops[ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])]
+    ops = ops[ops["tiles"].notna()]  # of one that computes nothing, no tile does
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:

@@ -33,7 +33,7 @@ def compile_again(
     ``script``: its path and arguments, of the user; ``made``: how the profile was made, whose
     settings are repeated. ``levers``, as ``ipu-run --with`` takes them, and the stages of
     ``placement`` replace those. ``folder`` gets the profile and the placement file; ``kind`` is
-    "training" or "inference".
+    "training" or "inference"; "" either.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-c", _IPU_RUN, *_options(folder, made, levers, placement), *script]
@@ -42,11 +42,12 @@ def compile_again(
     process = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": here}, capture_output=True, text=True
     )
-    profile = folder / kind / "profile.pop"
-    if profile.is_file():
-        return profile, ""
+    for one in [kind] if kind else ["training", "inference"]:
+        profile = folder / one / "profile.pop"
+        if profile.is_file():
+            return profile, ""
     lines = process.stderr.strip().splitlines()
-    return None, lines[-1] if lines else f"no {kind} model was compiled"
+    return None, lines[-1] if lines else f"no {kind or 'wrapped'} model was compiled"
 
 
 def _options(

@@ -119,6 +119,10 @@ class _State:
         self.told(News(self.done, self.wanted, what, self.best))
 
 
+class EngineLost(Exception):
+    """What compiles is gone; its text says how, and the way out."""
+
+
 def plan(
     question: Question,
     engine: Engine,
@@ -129,7 +133,7 @@ def plan(
     """The best mappings for the question. NoMapping where nothing fits.
 
     ``keys``: what may be compiled for costs, the script's own first. ``told`` how far it is. A
-    KeyboardInterrupt ends the search with what was found, if anything was.
+    KeyboardInterrupt or EngineLost ends the search with what was found, if anything was.
     """
     keys = [key for key in keys if is_legal(key, question)]
     state = _State(question, engine, told, keys)
@@ -141,10 +145,10 @@ def plan(
         else:
             _in_phases(state, keys, own)
         _settle(state)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EngineLost) as error:
         if not state.candidates:
             raise
-        state.stopped = INTERRUPTED
+        state.stopped = str(error) if isinstance(error, EngineLost) else INTERRUPTED
     if state.best is None:
         if state.phased and not state.priced:
             raise NoMapping(plan_words.no_phases(state.phased.values(), question, engine.rings))

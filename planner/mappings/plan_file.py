@@ -15,6 +15,7 @@ from typing import Any
 from ipuscope.planner.mappings.mapping import Mapping, StagePlan
 from ipuscope.planner.mappings.plan import SHARES, Candidate, Obtained, Plan
 from ipuscope.planner.mappings.question import Question
+from ipuscope.profiler.file import from_json
 
 FORMAT, VERSION = "ipuscope placement", 2
 MOST_BYTES = 64 << 20
@@ -100,10 +101,10 @@ def load(path: str | os.PathLike[str]) -> Plan:
     try:
         if os.path.getsize(path) > MOST_BYTES:
             raise PlanError(path, f"has more than {MOST_BYTES >> 20} MiB, as no plan has")
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        said = from_json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(path, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PlanError(path, f"is no JSON ({error})") from error
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         raise PlanError(path, "is no plan")

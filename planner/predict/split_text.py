@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from ipuscope.planner.costs.memory_choice import Choice
 from ipuscope.planner.costs.profile_costs import Costs
 from ipuscope.planner.predict.what_if import Assignment
+from ipuscope.profiler.file import from_json
 
 _FORMS = (
     "a stage for each Block (0,0,1,2), Blocks a stage (2-1-1), names (A,B/C@1/D), or a placement"
@@ -111,7 +111,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
 def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+            content = from_json.loads(file.read())
         stages = content["stages"]
         stage = {str(name): k for k, one in enumerate(stages) for name in one["blocks"]}
         ipus = [int(one["ipu"]) for one in stages]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
 _REMOTE = (str(Purpose.REMOTE_LOAD), str(Purpose.REMOTE_STORE))
 _COLUMNS = ["name", "way", "ipu", "block", "dtype", "bytes"]
-_STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 
 
 def host_tensors(report: Report) -> pd.DataFrame:
@@ -41,9 +40,7 @@ def streaming_steps(report: Report) -> np.ndarray:
 
 def _host_tensors(report: Report) -> pd.DataFrame:
     steps = _transfers(report)
-    moved = report.moved_tensors
-    frame = _as_moved(report, steps) if len(moved) else _by_names(report, steps)
-    frame = frame.drop_duplicates(["name", "way", "ipu"])
+    frame = _as_moved(report, steps).drop_duplicates(["name", "way", "ipu"])
     whole = frame.groupby("way")["bytes"].transform("sum")
     frame = frame.assign(share=frame["bytes"] / whole.clip(lower=1))
     return frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
@@ -74,20 +71,3 @@ def _as_moved(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
         way=moved["purpose"].astype(str).map(_WAYS), block=moved["block"].astype(int)
     )
     return moved[_COLUMNS]
-
-
-def _by_names(report: Report, steps: pd.DataFrame) -> pd.DataFrame:
-    """Transfers of an older profile, whose steps only record in their names what they move."""
-    import pandas as pd
-
-    variables = report.variables.drop_duplicates("name").set_index("name")
-    rows = []
-    for name, purpose, ipu in zip(steps["name"], steps["purpose"], steps["ipu"], strict=True):
-        for stream in _STREAMS:
-            name = name.removeprefix(stream)
-        for tensor in name.removesuffix("/mid").split(", "):
-            if tensor in variables.index:
-                about = variables.loc[tensor]
-                facts = int(about["block"]), about["dtype"], int(about["bytes"])
-                rows.append((tensor, _WAYS[purpose], ipu, *facts))
-    return pd.DataFrame(rows, columns=pd.Index(_COLUMNS))

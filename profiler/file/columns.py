@@ -35,8 +35,7 @@ class Columns(Mapping[str, np.ndarray]):
         self._read: dict[str, np.ndarray] = {}
         self._coded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._names = tuple(column.name for column in schema.columns(record))
-        self._at_once = reader.completes(record)
-        self._rows = 0 if self._at_once else reader.count(record)
+        self.rows = reader.count(record)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._read:
@@ -51,14 +50,9 @@ class Columns(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._names)
 
-    @property
-    def rows(self) -> int:
-        """How many rows the table has."""
-        return len(self["id"]) if self._at_once else self._rows
-
     def has(self, name: str) -> bool:
-        """Whether a column is read already, or would be read with all others."""
-        return self._at_once or name in self._read
+        """Whether a column is read already."""
+        return name in self._read
 
     def items(self) -> ItemsView[str, np.ndarray]:
         """All columns; those not yet read are read at once."""
@@ -74,9 +68,18 @@ class Columns(Mapping[str, np.ndarray]):
             if name not in self._coded:
                 known = None
                 if not self.has(name):
-                    known = self._reader.packed_texts(self._record, name, self._rows)
+                    known = self._reader.packed_texts(self._record, name, self.rows)
                 self._coded[name] = known or _distinct(self[name])
+                if known is not None:
+                    self._check_or_forget([name], self._coded)
             return self._coded[name]
+
+    def to_check(self, name: str) -> np.ndarray:
+        """The values of a column that has been read; of texts the distinct ones."""
+        if name in self._coded:
+            return self._coded[name][1]
+        values = self._read[name]
+        return np.array([*set(values.tolist())], dtype=object) if values.dtype == object else values
 
     def equals(self, name: str, *words: str) -> np.ndarray:
         """Which rows have one of these texts in a column."""
@@ -85,21 +88,21 @@ class Columns(Mapping[str, np.ndarray]):
 
     def read(self, *names: str) -> None:
         """Read these columns (default: all) in one go, quicker than one after the other."""
-        wanted = self._names if self._at_once else names or self._names
+        wanted = names or self._names
         with self._lock:
             missing = [name for name in wanted if name not in self._read]
             if not missing:
                 return
-            if self._at_once:
-                self._read.update(self._reader.columns(self._record))
-            else:
-                self._read.update(self._reader.some(self._record, missing, self._rows))
-            try:
-                self._check(self, missing)
-            except BaseException:
-                for name in missing:
-                    self._read.pop(name, None)
-                raise
+            self._read.update(self._reader.some(self._record, missing, self.rows))
+            self._check_or_forget(missing, self._read)
+
+    def _check_or_forget(self, names: Iterable[str], read: dict[str, Any]) -> None:
+        try:
+            self._check(self, names)
+        except BaseException:
+            for name in names:
+                read.pop(name, None)
+            raise
 
 
 def among(words: Collection[str], places: np.ndarray, known: Iterable[str]) -> np.ndarray:

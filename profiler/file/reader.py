@@ -7,7 +7,6 @@ Any problem is a `ProfileError` with the path, the problem and the way out.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -24,7 +23,7 @@ import numpy as np
 
 from ipuscope.profiler.answers import state_of
 from ipuscope.profiler.errors import ProfileError
-from ipuscope.profiler.file import codec, legacy_formats, packed_columns, records, schema
+from ipuscope.profiler.file import codec, from_json, packed_columns, schema
 
 # Where a run leaves its profile below a directory, in the order in which they are tried
 # (docs/libpva.md#files-of-a-run).
@@ -91,7 +90,7 @@ class Reader:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
-        self.version, self._keeps_log = _check_header(self.path)
+        self._keeps_log = _check_header(self.path)
         self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
         try:
             self._connection = self._open()
@@ -117,26 +116,12 @@ class Reader:
     # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1.
-
-        A table that the file's format does not have is empty.
-        """
-        if self.version < records.FIRST_FORMAT.get(record, 1):
-            return {c.name: self._column(record, c, ()) for c in schema.columns(record)}
-        columns = self._stored(record)
-        if self.completes(record):
-            return legacy_formats.completed(record, columns, self._stored)
-        return columns
-
-    def completes(self, record: type[Any]) -> bool:
-        """Whether the file's format lacks some of the table's columns, which are then derived."""
-        if self.version < records.FIRST_FORMAT.get(record, 1):
-            return True
-        return self.version < schema.VERSION and record in records.SINCE_3
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
+        return self._read_columns(record, schema.columns(record))
 
     def some(self, record: type[Any], names: Iterable[str], rows: int) -> dict[str, np.ndarray]:
-        """Some columns of a table that the file's format has, of its first ``rows`` rows."""
-        known = {column.name: column for column in self._known(record)}
+        """Some columns of a table, of its first ``rows`` rows."""
+        known = {column.name: column for column in schema.columns(record)}
         wanted = [known[name] for name in names]
         columns = self.packed(record, wanted, rows)
         by_row = [column for column in wanted if column.name not in columns]
@@ -189,15 +174,11 @@ class Reader:
         """Packed columns of a table that do not say what its rows say."""
         if schema.PACKED_TABLE not in self._tables or record.table not in self._tables:
             return []
-        columns, rows = self._known(record), self.count(record)
+        columns, rows = schema.columns(record), self.count(record)
         packed = self.packed(record, columns, rows)
         both = [column for column in columns if column.name in packed]
         by_row = self._read_columns(record, both, rows) if both else {}
         return [name for name, values in by_row.items() if not np.array_equal(values, packed[name])]
-
-    def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """As `columns`, but only those that the file's format has."""
-        return self._read_columns(record, self._known(record))
 
     def _read_columns(
         self, record: type[Any], columns: Sequence[schema.Column], most: int = -1
@@ -264,11 +245,6 @@ class Reader:
             answers[column.name] = values
         return answers
 
-    def _known(self, record: type[Any]) -> tuple[schema.Column, ...]:
-        """Columns that the file's format has."""
-        later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
-        return tuple(column for column in schema.columns(record) if column.name not in later)
-
     def count(self, record: type[Any]) -> int:
         """The number of rows of a table."""
         self._check_columns(record)
@@ -306,7 +282,7 @@ class Reader:
         present = {
             row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")
         }
-        for column in self._known(record):
+        for column in schema.columns(record):
             if present.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
@@ -508,8 +484,8 @@ class Reader:
         meta = {}
         for key, value in self._query("SELECT key, value FROM main.meta LIMIT 1000"):
             try:
-                meta[str(key)] = json.loads(value)
-            except (ValueError, TypeError, RecursionError) as error:
+                meta[str(key)] = from_json.loads(value)
+            except (ValueError, TypeError) as error:
                 raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
         return meta
 
@@ -531,8 +507,8 @@ def _connect(uri: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_header(path: Path) -> tuple[int, bool]:
-    """The format's version, and whether the file says that it keeps a log beside it.
+def _check_header(path: Path) -> bool:
+    """Whether the file says that it keeps a log beside it.
 
     After checks of the first 100 bytes: magic, application id, version, size of the file.
 
@@ -564,18 +540,13 @@ def _check_header(path: Path) -> tuple[int, bool]:
             f"the profile has format {version}, and this IPUscope reads up to {schema.VERSION}",
             "Update IPUscope (pip install -U ipuscope)",
         )
-    if version < 1:
-        raise ProfileError(path, f"the profile has format {version}, which never was", _DAMAGED)
+    if version < schema.VERSION:
+        raise ProfileError(
+            path,
+            f"the profile has format {version}; this IPUscope reads format {schema.VERSION}",
+            "Run the model again: ipu-run --compile-only SCRIPT writes a new profile",
+        )
     expected = (65536 if page_size == 1 else page_size) * pages
     if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
-    return int(version), _WAL in header[18:20]
-
-
-def one_row(reader: Reader, record: type[Any]) -> Any:
-    """The record of a table that has a single row, such as `records.Target`."""
-    columns = reader.columns(record)
-    sizes = {len(values) for values in columns.values()}
-    if sizes != {1}:
-        raise reader.damaged(f"the table {record.table} must have one row, and has {sizes.pop()}")
-    return record(**{name: values.item() for name, values in columns.items()})
+    return _WAL in header[18:20]

@@ -4,7 +4,7 @@ These dataclasses *are* the schema. `ipuscope.profiler.file.schema` makes a SQL 
 (``table`` names it, every field is a column), the writer stores instances, the reader gives them
 back as pandas frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector``
 is a numpy array in memory and a reference into the ``vectors`` table on disk, where equal content
-is stored once.
+is stored once. A field's type also says what it may hold: every reader refuses anything else.
 
 Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the
 epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
@@ -12,14 +12,38 @@ epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from ipuscope.profiler.enums import Direction, PipelinePhase, Purpose, Role
+from ipuscope.profiler.enums import BodyTask, Direction, PipelinePhase, Purpose, Role
+from ipuscope.profiler.file.bounds import (
+    MOST_BYTES,
+    MOST_CYCLES,
+    MOST_FLOPS,
+    MOST_IPUS,
+    MOST_MICRO_BATCHES,
+    MOST_ON_A_TILE,
+    MOST_ROWS,
+    MOST_TENSORS,
+    MOST_TILES,
+    Key,
+    OfReplica,
+    OneOf,
+    RowOf,
+    Sides,
+    Within,
+)
 
 Vector = np.ndarray
+
+
+def _word(some: Iterable[str], *more: str) -> OneOf:
+    return OneOf((*map(str, some), *more))
+
 
 # Program types, spelled as libpva spells them (docs/libpva.md#programs).
 ON_TILE_EXECUTE = "OnTileExecute"
@@ -31,7 +55,7 @@ STREAM_COPY_END = "StreamCopyEnd"
 SYNC = "Sync"
 REPEAT = "Repeat"
 SEQUENCE = "Sequence"
-PROGRAM_TYPES = (
+STEP_TYPES = (
     ON_TILE_EXECUTE,
     DO_EXCHANGE,
     GLOBAL_EXCHANGE,
@@ -39,17 +63,15 @@ PROGRAM_TYPES = (
     STREAM_COPY_MID,
     STREAM_COPY_END,
     SYNC,
-    REPEAT,
-    SEQUENCE,
 )
+PROGRAM_TYPES = (*STEP_TYPES, REPEAT, SEQUENCE)
 
 # What a slice of time on an IPU is spent on; the order is the legend's.
 KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "host I/O", "idle")
+TASK = "task"  # of a body whose steps say the kinds
 BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of those above
     "overlapped host I/O"
 )
-
-DIRECTIONS = tuple(direction.value for direction in Direction)
 
 PHASES = tuple(phase.value for phase in PipelinePhase)
 
@@ -74,7 +96,43 @@ CATEGORIES = (
     "stack",
 )
 
-ROLES = tuple(role.value for role in Role)
+# -- types of columns, with what each may hold (`ipuscope.profiler.file.bounds`) ---
+
+Cycles = Annotated[int, Within(0, MOST_CYCLES)]
+Bytes = Annotated[int, Within(0, MOST_BYTES)]
+FewBytes = Annotated[int, Within(0, 1 << 31)]
+Flops = Annotated[int, Within(0, MOST_FLOPS)]
+MicroBatches = Annotated[int, Within(0, MOST_MICRO_BATCHES)]
+Flag = Annotated[int, Within(0, 1)]
+Position = Annotated[int, Within(0, MOST_ROWS, summed=False)]
+Line = Annotated[int, Within(0, 1 << 31, summed=False)]
+Clock = Annotated[int, Within(0, 1 << 60, summed=False)]  # cycles since the first run began
+Microseconds = Annotated[int, Within(0, 1 << 53, summed=False)]  # as nanoseconds they fit
+Process = Annotated[int, Within(-1, (1 << 63) - 1, summed=False)]  # or a thread of the host
+Tensor = Annotated[int, Within(-1, MOST_TENSORS, summed=False)]  # -1: none
+Place = Annotated[int, Within(-1, 1 << 16, summed=False)]  # an IPU; -1: the host
+Ipu = Annotated[int, OfReplica()]
+Id = Annotated[int, Key()]
+Counted = Annotated[int, Key(counted=True)]
+StageId = Annotated[int, RowOf("stages")]
+BlockId = Annotated[int, RowOf("blocks")]
+OpId = Annotated[int, RowOf("ops")]
+ProgramId = Annotated[int, RowOf("program_tree")]
+StepId = Annotated[int, RowOf("program_steps")]
+ComputeSetId = Annotated[int, RowOf("compute_set_info")]
+Shape = Annotated[str, Sides()]
+DirectionWord = Annotated[str, _word(Direction, "")]  # "": none
+ProgramWord = Annotated[str, OneOf(PROGRAM_TYPES)]
+StepWord = Annotated[str, OneOf(STEP_TYPES)]
+PurposeWord = Annotated[str, _word(Purpose)]
+CategoryWord = Annotated[str, OneOf(CATEGORIES)]
+RoleWord = Annotated[str, _word(Role)]
+KindWord = Annotated[str, OneOf((TASK, *KINDS, BESIDE))]
+TaskWord = Annotated[str, _word(BodyTask)]
+PhaseWord = Annotated[str, OneOf(PHASES)]
+CyclesOfTasks = Annotated[Vector, Within(0, MOST_CYCLES)]
+OVER_TILES = Within(0, MOST_ON_A_TILE, summed=False)
+OverTiles = Annotated[Vector, OVER_TILES]
 
 
 @dataclass(slots=True)
@@ -86,14 +144,14 @@ class Target:
     name: str  # "mk2", "bow", ...
     architecture: str  # "ipu2", ...
     # all IPUs of the run, replicas included; of those that share a stage's tensors one
-    num_ipus: int
-    num_replicas: int
-    ipus_per_replica: int
-    tiles_per_ipu: int
-    bytes_per_tile: int
-    region0_bytes: int  # not interleaved; code can only be here
-    clock_hz: float
-    workers_per_tile: int
+    num_ipus: Annotated[int, Within(1, MOST_TILES)]
+    num_replicas: Annotated[int, Within(1, MOST_TILES)]
+    ipus_per_replica: Annotated[int, Within(1, MOST_IPUS)]
+    tiles_per_ipu: Annotated[int, Within(1, 1 << 16)]
+    bytes_per_tile: Annotated[int, Within(1, 1 << 40)]
+    region0_bytes: Bytes  # not interleaved; code can only be here
+    clock_hz: Annotated[float, Within(1e6, 1e12)]
+    workers_per_tile: Annotated[int, Within(1, 1 << 10)]
 
 
 @dataclass(slots=True)
@@ -112,16 +170,17 @@ class Stage:
 
     table: ClassVar[str] = "stages"
 
-    id: int
-    ipu: int
-    forward_cycles: int
-    backward_cycles: int  # recompute included
-    recompute_cycles: int
-    update_cycles: int
-    stash_depth: int  # micro-batches kept between forward and backward; 0 for the last stage
-    stash_bytes: int  # of all of them, all tiles
-    weight_bytes: int  # without copies of weights that others have
-    copy_bytes: int  # to the next stage, a micro-batch, forward
+    id: Counted
+    ipu: Ipu
+    forward_cycles: Cycles
+    backward_cycles: Cycles  # recompute included
+    recompute_cycles: Cycles
+    update_cycles: Cycles
+    # kept between forward and backward; 0 for the last stage
+    stash_depth: MicroBatches
+    stash_bytes: Bytes  # of all of them, all tiles
+    weight_bytes: Bytes  # without copies of weights that others have
+    copy_bytes: Bytes  # to the next stage, a micro-batch, forward
 
 
 @dataclass(slots=True)
@@ -130,17 +189,17 @@ class Block:
 
     table: ClassVar[str] = "blocks"
 
-    id: int
+    id: Counted
     name: str
-    stage: int
-    ipu: int
-    forward_cycles: int
-    backward_cycles: int
-    update_cycles: int
-    weight_bytes: int  # without copies of weights that others have
-    input_bytes: int  # from the host, a micro-batch, of what this Block is the first to read
-    copy_bytes: int  # a micro-batch, forward, over a cut behind this Block
-    copy_back_bytes: int  # the same, backward
+    stage: StageId
+    ipu: Ipu
+    forward_cycles: Cycles
+    backward_cycles: Cycles
+    update_cycles: Cycles
+    weight_bytes: Bytes  # without copies of weights that others have
+    input_bytes: Bytes  # from the host, a micro-batch, of what this Block is the first to read
+    copy_bytes: Bytes  # a micro-batch, forward, over a cut behind this Block
+    copy_back_bytes: Bytes  # the same, backward
 
 
 @dataclass(slots=True)
@@ -149,20 +208,20 @@ class Op:
 
     table: ClassVar[str] = "ops"
 
-    id: int
+    id: Id
     name: str  # module path and what it does: "layer.3/attention/matmul"
     aten: str  # "aten.addmm.default"
-    direction: str  # of ipuscope.profiler.enums.Direction
-    block: int  # -1: none
-    stage: int
-    ipu: int
+    direction: DirectionWord
+    block: BlockId  # -1: none
+    stage: StageId
+    ipu: Ipu
     module: str  # "layer.3.attention"
     file: str  # the user's line; "" where unknown
-    line: int
-    forward_op: int  # the forward operator a backward one belongs to; -1: none
-    flops: int
-    cycles: int  # one execution, all of its steps
-    estimated: int  # 1 where a generic fallback stood in for a formula
+    line: Line
+    forward_op: OpId  # the forward operator a backward one belongs to; -1: none
+    flops: Flops
+    cycles: Cycles  # one execution, all of its steps
+    estimated: Flag  # 1 where a generic fallback stood in for a formula
     plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
     # as PopART names it, each name once: "layer.3/attention/MatMul/1" is the second of its module
     popart_name: str = ""
@@ -174,12 +233,12 @@ class Program:
 
     table: ClassVar[str] = "program_tree"
 
-    id: int
-    parent: int
-    position: int  # among its siblings
-    type: str  # of PROGRAM_TYPES
+    id: Id
+    parent: ProgramId
+    position: Position  # among its siblings
+    type: ProgramWord
     name: str
-    repeat: int  # how often the body runs, for Repeat; else 1
+    repeat: Annotated[int, Within(0, 1 << 40)]  # how often the body runs, for Repeat; else 1
 
 
 @dataclass(slots=True)
@@ -191,23 +250,23 @@ class Step:
 
     table: ClassVar[str] = "program_steps"
 
-    id: int
-    ipu: int
-    position: int
-    program: int  # leaf of the program tree
-    body: int  # the Body it belongs to
-    op: int  # -1: none (syncs, copies between IPUs, streams)
-    type: str
+    id: Id
+    ipu: Ipu
+    position: Position
+    program: Annotated[int, RowOf("program_tree", optional=False)]  # leaf of the program tree
+    body: Annotated[int, RowOf("bodies")]  # the Body it belongs to
+    op: OpId  # -1: none (syncs, copies between IPUs, streams)
+    type: StepWord
     name: str
     # the slowest tile's, latency included; of one turn of a loop (for sums: program_step_cycles)
-    cycles: int
-    compute_set: int  # -1: not an OnTileExecute
-    tile_cycles: Vector | None  # over tiles
-    bytes_in: Vector | None  # over tiles; exchanges only
-    bytes_out: Vector | None
-    purpose: str = Purpose.OPERATOR  # of ipuscope.profiler.enums.Purpose
-    tensor: int = -1  # that it moves; -1: none, or several
-    code: int = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
+    cycles: Cycles
+    compute_set: ComputeSetId  # -1: not an OnTileExecute
+    tile_cycles: OverTiles | None  # over tiles
+    bytes_in: OverTiles | None  # over tiles; exchanges only
+    bytes_out: OverTiles | None
+    purpose: PurposeWord = Purpose.OPERATOR
+    tensor: Tensor = -1  # that it moves; -1: none, or several
+    code: StepId = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
 
 
 @dataclass(slots=True)
@@ -219,12 +278,12 @@ class MovedTensor:
 
     table: ClassVar[str] = "moved_tensors"
 
-    step: int
-    tensor: int
+    step: Annotated[int, RowOf("program_steps", optional=False)]
+    tensor: Tensor
     name: str
-    source: int  # IPU; -1: the host, or streaming memory
-    target: int  # likewise
-    bytes: int
+    source: Place  # IPU; -1: the host, or streaming memory
+    target: Place  # likewise
+    bytes: Bytes
 
 
 @dataclass(slots=True)
@@ -233,11 +292,11 @@ class ComputeSet:
 
     table: ClassVar[str] = "compute_set_info"
 
-    id: int
+    id: Id
     name: str
-    ipu: int
-    op: int
-    flops: int
+    ipu: Ipu
+    op: OpId
+    flops: Flops
 
 
 @dataclass(slots=True)
@@ -246,10 +305,10 @@ class VertexType:
 
     table: ClassVar[str] = "vertex_types"
 
-    id: int
+    id: Id
     name: str
-    code_bytes: int  # on each tile that has one (an estimate)
-    state_bytes: int  # of each instance, without its fields (category vertexFieldData)
+    code_bytes: FewBytes  # on each tile that has one (an estimate)
+    state_bytes: FewBytes  # of each instance, without its fields (category vertexFieldData)
 
 
 @dataclass(slots=True)
@@ -258,9 +317,9 @@ class VertexUse:
 
     table: ClassVar[str] = "vertices"
 
-    compute_set: int
-    vertex_type: int
-    count: Vector  # over tiles
+    compute_set: Annotated[int, RowOf("compute_set_info", optional=False)]
+    vertex_type: Annotated[int, RowOf("vertex_types", optional=False)]
+    count: OverTiles  # over tiles
 
 
 @dataclass(slots=True)
@@ -273,38 +332,38 @@ class Variable:
 
     table: ClassVar[str] = "variables"
 
-    id: int
+    id: Id
     name: str
-    ipu: int
-    category: str  # of CATEGORIES
-    role: str  # of ipuscope.profiler.enums.Role
-    op: int  # that makes it; -1: none
-    block: int
-    stage: int
+    ipu: Ipu
+    category: CategoryWord
+    role: RoleWord
+    op: OpId  # that makes it; -1: none
+    block: BlockId
+    stage: StageId
     dtype: str
-    shape: str  # JSON list; "" where it has none
-    bytes: int  # sum over tiles
-    tile_bytes: Vector  # over tiles
-    interleaved: int  # 1: must lie in region 1
-    always_live: int
-    start: int
-    stop: int
-    tensor: int = (
-        -1
-    )  # of the model, that it holds all of or stashes; the same on all IPUs; -1: none
-    parameter: int = -1  # tensor of the weight whose state, accumulator or gradient it is; -1: none
-    step: int = -1  # whose code or vertex state it is; -1: none, or many
+    shape: Shape  # JSON list; "" where it has none
+    bytes: Bytes  # sum over tiles
+    tile_bytes: OverTiles  # over tiles
+    interleaved: Flag  # 1: must lie in region 1
+    always_live: Flag
+    start: Position
+    stop: Position
+    # of the model, that it holds all of or stashes; the same on all IPUs; -1: none
+    tensor: Tensor = -1
+    # tensor of the weight whose state, accumulator or gradient it is; -1: none
+    parameter: Tensor = -1
+    step: StepId = -1  # whose code or vertex state it is; -1: none, or many
 
 
 @dataclass(slots=True)
 class Use:
-    """An operator reads or writes a variable (since format 2)."""
+    """An operator reads or writes a variable."""
 
     table: ClassVar[str] = "op_variables"
     key: ClassVar[str] = "op, variable"
 
-    op: int
-    variable: int
+    op: Annotated[int, RowOf("ops", optional=False)]
+    variable: Annotated[int, RowOf("variables", optional=False)]
 
 
 @dataclass(slots=True)
@@ -319,17 +378,17 @@ class Body:
 
     table: ClassVar[str] = "bodies"
 
-    id: int
+    id: Id
     name: str  # "stage 0 forward"
-    ipu: int
-    stage: int  # -1: none
+    ipu: Ipu
+    stage: StageId  # -1: none
     # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
-    kind: str
-    direction: str  # of ipuscope.profiler.enums.Direction, or ""
-    cycles: int
+    kind: KindWord
+    direction: DirectionWord
+    cycles: Cycles
     steps: Vector  # step ids as they run: those of a loop several times
     starts: Vector  # cycles
-    task: str  # of ipuscope.profiler.enums.BodyTask
+    task: TaskWord
 
 
 @dataclass(slots=True)
@@ -345,15 +404,15 @@ class Trace:
 
     table: ClassVar[str] = "traces"
 
-    id: int
-    iterations: int
-    iteration_cycles: int
-    task_start: Vector
-    task_end: Vector
-    task_body: Vector
-    task_ipu: Vector
-    task_micro_batch: Vector  # -1: none
-    task_pipeline_cycle: Vector
+    id: Id
+    iterations: Annotated[int, Within(1, MOST_MICRO_BATCHES)]
+    iteration_cycles: Cycles
+    task_start: CyclesOfTasks
+    task_end: CyclesOfTasks
+    task_body: Annotated[Vector, RowOf("bodies", optional=False)]
+    task_ipu: Annotated[Vector, OfReplica()]
+    task_micro_batch: Annotated[Vector, Within(-1, MOST_MICRO_BATCHES)]  # -1: none
+    task_pipeline_cycle: Annotated[Vector, Within(-1, MOST_ROWS)]
 
 
 @dataclass(slots=True)
@@ -362,12 +421,12 @@ class PipelineCycle:
 
     table: ClassVar[str] = "pipeline_cycles"
 
-    trace: int
-    position: int
-    phase: str  # of PHASES
-    start: int
-    end: int
-    slowest_ipu: int  # the one the others wait for
+    trace: Annotated[int, RowOf("traces", optional=False)]
+    position: Position
+    phase: PhaseWord
+    start: Cycles
+    end: Cycles
+    slowest_ipu: Ipu  # the one the others wait for
 
 
 @dataclass(slots=True)
@@ -376,12 +435,12 @@ class Run:
 
     table: ClassVar[str] = "runs"
 
-    id: int
+    id: Id
     name: str
-    trace: int
-    cycle_start: int  # on the clock shared by all runs
-    host_start_us: int
-    host_end_us: int
+    trace: Annotated[int, RowOf("traces", optional=False)]
+    cycle_start: Clock  # on the clock shared by all runs
+    host_start_us: Microseconds
+    host_end_us: Microseconds
 
 
 @dataclass(slots=True)
@@ -390,14 +449,14 @@ class HostEvent:
 
     table: ClassVar[str] = "host_events"
 
-    id: int
-    parent: int  # the event that it is in; -1: none
-    process: int
-    thread: int
+    id: Id
+    parent: Annotated[int, Within(-1, MOST_ROWS)]  # the event that it is in; -1: none
+    process: Process
+    thread: Process
     channel: str
     label: str
-    start_us: int
-    end_us: int  # as start_us: it took no time
+    start_us: Microseconds
+    end_us: Microseconds  # as start_us: it took no time
 
 
 @dataclass(slots=True)
@@ -406,13 +465,13 @@ class HostValue:
 
     table: ClassVar[str] = "host_values"
 
-    id: int
-    process: int
+    id: Id
+    process: Process
     graph: str
     series: str
     unit: str
-    time_us: int
-    value: float
+    time_us: Microseconds
+    value: Annotated[float, Within(-sys.float_info.max, sys.float_info.max, summed=False)]
 
 
 # -- the same again for plain SQL: what vectors hold, as rows (see
@@ -540,13 +599,6 @@ STORED = (
     HostEvent,
     HostValue,
 )
-# Of tables that format 1 did not have.
-FIRST_FORMAT = {Use: 2, MovedTensor: 3, HostEvent: 3, HostValue: 3}
-SINCE_3 = {  # columns that formats 1 and 2 did not have
-    Op: ("popart_name",),
-    Step: ("purpose", "tensor", "code"),
-    Variable: ("tensor", "parameter", "step"),
-    Body: ("task",),
-}
+BY_TABLE: dict[str, type[Any]] = {record.table: record for record in STORED}
 PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
 TABLES = (*STORED, *PLAIN)

@@ -8,17 +8,18 @@ says nothing about where a file is from.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from enum import StrEnum
 from hashlib import blake2b
+from typing import BinaryIO
 
 ENTRY = "checksum"
 _KIND = "blake2b:"
 _DIGITS, _COUNTER_DIGITS = 32, 8
 BLANK = f"{_KIND}{'0' * _DIGITS}:{'0' * _COUNTER_DIGITS}"
 _FORM = re.compile(rf"{_KIND}[0-9a-f]{{{_DIGITS}}}:[0-9a-f]{{{_COUNTER_DIGITS}}}")
+_PIECE = 1 << 20
 _COUNTER = slice(24, 28)  # in the file's header (SQLite's file format, section 1.3)
 
 
@@ -33,35 +34,49 @@ class State(StrEnum):
 
 def seal(path: str | os.PathLike[str]) -> None:
     """Put the checksum where a finished file has `BLANK`; nothing, if that is not there once."""
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-        at = _only(data, BLANK.encode())
+    with open(path, "r+b") as file:
+        digest, at = _digest(file, BLANK.encode())
         if at is not None:
-            said = f"{_KIND}{_digest(data, at)}:{data[_COUNTER].hex()}"
-            data[at : at + len(BLANK)] = said.encode()
+            counter = _counter(file)
+            file.seek(at)
+            file.write(f"{_KIND}{digest}:{counter}".encode())
 
 
 def state(path: str | os.PathLike[str], said: object) -> State:
     """Whether a file is as it was written. ``said``: its header's `ENTRY`. OSError: unreadable."""
     if not isinstance(said, str) or said == BLANK or not _FORM.fullmatch(said):
         return State.UNKNOWN
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = _only(data, said.encode())
-        digest, counter = said.removeprefix(_KIND).split(":")
-        if at is not None and _digest(data, at) == digest:
-            return State.INTACT
-        return State.DAMAGED if data[_COUNTER].hex() == counter else State.EDITED
+    with open(path, "rb") as file:
+        digest, at = _digest(file, said.encode())
+        counter = _counter(file)
+    if at is not None and said == f"{_KIND}{digest}:{counter}":
+        return State.INTACT
+    return State.DAMAGED if said.endswith(f":{counter}") else State.EDITED
 
 
-def _only(data: mmap.mmap, words: bytes) -> int | None:
-    """Where the words are; None unless they are there exactly once."""
-    at = data.find(words)
-    return at if at >= 0 and data.find(words, at + 1) < 0 else None
+def _counter(file: BinaryIO) -> str:
+    file.seek(_COUNTER.start)
+    return file.read(_COUNTER.stop - _COUNTER.start).hex()
 
 
-def _digest(data: mmap.mmap, at: int) -> str:
-    """The digest of a file whose checksum is ``at`` this byte."""
-    digest = blake2b(digest_size=_DIGITS // 2)
-    with memoryview(data) as every:
-        for piece in (every[:at], BLANK.encode(), every[at + len(BLANK) :]):
-            digest.update(piece)
-    return digest.hexdigest()
+def _digest(file: BinaryIO, words: bytes) -> tuple[str, int | None]:
+    """The digest of a file with `BLANK` in place of these words, and where they are.
+
+    None unless they are there exactly once. The file is read, not mapped: who shortens a mapped
+    file ends the process that reads it.
+    """
+    digest, at, rest = blake2b(digest_size=_DIGITS // 2), [], b""
+    done = 0  # bytes before ``rest``
+    while piece := file.read(_PIECE):
+        rest += piece
+        while (near := rest.find(words)) >= 0:
+            at.append(done + near)
+            digest.update(rest[:near] + BLANK.encode())
+            done += near + len(words)
+            rest = rest[near + len(words) :]
+        whole = max(0, len(rest) + 1 - len(words))  # before what may be the words' first part
+        digest.update(rest[:whole])
+        done += whole
+        rest = rest[whole:]
+    digest.update(rest)
+    return digest.hexdigest(), at[0] if len(at) == 1 else None

@@ -513,7 +513,7 @@ def _fields(context: Any) -> dict[str, Any]:
 def _direction(fields: dict[str, Any]) -> str:
     """As it is said, or by PopART's names of gradient operators."""
     said = str(fields.get("direction", ""))
-    if said in records.DIRECTIONS:
+    if said in tuple(Direction):
         return said
     kind = str(fields.get("opid", ""))
     return Direction.BACKWARD if kind.endswith("Grad") else Direction.FORWARD

@@ -409,18 +409,10 @@ class Model:
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes.
-
-        A profile of format 1 only knows which variables it writes.
-        """
+        """Operator -> rows of the variables it reads or writes."""
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         by_op: dict[int, list[int]] = {}
-        knows = self.report.format >= 2
-        pairs = (
-            self.report.columns_of(records.Use)
-            if knows
-            else {**self.variables, "variable": self.variables["id"]}
-        )
+        pairs = self.report.columns_of(records.Use)
         for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
             if op >= 0 and variable in row_of:
                 by_op.setdefault(op, []).append(row_of[variable])

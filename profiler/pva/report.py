@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import ClassVar
 
 from ipuscope import __version__
+from ipuscope.profiler.file import schema
+from ipuscope.profiler.file.seal import State
 from ipuscope.profiler.pva.compilation import CompilationReport
 from ipuscope.profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
 from ipuscope.profiler.pva.execution import ExecutionReport
 from ipuscope.profiler.pva.lists import Shown, set_print_length
 from ipuscope.profiler.pva.model import Model
-from ipuscope.profiler.report import open_report
+from ipuscope.profiler.report import DAMAGED, open_report
 
 
 class Version(Shown):
@@ -83,7 +86,7 @@ class Report(Shown):
     @property
     def version(self) -> FileVersion:
         """The version of the file's format."""
-        return FileVersion(self._model.report.format, 0, 0)
+        return FileVersion(schema.VERSION, 0, 0)
 
     @property
     def poplarVersion(self) -> PoplarVersion:
@@ -106,4 +109,7 @@ def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | Non
     ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
     `ipuscope.profiler.ProfileError` where there is no profile that this version reads.
     """
-    return Report(Model(open_report(path)))
+    report = open_report(path)
+    if report.as_written is State.DAMAGED:
+        warnings.warn(f"{report.path}: {DAMAGED}", stacklevel=2)
+    return Report(Model(report))

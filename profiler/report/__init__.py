@@ -7,11 +7,11 @@ profiler` stays light.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from ipuscope.profiler.file import integrity, records, seal, trace
+from ipuscope.profiler.file import from_json, integrity, records, seal, trace
+from ipuscope.profiler.file.bounds import MOST_MICRO_BATCHES, Known
 from ipuscope.profiler.file.columns import Check, Columns, among
 from ipuscope.profiler.file.lock import is_being_written
-from ipuscope.profiler.file.reader import Reader, one_row
+from ipuscope.profiler.file.reader import Reader
 from ipuscope.profiler.file.trace import Bodies, Tasks
 from ipuscope.profiler.lazy import cached_property
 from ipuscope.profiler.timeline import liveness
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ipus = Sequence[int] | np.ndarray
 
+DAMAGED = (
+    "Bytes of this file have changed since it was written, and not by SQLite: any answer may be"
+    " wrong. ipu-report doctor says what it finds; run the model again"
+)
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 # Columns of steps and variables that are asked for together.
 _FRAME_OF_STEPS = (
@@ -85,13 +90,13 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """Return an entry of a profile's header or options if it is a valid number.
+    """Return an entry of a profile's header or options if it is a number that can be.
 
     The file may come from an untrusted source.
     """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and 0 <= value < float("inf") else default
+    return value if known and 0 <= value <= MOST_MICRO_BATCHES else default
 
 
 class Report:
@@ -108,6 +113,7 @@ class Report:
         # One lock, for columns and properties too: with several, who has one of them and who has
         # another wait for each other for ever.
         self._lock = threading.RLock()
+        self._seal: Future[seal.State] | None = None
         self._columns: dict[type[Any], Columns] = {}
         self._kept: dict[Any, Any] = {}
         self._names_asked: dict[type[Any], int] = {}
@@ -183,9 +189,8 @@ class Report:
     @cached_property
     def target(self) -> records.Target:
         """The modelled machine."""
-        target: records.Target = one_row(self._reader, records.Target)
-        self._sound(integrity.of_target(target))
-        return target
+        columns = self._table(records.Target)
+        return records.Target(**{name: values.item() for name, values in columns.items()})
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -193,10 +198,10 @@ class Report:
         columns = self._table(records.Option)
         try:
             return {
-                name: json.loads(value)
+                name: from_json.loads(value)
                 for name, value in zip(columns["name"], columns["value"], strict=True)
             }
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
 
     # -- stages, blocks, operators ---
@@ -1170,15 +1175,28 @@ class Report:
         """The URI by which SQLite opens the file as the report does: read-only, no extra files."""
         return self._reader.uri
 
-    @property
-    def format(self) -> int:
-        """Version of the file's format."""
-        return self._reader.version
-
     @cached_property
     def as_written(self) -> seal.State:
         """Whether the file's bytes are those that were written (`ipuscope.profiler.file.seal`)."""
-        return seal.state(self.path, self.meta.get(seal.ENTRY))
+        return self._seal.result() if self._seal is not None else self._sealed()
+
+    def _sealed(self) -> seal.State:
+        try:
+            return seal.state(self.path, self._reader.meta.get(seal.ENTRY))
+        except (OSError, ValueError):  # it vanished, or is empty by now
+            return seal.State.UNKNOWN
+
+    def begin_check(self) -> None:
+        """Have `as_written` be found in a thread, while others read: it goes over every byte."""
+        pool = ThreadPoolExecutor(1)
+        self._seal = pool.submit(self._sealed)
+        pool.shutdown(wait=False)
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever reads the profile has to know: the header's warnings, and damage."""
+        damaged = [DAMAGED] if self.as_written is seal.State.DAMAGED else []
+        return [*map(str, self.meta["warnings"]), *damaged]
 
     def packed_amiss(self, record: type[Any]) -> list[str]:
         """Columns of a table that the file holds packed otherwise than in its rows."""
@@ -1222,15 +1240,18 @@ class Report:
         """The function with which `ipuscope.profiler.file.integrity` checks columns of a table."""
 
         def check(columns: Columns, names: Iterable[str]) -> None:
-            known = integrity.Known(
-                lambda: self.target.ipus_per_replica,
-                lambda other: self._table(other)["id"],
-                lambda: self._table(records.Step)["ipu"],
-                self.meta["complete"],
-            )
-            self._sound(integrity.of_table(record, columns, names, known))
+            self._sound(integrity.of_table(record, columns, names, self._known))
 
         return check
+
+    @cached_property
+    def _known(self) -> Known:
+        return Known(
+            lambda: self.target.ipus_per_replica,
+            lambda table: self._table(records.BY_TABLE[table])["id"],
+            lambda: self._table(records.Step)["ipu"],
+            self.meta["complete"],
+        )
 
     def _sound(self, wrong: str) -> None:
         """Raise `ProfileError` if `ipuscope.profiler.file.integrity` found a problem."""
@@ -1398,7 +1419,7 @@ class Report:
             self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
-        wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
+        wrong = integrity.of_tasks(columns, body_ipu, self._known)
         self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))

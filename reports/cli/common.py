@@ -266,7 +266,7 @@ def find_one(pattern: str) -> Path:
     Raises CommandError if it stands for several runs.
     """
     paths = find_profiles([pattern])
-    if len({path.parent.parent if path.parent.name in KINDS else path for path in paths}) > 1:
+    if len(runs_of(paths)) > 1:
         some = ", ".join(str(path) for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise CommandError(
             f"{pattern} stands for {len(paths)} profiles ({some}): this takes one of them", USAGE
@@ -274,11 +274,27 @@ def find_one(pattern: str) -> Path:
     return next((path for path in paths if path.parent.name == KINDS[0]), paths[0])
 
 
+def runs_of(paths: Iterable[Path]) -> set[Path]:
+    """The runs of profiles: training and inference of one run are together."""
+    return {path.parent.parent if path.parent.name in KINDS else path for path in paths}
+
+
 def open_one(args: argparse.Namespace) -> Report:
     """The one profile of a subcommand that takes one."""
     from ipuscope.profiler import open_report
 
-    return open_report(find_one(args.profiles[0]))
+    report = open_report(find_one(args.profiles[0]))
+    _say_damage(report)
+    return report
+
+
+def _say_damage(report: Report) -> None:
+    """Say on standard error that answers of this file may be wrong."""
+    from ipuscope.profiler.file.seal import State
+    from ipuscope.profiler.report import DAMAGED
+
+    if report.as_written is State.DAMAGED:
+        print(f"ipu-report: warning: {one_line(str(report.path))}: {DAMAGED}", file=sys.stderr)
 
 
 def each_profile(
@@ -302,7 +318,9 @@ def each_profile(
                 say(f"{number} of {len(paths)}, {path}")
             try:
                 with open_report(path) as report:
+                    report.begin_check()
                     pages.append(make(report))
+                    _say_damage(report)
             except ProfileError as error:
                 errors.append(str(error))
                 failed = UNREADABLE

@@ -3,8 +3,7 @@
 Reads everything in it: every table, the memory of every IPU, the execution of every run. Large
 tables are there as rows, for SQL, and packed, for our own commands: both are compared unless the
 checksum says that the file is as it was written. A stranger can write any checksum: --rows compares
-them always. With --upgrade, a profile of an older format is first rewritten in today's: our own
-commands read both, SQL written for the newer one does not.
+them always.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 HELP = "check a profile for damage"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
-  ipu-report doctor --upgrade old/profile.pop
 """
 
 
@@ -35,11 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare all rows with what is packed, as for a file from a stranger",
     )
-    parser.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="rewrite profiles of an older format in the current one",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,12 +43,8 @@ def run(args: argparse.Namespace) -> int:
         nonlocal well
         import pandas as pd
 
-        from ipuscope.profiler import Report
-        from ipuscope.profiler.report import migrate
         from ipuscope.reports.tables import Column, Page, Table, say, sentence, text
 
-        if args.upgrade and migrate.is_old(report):
-            report = Report(migrate.upgrade(report.path))
         rows = [
             dict(zip(("check", "found"), row, strict=True)) for row in _checks(report, args.rows)
         ]
@@ -146,12 +135,10 @@ def _rows(report: Report) -> str:
 
     if report.meta["complete"]:
         for record in records.STORED:
-            if record is not records.Use or report.format > 1:
-                report.columns_of(record).read()
+            report.columns_of(record).read()
     report.program_steps()
     for run in report.runs["run"].tolist():
-        if report.runs["iterations"].iloc[run]:
-            report.cycle_proportions(run)  # reads the steps of each body that ran
+        report.cycle_proportions(run)  # reads the steps of each body that ran
     return ""
 
 
@@ -199,8 +186,6 @@ def _time(report: Report) -> str:
     from ipuscope.profiler.file import records
 
     for run in report.runs["run"].tolist():
-        if not report.runs["iterations"].iloc[run]:
-            return f"run {run} has no device iteration"
         every = report.tasks(run, iteration=0)  # the others repeat it
         for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
             wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
@@ -211,8 +196,6 @@ def _time(report: Report) -> str:
 
 def _cycles(report: Report) -> str:
     for run in report.runs["run"].tolist():
-        if not report.runs["iterations"].iloc[run]:
-            return f"run {run} has none"
         cycles = report.pipeline_cycles(run)
         if not len(cycles):
             return f"run {run} has none"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -32,7 +32,7 @@ HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
   ipu-report view before/training after/training       two profiles, and a page that compares them
   ipu-report view plan.json                            what ipu-run --plan 16 --write found
-  ipu-report view out                                  the runs of ipu-run --sweep --profile-dir out
+  ipu-report view runs                                 all profiles below runs, as a table
   ipu-report view --follow out                         a run as it goes (ipu-run --profile-dir out)
   ipu-report view demo/training --script "train.py --fast"      Rebalance's Check compiles splits
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "profiles",
         nargs="?",
         metavar="PROFILE",
-        help="profile.pop, or a directory of one; a plan.json; or the folder of a sweep's runs",
+        help="profile.pop, or a directory of one; a plan.json; or a directory above several",
     )
     parser.add_argument(
         "--follow",
@@ -96,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
         return _follow(args)
     if args.profiles.endswith(".json"):
         return _plan(args)
-    if args.profiles.endswith(".csv") or os.path.isfile(os.path.join(args.profiles, "runs.csv")):
-        return _sweep(args)
+    paths = common.find_profiles([args.profiles])
+    if args.other is None and len(common.runs_of(paths)) > 1:
+        return _runs(args, paths)
     with _open(args.profiles) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from ipuscope.viewer import create_app
@@ -128,25 +129,22 @@ def _plan(args: argparse.Namespace) -> int:
     return common.OK
 
 
-def _sweep(args: argparse.Namespace) -> int:
-    """The runs of a sweep (ipu-run --sweep)."""
-    from ipuscope.planner.mappings.sweep_runs import RunsError, read
+def _runs(args: argparse.Namespace, paths: Sequence[Path]) -> int:
+    """All profiles below a directory."""
+    from ipuscope.profiler.analysis.runs import runs
 
-    if args.other is not None:
-        raise common.CommandError("a sweep is viewed alone", common.USAGE)
-    try:
-        runs = read(args.profiles)
-    except RunsError as error:
-        raise common.CommandError(str(error)) from error
+    table, problems = runs(paths)
+    for problem in problems:
+        print(f"ipu-report: {common.one_line(problem)}", file=sys.stderr)
+    if table.empty:
+        raise common.CommandError("no profile can be read", common.UNREADABLE)
     port = free_port(args.host, args.port)
     from ipuscope.viewer.guard import Guard
-    from ipuscope.viewer.sweep_app import create_sweep_app
+    from ipuscope.viewer.runs_app import create_runs_app
 
     guard = Guard.bound_to(args.host, args.allow_host)
-    path = Path(args.profiles).resolve()
-    folder = path if path.is_dir() else path.parent
-    with _Viewers(args.host, here=not guard.token) as viewers:
-        app = create_sweep_app(runs, folder.name, viewers.address_of, guard)
+    with _Viewers(args.host, guard.token) as viewers:
+        app = create_runs_app(table, Path(args.profiles).name, viewers.address_of, guard)
         _serve(args, app, guard, args.profiles, port)
     return common.OK
 
@@ -154,8 +152,8 @@ def _sweep(args: argparse.Namespace) -> int:
 class _Viewers:
     """Viewers of single profiles, each a process of its own that ends with this one."""
 
-    def __init__(self, host: str, here: bool) -> None:
-        self._host, self._here = host, here
+    def __init__(self, host: str, token: str) -> None:
+        self._host, self._token = host, token
         self._started: dict[Path, tuple[str, subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> Self:
@@ -167,7 +165,9 @@ class _Viewers:
 
     def address_of(self, profile: Path) -> str | None:
         """The address of a profile's viewer, which is started once; None for other machines."""
-        if not self._here:
+        from ipuscope.viewer.guard import TOKEN_VARIABLE, is_loopback
+
+        if not is_loopback(self._host):
             return None
         known = self._started.get(profile)
         if known is None or known[1].poll() is not None:
@@ -176,8 +176,9 @@ class _Viewers:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ipuscope.reports.cli", *words, str(profile)],
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, TOKEN_VARIABLE: self._token},
             )
-            known = f"http://{self._host}:{port}", process
+            known = f"http://{self._host}:{port}/?token={self._token}", process
             self._started[profile] = known
         return known[0]
 
@@ -199,10 +200,12 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, app: Dash, guard: Guard, what: str, port: int) -> None:
     """Print the address, open a browser, and serve until Ctrl+C."""
+    from ipuscope.viewer.guard import is_loopback
+
     address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
     address += f"/?token={guard.token}" if guard.token else ""
     print(f"{common.one_line(what)} is at {address} (Ctrl+C ends it)", flush=True)
-    if guard.token:
+    if not is_loopback(args.host):
         print(
             f"note: {args.host} is not only this machine: whoever has this address sees the"
             " profile",

@@ -28,7 +28,6 @@ COMES_WITH = {"rich": {"pygments"}, "dash": {"flask", "werkzeug", "dash_ag_grid"
 ALSO = {
     "reports/cli/import_.py": {"pva"},
     "reports/cli/view.py": {"viewer"},
-    "viewer/screenshots.py": {"PIL", "playwright", "reports"},
 }
 # Packages of which a package may only have some modules.
 ONLY = {("reports", "viewer"): ("viewer.figures",)}

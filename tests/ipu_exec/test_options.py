@@ -278,7 +278,11 @@ def test_options_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["deviceIterations", "noSuchOption(1)", "deviceIterations(0)", "randomSeed(open('x'))"]
+    "line",
+    [
+        *("deviceIterations", "noSuchOption(1)", "deviceIterations(0)", "randomSeed(open('x'))"),
+        *("[" * 100_000, "clone.__func__.__globals__.clear()", "outputMode(OutputMode.No)"),
+    ],
 )
 def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "options.conf"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ipu_exec import placement_file
+from ipu_exec.errors import Error
 from ipuscope.planner.mappings import (
     Candidate,
     Mapping,
@@ -20,6 +22,7 @@ from ipuscope.planner.mappings import (
     save,
 )
 from ipuscope.planner.mappings.plan import SHARES
+from ipuscope.planner.predict import split_text
 
 BLOCKS = ("a", "b", "c")
 
@@ -87,3 +90,15 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(PlanError, match="cannot be read"):
         load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("depth", [200, 100_000])
+def test_a_placement_nested_deep_is_an_error_of_every_reader(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "placement.json"
+    path.write_text('{"stages": ' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(PlanError, match="nested deeper"):
+        load(path)
+    with pytest.raises(Error, match=r"no JSON \(it is nested deeper .*ipu-report rebalance"):
+        placement_file.load(path)
+    with pytest.raises(ValueError, match=r"not a placement file \(it is nested"):
+        split_text._of_file(["a"], str(path))

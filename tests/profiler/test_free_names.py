@@ -28,8 +28,6 @@ from ipuscope.planner.search.split_search import best_split
 from ipuscope.profiler import Report, analysis, open_report, pva
 from ipuscope.profiler.analysis.kinds import cycles_of_ipus
 from ipuscope.profiler.enums import BodyTask, Purpose, Role
-from ipuscope.profiler.file import records, schema
-from ipuscope.profiler.report import migrate
 from ipuscope.viewer.figures import trace
 from ipuscope.viewer.figures.lanes import StepRows
 from ipuscope.viewer.figures.lanes import lanes as lanes_of
@@ -167,33 +165,3 @@ def test_programs_have_the_same_types(paths: tuple[Path, Path]) -> None:
     one, other = (pva.openReport(str(path)) for path in paths)
     types = [[step.program.type.name for step in report.execution.steps] for report in (one, other)]
     assert types[0] == types[1] and len(set(types[0])) > 3
-
-
-def test_an_older_file_says_by_its_names_what_columns_say_now(
-    paths: tuple[Path, Path], both: tuple[Report, Report], tmp_path: Path
-) -> None:
-    old = tmp_path / "profile.pop"
-    shutil.copyfile(paths[0], old)
-    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
-        for view in schema.VIEWS:
-            connection.execute(f"DROP VIEW {view.name}")
-        for record, names in records.SINCE_3.items():
-            for name in names:
-                connection.execute(f"ALTER TABLE {record.table} DROP COLUMN {name}")
-        connection.execute("PRAGMA user_version = 2")
-    for upgraded in (False, True):
-        if upgraded:
-            migrate.upgrade(old)
-        with open_report(old) as report:
-            steps = report.program_steps()
-            same_frame(steps, both[0].program_steps(), "tensor")
-            pd.testing.assert_frame_equal(report.bodies, both[0].bodies)
-            one, other = Costs.from_report(report), Costs.from_report(both[0])
-            # What steps move, and which variables of several IPUs are one tensor, is not told
-            # there: what Blocks hand on is found by names, and what that leaves over differs.
-            left = one.memory.residual, other.memory.residual
-            assert np.abs(left[0] - left[1]).max() <= 128
-            handed_on = other.memory.carried
-            memory = replace(one.memory, residual=left[1], carried=handed_on)
-            one = replace(one, memory=memory)
-            same(one, other, "costs of an older file")

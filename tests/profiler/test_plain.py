@@ -9,12 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ipuscope import profiler
-from ipuscope.profiler import ProfileError, open_report
-from ipuscope.profiler.file import records, schema, sql_rows
+from ipuscope.profiler import open_report
+from ipuscope.profiler.file import records, sql_rows
 from ipuscope.profiler.file.trace import waits_as_syncs
-from ipuscope.profiler.report import migrate
-from ipuscope.reports.cli import main as ipu_report
 from tests.synthetic import synthetic_profile
 
 
@@ -170,63 +167,3 @@ def test_runs_of_equal_bytes_by_hand():
     places = [(run.first_tile, run.last_tile, run.bytes) for run in runs]
     assert places == [(1, 2, 4), (5, 5, 8), (6, 6, 4), (0, 1, 4)]
     assert list(sql_rows.tile_runs([(2, np.zeros(0))])) == []
-
-
-# -- the older format ---
-
-
-@pytest.fixture
-def old(path, tmp_path):
-    """The profile in format 1, which has no plain tables."""
-    there = tmp_path / "profile.pop"
-    there.write_bytes(path.read_bytes())
-    with closing(sqlite3.connect(there, isolation_level=None)) as connection:
-        for view in schema.VIEWS:
-            connection.execute(f"DROP VIEW {view.name}")
-        for record in (*records.PLAIN, *records.FIRST_FORMAT):
-            connection.execute(f"DROP TABLE {record.table}")
-        for record, names in records.SINCE_3.items():
-            for name in names:
-                connection.execute(f"ALTER TABLE {record.table} DROP COLUMN {name}")
-        connection.execute("PRAGMA user_version = 1")
-        connection.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
-    return there
-
-
-def test_an_older_profile_is_read_as_it_is(old, report):
-    again = open_report(old)
-    assert again.meta["format"] == 1
-    pd.testing.assert_frame_equal(again.steps(0), report.steps(0))
-
-
-def test_upgrading_gives_the_same_profile_with_the_plain_tables(old, path, capsys):
-    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0
-    with_vector_ids = ("variables", "tile_runs", "program_steps", "vertices", "bodies", "traces")
-    with closing(sqlite3.connect(old)) as new, closing(sqlite3.connect(path)) as wanted:
-        tables = [record.table for record in records.TABLES if record not in records.FIRST_FORMAT]
-        for name in tables + [view.name for view in schema.VIEWS]:
-            rows = [sorted(c.execute(f"SELECT * FROM {name}"), key=repr) for c in (new, wanted)]
-            if name not in with_vector_ids:
-                assert rows[0] == rows[1], name
-            assert len(rows[0]) == len(rows[1]), name
-    first, second = open_report(old), open_report(path)
-    assert first.meta["format"] == schema.VERSION and first.meta["complete"]
-    pd.testing.assert_frame_equal(first.steps(0), second.steps(0))
-    pd.testing.assert_frame_equal(first.tiles(0), second.tiles(0))
-    assert first.meta["model"] == second.meta["model"]
-    capsys.readouterr()
-    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0, (
-        "a second time there is nothing to do"
-    )
-
-
-def test_what_cannot_be_upgraded_says_why_and_stays(old, path, tmp_path):
-    with pytest.raises(ProfileError, match="has format 3 already"):
-        migrate.upgrade(path)
-    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
-        connection.execute("UPDATE meta SET value = 'false' WHERE key = 'complete'")
-    before = old.read_bytes()
-    with pytest.raises(ProfileError, match="not finished"):
-        migrate.upgrade(old)
-    assert old.read_bytes() == before
-    assert profiler.open_report(old).meta["format"] == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ipuscope.profiler import open_report
+from ipuscope.profiler import open_report, pva
 from ipuscope.profiler.file import schema, seal
 from ipuscope.profiler.file.seal import State
 from ipuscope.reports.cli import main
@@ -62,6 +62,14 @@ def test_any_byte_that_changed_is_damage(copy, capsys):
     copy.write_bytes(data)
     assert state(copy) is State.DAMAGED
     assert "bytes have changed since" in doctor(copy, capsys)
+    for command in ("stages", "variables", "insights"):
+        assert main([command, str(copy)]) in (0, 3)
+        said = capsys.readouterr().err
+        assert "Bytes of this file have changed" in said or "error" in said
+    with open_report(copy) as report:
+        assert any("ipu-report doctor" in note for note in report.notes)
+    with pytest.warns(UserWarning, match="Bytes of this file have changed"):
+        pva.openReport(copy)
 
 
 def test_an_edit_with_sql_is_no_damage(copy, capsys):
@@ -86,3 +94,16 @@ def test_a_checksum_that_a_stranger_wrote_is_not_taken_for_a_comparison(copy, ca
         seal.seal(copy)
         assert state(copy) is State.INTACT
         assert "packed otherwise" in doctor(copy, capsys, "--rows")
+
+
+def test_a_checksum_across_the_pieces_that_are_read_is_seen(tmp_path, monkeypatch):
+    path = tmp_path / "profile.pop"
+    content = b"x" * 100 + seal.BLANK.encode() + b"y" * 50
+    path.write_bytes(content)
+    seal.seal(path)
+    said = path.read_bytes()[100 : 100 + len(seal.BLANK)].decode()
+    for piece in (1, 7, 60, 101, 1 << 20):
+        monkeypatch.setattr(seal, "_PIECE", piece)
+        assert seal.state(path, said) is State.INTACT
+    path.write_bytes(content + content)
+    assert seal.state(path, said) is not State.INTACT

@@ -8,18 +8,23 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from werkzeug.serving import make_server
 
 from ipuscope.profiler import Report, open_report
+from ipuscope.viewer import app
 from ipuscope.viewer.app import PAGES, create_app
-from ipuscope.viewer.guard import MAX_BODY_BYTES, Guard
-from ipuscope.viewer.screenshots import serving, settled
+from ipuscope.viewer.guard import MAX_BODY_BYTES, TOKEN_VARIABLE, Guard
 from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
+from tools.screenshots import serving, settled
 
 UPDATE = "/_dash-update-component"
 
@@ -57,6 +62,7 @@ def test_another_name_is_not_answered(client: Any, host: str, path: str) -> None
 def test_a_host_may_be_allowed(report: Report) -> None:
     guard = Guard.bound_to("127.0.0.1", ["profiles.example"])
     client = create_app(report, guard=guard).server.test_client()
+    client.set_cookie(guard.cookie, guard.token, domain="profiles.example")
     assert client.get("/", headers={"Host": "profiles.example"}).status_code == 200
     assert client.get("/", headers={"Host": "other.example"}).status_code == 403
 
@@ -79,11 +85,15 @@ def test_a_large_request_is_refused(client: Any) -> None:
     assert answer.status_code == 413
 
 
-def test_beyond_loopback_an_address_has_a_token(report: Report) -> None:
-    guard = Guard.bound_to("0.0.0.0")
+@pytest.mark.parametrize(
+    ("address", "host"), [("0.0.0.0", "192.168.0.9"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_an_address_has_a_token(report: Report, address: str, host: str) -> None:
+    """Also on this machine: its other users reach its ports."""
+    guard = Guard.bound_to(address)
     assert len(guard.token) >= 24
     client = create_app(report, guard=guard).server.test_client()
-    outside = {"Host": "192.168.0.9:8050"}
+    outside = {"Host": f"{host}:8050"}
     for path in ("/", "/_dash-layout", "/?token=guess", "/?token="):
         refused = client.get(path, headers=outside)
         assert refused.status_code == 403 and guard.token not in refused.text
@@ -91,7 +101,7 @@ def test_beyond_loopback_an_address_has_a_token(report: Report) -> None:
     assert (response.status_code, response.location) == (302, "/pipeline?run=1&ipu=2")
     cookie = response.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-    client.set_cookie(guard.cookie, guard.token, domain="192.168.0.9")
+    client.set_cookie(guard.cookie, guard.token, domain=host)
     assert client.get("/_dash-layout", headers=outside).status_code == 200
     rebound = {"Host": "evil.example:8050"}
     assert client.get(f"/?token={guard.token}", headers=rebound).status_code == 403
@@ -105,9 +115,40 @@ def test_a_token_leads_nowhere_else(report: Report) -> None:
     assert not (response.location or "/").startswith(("//", "http"))
 
 
-def test_on_this_machine_no_token_is_needed() -> None:
-    for address in ("127.0.0.1", "localhost", "::1", "127.0.0.2"):
-        assert Guard.bound_to(address).token == ""
+def test_each_viewer_has_a_token_of_its_own_but_for_those_of_a_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Guard.bound_to("localhost").token != Guard.bound_to("localhost").token
+    monkeypatch.setenv(TOKEN_VARIABLE, "of the sweep")
+    assert Guard.bound_to("localhost").token == "of the sweep"
+
+
+def test_a_request_that_does_not_end_gives_its_thread_back(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert app._Handler.timeout is not None and app._Handler.timeout <= 60
+    monkeypatch.setattr(app._Handler, "timeout", 0.2)
+    server = make_server(
+        "127.0.0.1", 0, create_app(report).server, threaded=True, request_handler=app._Handler
+    )
+    serves = threading.Thread(target=server.serve_forever, daemon=True)
+    serves.start()
+    before = threading.active_count()
+    post = b"POST /_dash-update-component HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
+    half_sent = [socket.create_connection(server.server_address[:2]) for _ in range(40)]
+    for number, one in enumerate(half_sent):
+        one.sendall((b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: loc", post + b"{")[number % 4])
+    for one in half_sent:
+        one.settimeout(30)
+        while one.recv(4096):  # until the server closes it
+            pass
+        one.close()
+    deadline = time.monotonic() + 30
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+    server.shutdown()
+    serves.join()
 
 
 BODIES = (

@@ -30,8 +30,8 @@ from ipuscope.viewer.figures import rebalance as figures
 from ipuscope.viewer.figures import theme, units
 from ipuscope.viewer.pages import rebalance
 from ipuscope.viewer.profiles import FollowedProfiles
-from ipuscope.viewer.screenshots import serving, settled
 from tests.synthetic import synthetic_profile
+from tools.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ipuscope.viewer.screenshots import smaller
+from tools.screenshots import smaller
 
 
 def test_a_smaller_picture_has_its_page_in_the_same_colours(tmp_path: Path) -> None:

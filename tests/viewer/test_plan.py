@@ -11,8 +11,8 @@ from ipuscope.planner.mappings import Obtained
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.figures.plan import candidates, pareto
 from ipuscope.viewer.plan_app import command_of, create_plan_app, facts_of, first_chosen
-from ipuscope.viewer.screenshots import serving
 from tests.planner.test_plan_file import candidate, plan
+from tools.screenshots import serving
 
 
 def test_the_front_has_what_no_other_beats_in_speed_and_memory() -> None:

@@ -11,8 +11,8 @@ import pytest
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import waits_in_short
 from ipuscope.viewer.app import create_app
-from ipuscope.viewer.screenshots import serving, settled
 from tests.viewer.test_pages import Tab, tab
+from tools.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
 

@@ -35,6 +35,9 @@ from ipu_exec.session.files.plain_values import arrays_of, put_together, taken_a
 FORMAT, VERSION = "ipuscope executable", 3
 SUFFIX = ".ipuexec"
 _HEADER, _PROGRAM, _ARRAYS, _MODEL = "header.json", "program.json", "arrays.bin", "model.pt"
+# Deflate shrinks to a thousandth at most: what says more is no such member. A program of 12 encoder
+# layers expands 7 times, with a value in each byte of it compressed: each may take 100 bytes.
+_DEFLATE, _EXPANDS, MOST_VALUES, _FEW = 1100, {_PROGRAM: 64}, 8, 1 << 12
 MOST_BYTES = {_HEADER: 1 << 20, _PROGRAM: 1 << 28, _ARRAYS: 1 << 32, _MODEL: 1 << 40}
 
 
@@ -110,7 +113,7 @@ def read(path: str | os.PathLike[str]) -> Stored:
         arrays = arrays_of(said["arrays"], memoryview(content))
         whole = put_together(said["nodes"], arrays, said["root"])
         executable, inputs, state, rng_state = _parts(whole)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise Error(
             f"{path} is broken, or not what it says it is: {error}. Compile it again"
         ) from error
@@ -192,12 +195,16 @@ def _member(archive: zipfile.ZipFile, member: str) -> bytes:
     if member not in archive.namelist():
         return b""
     info = archive.getinfo(member)
-    # Deflate shrinks to a thousandth at most: what says more is no such member.
-    most = min(MOST_BYTES[member], 1100 * info.compress_size + 1024)
+    most = min(MOST_BYTES[member], _EXPANDS.get(member, _DEFLATE) * info.compress_size + 1024)
     if info.file_size > most:
         raise ValueError(f"{member} says to have {info.file_size:,} bytes, and may have {most:,}")
     with archive.open(info) as file:
-        return file.read(info.file_size)
+        content = file.read(info.file_size)
+    if member == _PROGRAM:
+        values = content.count(b",") + content.count(b"[") + content.count(b"{")
+        if values > MOST_VALUES * (info.compress_size + _FEW):
+            raise ValueError(f"{member} has {values:,} values in {info.compress_size:,} bytes")
+    return content
 
 
 def _check_header(name: str, header: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from ipuscope.planner.mappings import load
 from ipuscope.profiler import analysis, open_report
+from ipuscope.profiler.analysis.runs import runs, settings_of
 from tests.ipu_exec.test_num_ipus import SEQUENTIAL
 from tests.ipu_exec.test_run import ipu_run, write
 from tests.paths import ROOT
@@ -118,15 +119,15 @@ def test_a_sweep_has_a_profile_and_a_row_of_every_combination(tmp_path: Path) ->
     asked = ("--sweep", "micro_batch=2,4", "--sweep", "Training.gradientAccumulation=4,8")
     swept = ipu_run(*asked, "--workers", "2", "--profile-dir", str(out), str(script), cwd=tmp_path)
     assert swept.returncode == 0, swept.stderr
-    rows = list(csv.DictReader((out / "runs.csv").open()))
-    asked_for = [(row["micro-batch"], row["Training.gradientAccumulation"]) for row in rows]
-    assert asked_for == [("2", "4"), ("2", "8"), ("4", "4"), ("4", "8")]
-    for row in rows:
-        with open_report(row["profile"]) as report:
-            assert report.options["Training.gradientAccumulation"] == int(
-                row["Training.gradientAccumulation"]
-            )
-            assert report.meta["micro_batch"] == int(row["micro-batch"])
+    table, problems = runs(sorted(out.glob("*/training/profile.pop")))
+    assert not problems
+    asked_for = settings_of(table)[["micro-batch", "Training.gradientAccumulation"]]
+    assert asked_for.to_numpy().tolist() == [[2, 4], [2, 8], [4, 4], [4, 8]]
+    for path, (size, turns) in zip(table["profile"], asked_for.to_numpy(), strict=True):
+        with open_report(path) as report:
+            assert report.options["Training.gradientAccumulation"] == turns
+            assert report.meta["micro_batch"] == size
+    assert "micro-batch" in swept.stdout and f"{table['cycles'][0]:,}" in swept.stdout
     wrong = ipu_run("--sweep", "Training.nothing=1", str(script), cwd=tmp_path)
     assert wrong.returncode == 2
     assert (

@@ -6,15 +6,17 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.plan.brute_force import Case
 from ipu_exec.errors import Error
-from ipu_exec.planning.workers import Cluster, Here, Processes, Task
+from ipu_exec.planning.workers import Cluster, Here, Known, Processes, Task
 from ipuscope.planner.mappings import Plan
+from ipuscope.planner.mappings.compile_search import EngineLost
 
 CASE = Case((64, 128, 64), 8, (2, 4), 2, "sgd")
 
@@ -102,6 +104,29 @@ def test_ray_gives_the_same_answer(tmp_path: Path) -> None:
     finally:
         cluster.close()
     assert same(CASE.plan(ray="local", workers=2), CASE.plan())
+
+
+def test_where_ray_is_not_one_line_says_so() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(EngineLost, match=r"is not at no:such:place .*--workers N compiles here"):
+        Cluster("no:such:place")
+
+
+def test_lost_workers_end_a_search_with_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = Here.run, []
+
+    def lost(self: Here, tasks: Iterable[Task | Known]) -> Iterator[Any]:
+        calls.append(0)
+        if len(calls) == 3:
+            raise EngineLost("the workers are gone")
+        return run(self, tasks)
+
+    whole = CASE.plan()
+    monkeypatch.setattr(Here, "run", lost)
+    assert CASE.plan().stopped == "the workers are gone" and not whole.stopped
+    calls[:] = [0, 0]
+    with pytest.raises(Error, match="the workers are gone"):
+        CASE.plan()
 
 
 def count_of(path: str, seconds: float = 0.0) -> int:

@@ -129,6 +129,8 @@ def test_arrays_come_back(dtype: str) -> None:
         (["enum", "ipu_exec.enums.OutputMode", "__class__"], "which no compiled model has"),
         (["object", 1], "which no compiled model has"),
         (["array", 10**9], "refers to"),
+        (["array"], "refers to"),
+        ([], "not enough values"),
         (["array", "0"], "refers to"),
         (["tuple", [10**9]], "refers to"),
         (["tuple", [-1]], "refers to"),
@@ -191,6 +193,47 @@ def test_a_bomb_is_not_unpacked(saved: Path, tmp_path: Path) -> None:
     tracemalloc.start()
     with pytest.raises(Error, match="may have"):
         executable_file.read(bad)
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+def _copies() -> list[Any]:
+    return [["array", 0] for _ in range(1500)]
+
+
+def _doubled(levels: int) -> list[Any]:
+    """Nested tuples, each of them there twice, in a set: hashing doubles with each level."""
+    nested = [["tuple", [at - 1], [at - 1]] for at in range(1, levels)]
+    return [["tuple", 1], *nested, ["set", [levels - 1]]]
+
+
+def _colliding() -> list[Any]:
+    """Whole numbers of one hash: a set of them takes the square of their number."""
+    return [["set", *(at * ((1 << 61) - 1) for at in range(1 << 17))]]
+
+
+def _walked_again() -> list[Any]:
+    """A list that very many fields hold: each field walks it."""
+    kind = "ipuscope.profiler.file.records.Option"
+    return [["tuple", *range(4000)], *([["record", kind, [0], [0]]] * 4000)]
+
+
+@pytest.mark.parametrize("nodes", [_copies(), _doubled(40), _colliding(), _walked_again()])
+def test_nodes_cannot_cost_more_than_their_number_lets_expect(nodes: list[Any]) -> None:
+    array = np.zeros(1 << 20)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"of its own|too deep|long to hash|too often"):
+        plain_values.put_together(nodes, [array], [len(nodes) - 1])
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()
+
+
+def test_a_small_file_of_very_many_values_is_not_unpacked(saved: Path, tmp_path: Path) -> None:
+    nothing = ",".join(["[]"] * 300_000).encode()
+    content = files(saved) | {"program.json": b'{"nodes":[' + nothing + b"]}"}
+    tracemalloc.start()
+    with pytest.raises(Error, match=r"may have|values in"):
+        executable_file.read(put(tmp_path / "bad", content))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ipu_exec.graph import Graph
-from ipu_exec.options import NO_SOURCE_VARIABLE
+from ipu_exec.option_groups.environment import NO_SOURCE_VARIABLE
 from ipu_exec.session import source_text
 from ipuscope.profiler import Report, analysis, open_report
 from ipuscope.profiler.analysis import hierarchy, source

@@ -1,4 +1,4 @@
-"""The viewer of a sweep's runs: a table to sort and filter, parallel coordinates, a click to open.
+"""The viewer of many runs: a table to sort and filter, parallel coordinates, a click to open.
 
 A row's click opens the viewer of that run's profile.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
-from ipuscope.planner.mappings.sweep_runs import settings_of
+from ipuscope.profiler.analysis.runs import settings_of
 from ipuscope.viewer import guard as guards
 from ipuscope.viewer.alone import THEME, page_alone
-from ipuscope.viewer.figures import sweep as figures
+from ipuscope.viewer.figures import runs as figures
 from ipuscope.viewer.figures import theme as themes
 from ipuscope.viewer.pages import common, tables
 from ipuscope.viewer.pages.tables import Column
@@ -24,29 +24,26 @@ from ipuscope.viewer.pages.tables import Column
 Opener = Callable[[Path], str | None]
 
 _MEASURES = (
-    Column("ipus", "IPUs", ",.0f", width=90),
     Column("samples_per_second", "samples/s", ",.2f", width=130),
-    Column("cycles", "cycles", ",.0f", width=140),
+    Column("cycles", "cycles", ",.0f", width=160),
     Column("fullest_bytes", "largest extent, KiB", ",.0f", width=180, scale=1024),
-    Column("problem", "problem", least=160),
+    Column("memory", "memory", width=140),
+    Column("place", "profile", least=160),
 )
-
-
 _AXIS = 150  # pixels of an axis and its name
 
 
-def create_sweep_app(
+def create_runs_app(
     runs: pd.DataFrame, name: str, opener: Opener, guard: guards.Guard | None = None
 ) -> Dash:
-    """The viewer of runs (`sweep_runs.read`). ``name``: the sweep's folder, for the heading."""
+    """The viewer of `ipuscope.profiler.analysis.runs.runs`. ``name``: of their folder."""
     settings = settings_of(runs)
-    failed = int((runs["problem"] != "").sum())
-    said = f"{len(runs)} runs of {', '.join(settings)}"
-    said += f"; {failed} failed" if failed else ""
-    title = name if name.lower().startswith("sweep") else f"sweep {name}"
+    over = int((~runs["fits"]).sum())
+    said = f"{len(runs)} runs; {', '.join(map(str, settings)) or 'nothing'} differ"
+    said += f"; {over} out of memory" if over else ""
     app = page_alone(
-        title,
-        [html.H1(title[:1].upper() + title[1:]), html.P(said, className="note")],
+        f"runs of {name}",
+        [html.H1(f"Runs of {name}"), html.P(said, className="note")],
         lambda theme: _body(runs, settings, theme),
         guard,
     )
@@ -54,19 +51,22 @@ def create_sweep_app(
     return app
 
 
-def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
+def _body(runs: pd.DataFrame, settings: pd.DataFrame, theme: themes.Theme) -> Any:
     # a dot in a field's name would be a path to AG Grid
-    fields = {name: f"setting{number}" for number, name in enumerate(settings)}
-    own = [_column(fields[name], name, runs[name]) for name in settings]
-    shown = runs[[*settings, *(column.name for column in _MEASURES)]].rename(columns=fields)
-    numbers = [column.name for column in _MEASURES if column.format]
-    shown[numbers] = shown[numbers].astype(object).where(runs["cycles"] > 0, None)
+    fields = {str(name): f"setting{number}" for number, name in enumerate(settings)}
+    own = [_column(fields[name], name, settings[name]) for name in fields]
+    shown = settings.rename(columns=fields).join(
+        runs.assign(
+            memory=["fits" if fits else "out of memory" for fits in runs["fits"]],
+            id=range(len(runs)),
+        )[[*(column.name for column in _MEASURES), "id"]]
+    )
     return [
         common.card(
             "Settings and what came of them",
             html.Div(
                 dcc.Graph(
-                    id="sweep-lines",
+                    id="runs-lines",
                     figure=figures.coordinates(runs, settings, theme),
                     config=common.BARE_CONFIG,
                     style={"minWidth": f"{_AXIS * figures.axes(settings)}px"},
@@ -78,15 +78,8 @@ def _body(runs: pd.DataFrame, settings: list[str], theme: themes.Theme) -> Any:
         ),
         common.card(
             "Runs",
-            tables.table(
-                "sweep-table",
-                shown.assign(id=range(len(runs))),
-                [*own, *_MEASURES],
-                theme,
-                520,
-                row_id="id",
-            ),
-            html.Div(id="sweep-opened", role="status", style={"marginTop": "12px"}),
+            tables.table("runs-table", shown, [*own, *_MEASURES], theme, 520, row_id="id"),
+            html.Div(id="runs-opened", role="status", style={"marginTop": "12px"}),
             note="Sort by a heading, filter below it; a click on a row opens its profile.",
         ),
     ]
@@ -97,15 +90,15 @@ def _column(field: str, name: str, values: pd.Series) -> Column:
     return Column(field, name, ",.6~g" if numbers else "", width=max(120, 9 * len(name) + 40))
 
 
-def _register(app: Dash, runs: pd.DataFrame, settings: list[str], opener: Opener) -> None:
+def _register(app: Dash, runs: pd.DataFrame, settings: pd.DataFrame, opener: Opener) -> None:
     @app.callback(
-        Output("sweep-opened", "children"),
-        Input("sweep-table", "cellClicked"),
-        Input("sweep-lines", "clickData"),
+        Output("runs-opened", "children"),
+        Input("runs-table", "cellClicked"),
+        Input("runs-lines", "clickData"),
         prevent_initial_call=True,
     )
     def open_run(cell: Any, click: Any) -> Any:
-        by_line = ctx.triggered_id == "sweep-lines"
+        by_line = ctx.triggered_id == "runs-lines"
         if not (click if by_line else cell):  # a change of theme makes both anew
             return no_update
         said = click["points"][0]["customdata"] if by_line else cell.get("rowId")
@@ -113,8 +106,8 @@ def _register(app: Dash, runs: pd.DataFrame, settings: list[str], opener: Opener
         return no_update if position < 0 else opened(runs.iloc[position], opener)
 
     @app.callback(
-        Output("sweep-lines", "figure"),
-        Input("sweep-table", "virtualRowData"),
+        Output("runs-lines", "figure"),
+        Input("runs-table", "virtualRowData"),
         State(THEME, "data"),
         prevent_initial_call=True,
     )
@@ -125,9 +118,7 @@ def _register(app: Dash, runs: pd.DataFrame, settings: list[str], opener: Opener
 
 
 def opened(run: Any, opener: Opener) -> Any:
-    """What a click on a run shows: a link to its viewer, or why there is none."""
-    if not run["profile"]:
-        return common.message(f"this run has no profile: {run['problem']}", "warning")
+    """What a click on a run shows: a link to its viewer, or the command that opens it."""
     path = Path(run["profile"])
     address = opener(path)
     command = html.Code(f"ipu-report view {path}")

@@ -1,8 +1,9 @@
-"""The runs of a sweep as parallel coordinates: a line a run, an axis a setting or a measure."""
+"""Runs as parallel coordinates: a line a run, an axis a setting or a measure."""
 
 from __future__ import annotations
 
 import html
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,19 +24,19 @@ MEASURES = {
 }
 
 
-def axes(settings: list[str]) -> int:
+def axes(settings: pd.DataFrame) -> int:
     """How many axes `coordinates` has."""
-    return min(len(settings) + len(MEASURES), _MOST_AXES)
+    return min(settings.shape[1] + len(MEASURES), _MOST_AXES)
 
 
-def coordinates(runs: pd.DataFrame, settings: list[str], theme: Theme) -> go.Figure:
-    """``settings``: columns that the sweep set. Runs that failed are left out; colour is speed.
+def coordinates(runs: pd.DataFrame, settings: pd.DataFrame, theme: Theme) -> go.Figure:
+    """``settings`` as `ipuscope.profiler.analysis.runs.settings_of` gives them; colour is speed.
 
-    The ``customdata`` of a line is the position of its run in the table (its index).
+    Runs that do not fit are left out. The ``customdata`` of a line is the index of its run.
     """
-    ran = runs[runs["problem"] == ""].nlargest(_MOST_LINES, "samples_per_second")
-    shown = settings[: axes(settings) - len(MEASURES)]
-    drawn = [_of_setting(ran[name]) for name in shown]
+    ran = runs[runs["fits"]].nlargest(_MOST_LINES, "samples_per_second")
+    shown = list(settings.columns[: axes(settings) - len(MEASURES)])
+    drawn = [_of_setting(settings.loc[ran.index, name]) for name in shown]
     drawn += [_of_measure(ran[name] / scale) for name, (_, scale) in MEASURES.items()]
     names = [*shown, *(label for label, _ in MEASURES.values())]
     figure = go.Figure()
@@ -47,7 +48,7 @@ def coordinates(runs: pd.DataFrame, settings: list[str], theme: Theme) -> go.Fig
             y=line,
             mode="lines+markers",
             customdata=[index] * len(drawn),
-            text=[_hover(run, shown)] * len(drawn),
+            text=[_hover(run, settings.loc[index, shown])] * len(drawn),
             hovertemplate="%{text}<extra></extra>",
             line={"color": sample_colorscale("Viridis", [0.1 + 0.8 * fast])[0], "width": 2},
             marker={"size": 6},
@@ -85,7 +86,7 @@ def coordinates(runs: pd.DataFrame, settings: list[str], theme: Theme) -> go.Fig
     return figure
 
 
-def _backwards(ran: pd.DataFrame) -> list[tuple[object, pd.Series]]:
+def _backwards(ran: pd.DataFrame) -> list[tuple[Any, pd.Series]]:
     """The quickest last, so that its line lies above the others."""
     return list(ran.iloc[::-1].iterrows())
 
@@ -109,8 +110,8 @@ def _of_measure(values: pd.Series) -> tuple[np.ndarray, list[tuple[float, str]]]
     return heights, [(0.0, units.per_second(least)), (1.0, units.per_second(most))]
 
 
-def _hover(run: pd.Series, settings: list[str]) -> str:
-    said = [f"{name} {run[name]}" for name in settings]
+def _hover(run: pd.Series, settings: pd.Series) -> str:
+    said = [f"{name} {value}" for name, value in settings.items()]
     lines = [
         f"<b>{units.per_second(run['samples_per_second'])} samples/s</b>",
         *map(html.escape, said),
