@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ipuscope.planner.mappings import Candidate, Plan
-from ipuscope.planner.mappings.compile_search import News
 from ipuscope.planner.mappings.plan import SHARES
 from ipuscope.planner.mappings.plan_file import content
 from ipuscope.planner.mappings.plan_words import kib, latency, table
+from ipuscope.planner.mappings.search_state import News
 from ipuscope.profiler.units import count, folded, per_second
 from ipuscope.waiting import waiting
 

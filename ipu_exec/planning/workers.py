@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from ipu_exec.errors import Error
-from ipuscope.planner.mappings.compile_search import EngineLost
+from ipuscope.planner.mappings.search_state import EngineLost
 
 _TRIES = 3
 _SERVER = "forkserver"
@@ -206,7 +206,7 @@ def begin_server() -> None:
     """Have the process that workers are forked from import the engine, while others go on."""
     context = _context()
     if context.get_start_method() == _SERVER:
-        context.set_forkserver_preload(["ipu_exec.planning.engine"])
+        context.set_forkserver_preload(["ipuscope.quiet_start", "ipu_exec.planning.engine"])
         with _without_main():
             forkserver.ensure_running()
 
