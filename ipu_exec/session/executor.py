@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from ipu_exec.base import host_clock
 from ipu_exec.base.context import check_weights, keeping_what_is_saved, on_ipu, substituted
 from ipu_exec.base.user_tracebacks import without_our_frames
 from ipu_exec.capture.control_flow import PathWatch
@@ -115,7 +115,7 @@ class PoplarExecutor(Compiled):
         self._seed()
         watch = self._watch()
         self._check_norm_group(watching=watch is not None)
-        start = time.time_ns() // 1_000
+        start = host_clock.now_ns() // 1_000
         with (
             self._shown_at_first(),
             self._on_device(),
@@ -153,7 +153,7 @@ class PoplarExecutor(Compiled):
         if watch is not None:
             self._anchored = watch.result()
         if self._session is not None:
-            self._session.record_run(start, time.time_ns() // 1_000)
+            self._session.record_run(start, host_clock.now_ns() // 1_000)
         if self._options.log_cycle_count:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
